@@ -1,4 +1,4 @@
-"""What tests of whole mixtures compare."""
+"""Comparisons in tests of whole mixtures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from planetary.moe.training.trainer import MoeTrainer
 
 
 def trained(plan: MixturePlan) -> TrainingState:
-    """What the trainer makes of a plan."""
+    """Return the state that the trainer reaches with a plan."""
     trainer = MoeTrainer(plan.model, plan.training, optimise=False)
     state = trainer.initial()
     for step in range(plan.steps):
@@ -60,7 +60,7 @@ def check_streams(cluster: MixtureStage, *, all_moved: bool = True) -> None:
 
 
 def check_steps(cluster: MixtureStage) -> None:
-    """All steps of the run were taken, by whoever was there, and hardly more: a report may be on its way."""
+    """All steps of the run were taken, and hardly more: a report may be in flight."""
     plan = cluster.plan
     taken = sum(shard.step for shard in cluster.controller.state.shards)
     steps = [shard.step for shard in cluster.controller.state.shards]
@@ -68,19 +68,19 @@ def check_steps(cluster: MixtureStage) -> None:
 
 
 def unanswered(cluster: MixtureStage, worker: Worker, layer: int) -> set[int]:
-    """Steps of a composer's sketches of a layer that are on their way, or whose work nobody has done or given up.
+    """Return the steps of a composer's sketches of a layer that are in flight, or whose work is not over.
 
     Those that its predecessors left are among them.
     """
     found = set(cluster.controller.offload.unanswered_sketches(worker.machine.shard, layer))
     found |= {step for packed, step in worker.packed if packed == layer}
     offers = [offer for offer in worker.up if isinstance(offer, mm.OfferSketches) and offer.layer == layer]
-    # What was sent as a connection broke never comes; its epoch is over.
+    # A message sent as a connection broke never comes; its epoch is over.
     return found | {offer.step for offer in offers if offer.epoch == worker.machine.epoch}
 
 
 def check_answers(cluster: MixtureStage) -> None:
-    """The gateway says of no sketch that it has no answer unless it waits for work, and of all that are not too old."""
+    """The gateway reports as unanswered exactly the sketches that wait for work and are not too old."""
     gateway = cluster.gateway
     if cluster.finished is not None or not cluster.has_begun or not isinstance(gateway, WatchedGateway):
         return
@@ -95,7 +95,7 @@ def check_answers(cluster: MixtureStage) -> None:
 
 
 def check_window(cluster: MixtureStage, *, exactly: bool = True) -> None:
-    """No composer has more sketches of a layer out than the window; `exactly`: and it is told of all answers."""
+    """No composer has more sketches of a layer out than the window; `exactly`: and all answers reach it."""
     plan = cluster.plan
     if plan.training.expert_optimizer.in_step or not plan.pace.sketches_expire:
         return
@@ -120,10 +120,10 @@ def stale(cluster: MixtureStage) -> int:
 
 
 def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
-    """Change what an expert worker returns."""
+    """Change an expert worker's results."""
     plan = one.stage.plan
     wide = (plan.slots, plan.model.n_latent, plan.model.n_hidden)
-    # Lossy updates are added to weights; what these are does not matter here.
+    # Lossy updates are added to weights; their values do not matter here.
     weights = {"up": np.zeros(wide, np.float32), "down": np.zeros((wide[0], wide[2], wide[1]), np.float32)}
 
     def spoiled(message: m.Message, payload: Packed) -> Packed:

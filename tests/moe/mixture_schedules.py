@@ -1,6 +1,6 @@
-"""Random fault schedules of whole simulated mixtures, and what must be true after each.
+"""Random fault schedules of whole simulated mixtures, and the invariants after each.
 
-A schedule is a function of its seed. One that fails says how it is run again, for example:
+A schedule is a function of its seed. One that fails prints the command that runs it again, for example:
 
     PYTHONPATH=src python tests/moe/mixture_schedules.py 44 --mode=offloaded
 """
@@ -49,14 +49,14 @@ UNKNOWN = {"repeat_result"}  # faults of other kinds of run
 
 
 class Seen:
-    """What a sweep of schedules came across."""
+    """Faults and records of a sweep of schedules."""
 
     def __init__(self) -> None:
         self.struck: collections.Counter[str] = collections.Counter()
         self.records: collections.Counter[type] = collections.Counter()
 
     def require(self, *records: type[MixtureRecord]) -> None:
-        """Assert that the sweep showed what it is for: all kinds of faults, and these records."""
+        """Assert that the sweep had all kinds of faults, and these records."""
         missing = [kind for kind in KINDS if not self.struck[kind] and kind not in UNKNOWN]
         assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
         for record in records:
@@ -64,7 +64,7 @@ class Seen:
 
 
 def sweep(seeds: Iterable[int], *modes: str) -> Seen:
-    """Run schedules in turn in each of `modes`, check each, and return what they came across."""
+    """Run schedules in turn in each of `modes`, check each, and return their faults and records."""
     seen = Seen()
     for number, seed in enumerate(seeds):
         cluster = run_schedule(seed, modes[number % len(modes)])

@@ -140,7 +140,7 @@ class PlannedMixture:
 
 
 class WatchedGateway(MixtureGateway):
-    """The gateway, which leaves what it gets and sends with the stage."""
+    """The gateway, which leaves its messages with the stage."""
 
     stage_of: weakref.ref[MixtureStage]
     queueing = 0  # calls of the queue that were begun and have not ended
@@ -154,7 +154,7 @@ class WatchedGateway(MixtureGateway):
 
     async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
         await super()._use_queue(instruction)
-        await asyncio.sleep(0.001)  # until the controller has handled what follows
+        await asyncio.sleep(0.001)  # until the controller has handled the events that follow
         self.queueing -= 1
 
     def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
@@ -181,7 +181,7 @@ class WatchedGateway(MixtureGateway):
 
 @dataclass
 class Finds:
-    """What a worker finds on its device.
+    """A worker's device.
 
     Attributes:
         wrong: why its device is refused; "": it is not.
@@ -222,7 +222,7 @@ class Worker:
         self.role: ComposerRole | None = None
         self.place: Workplace | None = None
         self.up: list[m.Message] = []  # sent, and not handled by the controller
-        self.down: list[m.Message] = []  # told, and not taken at a boundary
+        self.down: list[m.Message] = []  # sent to it, and not taken at a boundary
         self.unsent: list[m.Message] = []  # with payloads, and has not left its machine
         self.untold: list[m.Message] = []  # for it, with payloads, and has not left the gateway
         self.packed: set[tuple[int, int]] = set()  # layer and step of sketches that are packed
@@ -230,7 +230,7 @@ class Worker:
         self._then: list[Callable[[Worker], object]] = []
         self._nobody = ComposerMachine(stage.plan, [])
 
-    # --- what a test sees -------------------------------------------------------------------------------------
+    # --- for a test to see ------------------------------------------------------------------------------------
 
     @property
     def driver(self) -> ComposerDriver:
@@ -267,10 +267,10 @@ class Worker:
         return sum(isinstance(message, kinds) for message in self.unsent)
 
     def due(self, *kinds: type[m.Message]) -> int:
-        """How many messages of some kinds it was told that it has not taken."""
+        """How many messages of some kinds it was sent that it has not taken."""
         return sum(isinstance(message, kinds) for message in self.down)
 
-    # --- what a test does -------------------------------------------------------------------------------------
+    # --- for a test to do -------------------------------------------------------------------------------------
 
     def when_loaded(self, action: Callable[[Worker], object]) -> None:
         """Do something with each of its drivers before it does anything."""
@@ -317,7 +317,7 @@ class Worker:
         self.node.health.release()
 
     def take_no_step(self) -> Callable[[], None]:
-        """Let its composer do everything but steps; return what ends that."""
+        """Let its composer do everything but steps; return a function that ends that."""
         machine = self.machine
         handle = machine.handle
         machine.handle = lambda event: [i for i in handle(event) if not isinstance(i, c.TakeStep)]  # type: ignore[method-assign]
@@ -368,7 +368,7 @@ class Worker:
                 for message in taken:
                     remove(self.down, message)
             if isinstance(event, c.ConnectionLost):
-                self.lost()  # also what a step has sent that ended since
+                self.lost()  # also messages of a step that ended since
             if isinstance(event, c.SketchSent):
                 self.packed.add((event.layer, driver.machine.done))
             return handle(event)
@@ -438,7 +438,7 @@ class MixtureStage(MixtureCluster):
         self.until(lambda: self.has_begun)
         self._tail = JsonLinesTail(self.run_folder / EVENTS, MixtureRecord)
 
-    # --- what a test sees -------------------------------------------------------------------------------------
+    # --- for a test to see ------------------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
@@ -488,14 +488,14 @@ class MixtureStage(MixtureCluster):
     def policy(self) -> MixturePolicy:
         return self.controller.policy
 
-    # --- what a test does -------------------------------------------------------------------------------------
+    # --- for a test to do -------------------------------------------------------------------------------------
 
     def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = (), can: tuple[str, ...] = ()) -> Worker:
         """Start a worker process, on a machine of its own.
 
         Args:
             name: of the worker. Those of `EXPERT_WORKERS` may only improve experts, where the plan has such work.
-            wrong: what it finds on its device, for which it is refused.
+            wrong: defect of its device, for which it is refused.
             roles: that its operator allows.
             can: roles that its device can have; empty: all.
         """
@@ -527,7 +527,7 @@ class MixtureStage(MixtureCluster):
         self.world.network.rejoin(worker.node.node)
 
     def kill(self, worker: Worker) -> None:
-        """End a worker's process, and what would start it again."""
+        """End a worker's process, and its supervisor."""
         assert worker.node is not None
         worker.node.kill()
         session = worker.session
@@ -562,7 +562,7 @@ class MixtureStage(MixtureCluster):
             raise AssertionError(f"not reached in {within_s} s; {self.waits_for}")
 
     def settle(self, seconds: float = 0.5) -> None:
-        """Let some time pass: what is on its way arrives."""
+        """Let some time pass: messages in flight arrive."""
         end = self.now + seconds
         self.advance(lambda: False, end)
 

@@ -34,7 +34,7 @@ SCHEDULE = Schedule(peak=0.01, total_steps=20)
 
 
 class Later(Executor):
-    """Does nothing before it is told to, and then one thing after the other."""
+    """Runs its work on demand, one item after the other."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], Any]] = []

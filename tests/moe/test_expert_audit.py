@@ -1,4 +1,4 @@
-"""Expert workers that claim what is not so, harm others' tokens, or disagree; and what redundant work costs nobody."""
+"""Expert workers with false claims, harmful updates or disagreement; and redundant work of honest ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def experts(config: Any = TINY) -> dict[str, np.ndarray]:
 
 
 def made(trust: float = 0.0, steps: int = 1, seed: int = 1) -> tuple[dict[str, np.ndarray], Improved]:
-    """Experts, and what an honest worker makes of them with one sketch."""
+    """Experts, and an honest worker's result with one sketch."""
     before = experts()
     run = worker()
     moments = {
@@ -108,7 +108,7 @@ def test_an_honest_claim_is_believed_and_a_false_one_named(trust: float, steps: 
     )
 
 
-def test_what_goes_against_other_tokens_is_refused_where_there_are_enough_of_them() -> None:
+def test_an_update_that_harms_other_tokens_is_refused() -> None:
     before, _ = made()
     other = some_sketch(5, tokens=4 * FEW_ROWS)
     run = expert_runner(TINY, 2, len(other.ids), OPTIONS, False)

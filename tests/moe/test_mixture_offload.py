@@ -120,7 +120,7 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
 
 
-def test_a_composers_saved_state_has_no_experts_and_who_goes_on_from_it_has_the_newest(tmp_path: Path) -> None:
+def test_a_saved_state_has_no_experts_and_its_successor_gets_the_newest(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=2)
     a, _, _ = cluster.start("a"), cluster.start("b"), cluster.start("w")
@@ -215,7 +215,7 @@ def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: 
 
 
 @pytest.mark.parametrize("value", [np.array(2**62, np.int64), np.array(np.nan, np.float32)], ids=["huge", "nan"])
-def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, value: np.ndarray) -> None:
+def test_the_gateway_dates_fits_of_surrogates(tmp_path: Path, value: np.ndarray) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=24, fitted_by="expert-workers", **options)
     cluster = MixtureStage(tmp_path, plan, seed=11)
@@ -341,7 +341,7 @@ def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_i
     assert all(np.isfinite(line.eval_loss) for line in cluster.lines)
 
 
-def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_corrupt_sketch_is_refused_with_its_digests(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
@@ -380,7 +380,7 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
     assert why in cluster.checks.defect(offer, sketch_bytes(encode(change(sound), "f32", TINY.n_expert + 99)))
 
 
-def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+def test_messages_about_unknown_layers_and_shards_are_refused(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
@@ -403,7 +403,7 @@ def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_no
     assert cluster.finish().ok
 
 
-def test_a_result_of_work_that_an_earlier_gateway_gave_out_is_nobodys(tmp_path: Path) -> None:
+def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None:
     """A worker that was at it meanwhile sends it on its next connection, when it may have other work already."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
@@ -442,7 +442,7 @@ def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
     )
 
 
-def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
+def test_an_unjudged_result_is_dropped(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=7)
     a = cluster.start("a")
     cluster.until(lambda: a.session in cluster.controller.desk.workers)

@@ -1,4 +1,4 @@
-"""Operators choose what their workers are in a mixture: composers, expert workers, or whatever is needed."""
+"""Operators choose their workers' roles in a mixture: composers, expert workers, or any."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_expert_worker_never_composes_and_composers_improve_no_experts(tmp_pa
     assert of_kind(cluster, EvalFinished)
 
 
-def test_a_run_without_a_worker_that_may_compose_says_so_and_goes_on_when_one_comes(tmp_path: Path) -> None:
+def test_a_run_without_composers_reports_it_and_goes_on_when_one_comes(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name in "ef":
         cluster.start(name, roles=("expert",))
@@ -80,7 +80,7 @@ def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None
     assert owners(cluster) == {"a", "b"}
 
 
-def test_a_run_on_one_machine_whose_devices_cannot_compose_ends_with_what_was_found(tmp_path: Path) -> None:
+def test_a_local_run_whose_devices_cannot_compose_ends_with_the_reason(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path), local=True)
     for name in "ef":
         cluster.start(name, can=("expert",))
@@ -97,7 +97,7 @@ def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_at_the_start_it_is_no_news_that_nobody_composes_yet(tmp_path: Path) -> None:
+def test_the_start_reports_no_missing_composers(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     cluster.settle()
     assert cluster.controller.stalls.why == "waiting for a worker to connect"

@@ -84,7 +84,7 @@ def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_
     assert model_of(state).keys() == {*model_of(trainer.initial())}
 
 
-def test_at_a_free_pace_nobody_waits_and_what_was_done_since_a_publication_is_carried_over(tmp_path: Path) -> None:
+def test_at_a_free_pace_progress_since_a_publication_is_carried_over(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=1, grace_s=30.0)
     for name in ("a", "b"):
         cluster.start(name)
@@ -138,7 +138,7 @@ def test_a_composer_that_is_cut_off_goes_on_and_keeps_its_own_state(tmp_path: Pa
     check_streams(cluster)
 
 
-def test_what_a_composer_misses_the_others_take_over_and_it_goes_on_at_their_learning_rate(tmp_path: Path) -> None:
+def test_others_take_over_missed_steps_and_share_their_learning_rate(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: b.machine.done >= 4)
@@ -159,7 +159,7 @@ def test_what_a_composer_misses_the_others_take_over_and_it_goes_on_at_their_lea
     assert steps[1 - shard] > 50 > steps[shard]
 
 
-def test_the_last_steps_are_taken_by_who_is_left(tmp_path: Path) -> None:
+def test_the_last_steps_are_taken_by_the_composers_left(tmp_path: Path) -> None:
     """A shard whose composer comes back after the end has no step left, and its last state ends the run."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=12), seed=22)
     a, b = cluster.start("a"), cluster.start("b")
@@ -177,7 +177,7 @@ def test_the_last_steps_are_taken_by_who_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_who_has_taken_fewer_steps_than_others_may_speak_for_their_experts(tmp_path: Path) -> None:
+def test_a_speaker_may_have_fewer_steps_than_the_owner(tmp_path: Path) -> None:
     """With several owners: one that was away for long, and then has to speak for a shard that was ahead of it."""
     plan = make_plan(tmp_path, steps=152, **TWICE)
     cluster = MixtureStage(tmp_path, plan, seed=21, grace_s=2.0)
@@ -199,7 +199,7 @@ def test_who_has_taken_fewer_steps_than_others_may_speak_for_their_experts(tmp_p
     check_streams(cluster)
 
 
-def test_a_shard_goes_to_who_stands_by_and_its_old_owner_is_fenced_off(tmp_path: Path) -> None:
+def test_a_shard_goes_to_a_standby_and_its_old_owner_is_fenced_off(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60), seed=4, grace_s=2.0)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.composes and b.machine.composes)
@@ -222,7 +222,7 @@ def surrogates_of(cluster: MixtureStage, shard: int) -> list[SurrogatesRefreshed
 
 
 @pytest.mark.slow
-def test_experts_whose_first_owner_is_lost_go_on_with_the_next_and_it_learns_from_that_when_it_comes_back(
+def test_experts_of_a_lost_owner_go_on_with_the_next_one(
     tmp_path: Path,
 ) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60, **TWICE), seed=21, grace_s=2.0)
@@ -286,7 +286,7 @@ def test_a_replacement_starts_from_the_kept_state_and_the_newest_merge_of_its_ex
     check_streams(cluster)
 
 
-def test_who_does_not_speak_for_a_shard_or_sends_other_experts_than_its_own_is_refused(tmp_path: Path) -> None:
+def test_surrogates_of_other_shards_are_refused(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24, **TWICE), seed=23)
     for name in ("a", "b", "c"):
         cluster.start(name)
@@ -391,7 +391,7 @@ def test_a_last_state_is_void_once_another_composer_has_lost_the_steps_that_it_c
     assert sum(steps) >= cluster.plan.most_steps, steps
 
 
-def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path) -> None:
+def test_unusable_and_stale_messages_are_counted(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=6)
     a, _ = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.done >= 5)
@@ -475,7 +475,7 @@ def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
     check_streams(cluster)
 
 
-def test_where_nobody_waits_a_horizon_of_1_publishes_after_every_step_that_finds_the_last_merge_done(
+def test_at_a_free_pace_a_horizon_of_1_publishes_after_every_merge(
     tmp_path: Path,
 ) -> None:
     merges = []

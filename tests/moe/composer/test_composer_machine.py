@@ -119,7 +119,7 @@ def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is
     assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
 
 
-def test_it_ends_when_the_gateway_says_that_all_steps_are_taken_and_without_a_shard_does_nothing(
+def test_it_ends_when_the_gateway_reports_all_steps(
     tmp_path: Path,
 ) -> None:
     made = machine(tmp_path)
@@ -149,7 +149,7 @@ def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tm
     assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
 
 
-def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_from_what_is_here(tmp_path: Path) -> None:
+def test_lock_step_fits_surrogates_from_merged_copies(tmp_path: Path) -> None:
     twice = {"composers": 3, "batch_size": 6, "replicas": 2}
     copies = [(Tier.EXPERTS, shard) for shard in range(3)]
     for pace in ("free", "lockstep"):
@@ -201,7 +201,7 @@ def test_the_age_is_of_surrogates_of_experts_that_are_not_its_own_where_these_ha
     assert without.surrogate_age is None
 
 
-def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(tmp_path: Path) -> None:
+def test_one_fit_serves_all_shards_that_a_composer_speaks_for(tmp_path: Path) -> None:
     made = machine(tmp_path)
     made.handle(SpeakerAssigned(()))
     assert Fit() not in take(made, 2)
@@ -255,9 +255,7 @@ def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pace", ["free", "lockstep"])
-def test_after_a_lost_connection_sketches_wait_for_the_gateways_word_but_in_lock_step(
-    tmp_path: Path, pace: str
-) -> None:
+def test_after_a_lost_connection_sketches_wait_for_the_gateways_report(tmp_path: Path, pace: str) -> None:
     made = machine(tmp_path, sketches="owner", pace=pace)
     made.handle(SketchesAnswered(0, -1, ()))
     made.handle(ConnectionLost())

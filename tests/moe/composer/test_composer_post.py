@@ -1,4 +1,4 @@
-"""What a composer sends: named by its payload, packed elsewhere, and dropped with its connection."""
+"""A composer's outgoing messages: named by their payloads, packed elsewhere, and dropped with its connection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_payload_is_named_by_its_kind_and_digest(packing: Later | None) -> Non
     assert sorted(sent, key=str) == sorted([(kept, b"state"), (STEP, None)], key=str)
 
 
-def test_what_was_for_a_lost_connection_is_neither_packed_nor_sent() -> None:
+def test_messages_for_a_lost_connection_are_dropped() -> None:
     packing = Later()
     box, sent, _ = post(packing)
     packed: list[int] = []
@@ -53,7 +53,7 @@ def test_what_was_for_a_lost_connection_is_neither_packed_nor_sent() -> None:
     assert len(sent) == 1
 
 
-def test_what_cannot_be_packed_is_told() -> None:
+def test_a_payload_that_cannot_be_packed_is_an_error() -> None:
     packing = Later()
     box, sent, failed = post(packing)
 

@@ -57,7 +57,7 @@ def machine(folder: Path) -> ComposerMachine:
     return made
 
 
-def test_what_the_gateway_and_the_connection_do_may_happen_in_every_state() -> None:
+def test_events_of_gateway_and_connection_are_legal_in_every_state() -> None:
     for phase in ComposerPhase:
         for event in (GRANTED, RESUMED, STOOD_DOWN, LOST):
             after = ComposerPhase(COMPOSER[phase, event])
@@ -96,7 +96,7 @@ def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
     ]
 
 
-def test_a_state_that_cannot_be_is_told_in_sentences(tmp_path: Path) -> None:
+def test_violated_invariants_of_a_composer_are_named(tmp_path: Path) -> None:
     made = machine(tmp_path)
     made.held[ROUTER] = HeldFragment(base=1, since=0, published=3)
     with pytest.raises(LocalProtocolError, match="in no possible state: router fragment 0 was published at"):

@@ -114,7 +114,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -> None:
+def test_a_role_reports_the_device_of_its_verified_program(machine: Machine) -> None:
     ready = machine.ready()
     assert (ready.artifact, ready.device) == (machine.job.artifact, "a good device")
     assert ready.verified.startswith("verified on a good device: the worst tensor, ")

@@ -38,7 +38,7 @@ def connected() -> tuple[SketchWindow, WaitingSketches]:
     return window, gateway
 
 
-def test_what_answers_no_sketch_makes_no_room() -> None:
+def test_an_unrelated_update_frees_no_place_in_the_window() -> None:
     window, gateway = connected()
     for _ in range(3):
         told(window, gateway)
@@ -65,7 +65,7 @@ def test_one_message_answers_as_many_sketches_as_have_an_answer() -> None:
     assert not window.may_offer(0)
 
 
-def test_after_a_connection_was_lost_what_had_come_counts_and_what_was_on_its_way_does_not() -> None:
+def test_sketches_in_flight_on_a_lost_connection_do_not_count() -> None:
     window, gateway = connected()
     gateway.end(0, 0, 4)
     told(window, gateway)
@@ -88,7 +88,7 @@ def test_after_a_connection_was_lost_what_had_come_counts_and_what_was_on_its_wa
     assert not window.may_offer(0)
 
 
-def test_the_gateway_forgets_what_is_too_old_unless_somebody_is_at_it_and_says_so() -> None:
+def test_old_sketches_expire_unless_their_work_has_begun() -> None:
     window, gateway = connected()
     gateway.waits(1, 0, 4)
     assert gateway.forget(0, 4 + FORGET_STEPS - 1, ()) == []
@@ -104,7 +104,7 @@ def test_the_gateway_forgets_what_is_too_old_unless_somebody_is_at_it_and_says_s
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_late_or_lost_or_left_out_a_composer_knows_of_all_that_is_unanswered(seed: int) -> None:
+def test_sketch_window_survives_lost_messages(seed: int) -> None:
     """Sketches and answers take their time, only the newest answer is sent, connections and owners change."""
     rng = random.Random(seed)
     window, gateway, session, step = SketchWindow(1, WINDOW), WaitingSketches(), 1, 0
@@ -196,7 +196,7 @@ def test_a_composer_that_comes_back_again_and_again_still_has_one_window_of_sket
 
 
 @pytest.mark.slow
-def test_a_shards_next_owner_counts_what_its_predecessor_has_left(tmp_path: Path) -> None:
+def test_a_shards_next_owner_counts_its_predecessors_sketches(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 5)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 5)
     shard, left = a.machine.shard, unanswered(cluster, a, 0)
@@ -214,7 +214,7 @@ def test_a_shards_next_owner_counts_what_its_predecessor_has_left(tmp_path: Path
     check_streams(cluster)
 
 
-def test_experts_that_nobody_asked_for_make_no_room_for_more_sketches(tmp_path: Path) -> None:
+def test_unasked_experts_free_no_place_in_the_window(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 40, 7)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 1)
     for _ in range(30):
@@ -261,7 +261,7 @@ def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_what_the_queue_forgets_since_others_are_far_ahead_makes_room(tmp_path: Path) -> None:
+def test_work_that_the_queue_drops_frees_a_place_in_the_window(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 100, 10)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 4)
     go_on = a.take_no_step()  # it is overtaken
@@ -295,9 +295,7 @@ def test_work_that_was_given_away_before_the_gateway_was_restarted_is_given_agai
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["owner", "all"])
-def test_on_a_slow_line_where_answers_are_late_nothing_is_offered_that_would_be_made_with_old_experts(
-    tmp_path: Path, source: str
-) -> None:
+def test_on_a_slow_line_no_sketch_is_made_with_old_experts(tmp_path: Path, source: str) -> None:
     cluster, a, _ = offloaded(tmp_path, 100, 12, source=source)
     cluster.start("w")
     a.slow(down_s=4.0)  # an answer takes longer than a sketch may wait
@@ -308,7 +306,7 @@ def test_on_a_slow_line_where_answers_are_late_nothing_is_offered_that_would_be_
     check_streams(cluster, all_moved=False)
 
 
-def test_what_is_too_old_is_no_longer_worked_on(tmp_path: Path) -> None:
+def test_expired_work_is_not_leased(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 13)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 3)
     for worker in (a, b):
@@ -323,7 +321,7 @@ def test_what_is_too_old_is_no_longer_worked_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_somebody_works_on_counts_however_old_it_is(tmp_path: Path) -> None:
+def test_leased_work_never_expires(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 120, 14)
     w = cluster.start("w")
     w.hang()

@@ -129,7 +129,7 @@ def test_only_layers_with_news_are_copied_and_a_bank_that_steps_compute_with_nev
     assert install(after, [surrogate_message(1, 2, owner=0, version=3, a=ones, b=ones.T)], plan).a[1] is after.a[1]
 
 
-def test_nothing_of_an_arrival_is_done_by_the_steps_thread_but_the_swap(pair: Pair) -> None:
+def test_the_steps_thread_only_swaps_the_bank(pair: Pair) -> None:
     bank, before = pair.here.traffic.bank, [x.copy() for x in pair.here.traffic.bank.a]
     pair.refresh(pair.there, 1, 3)
     pair.relay(pair.there.said[-1])
@@ -153,7 +153,7 @@ def test_changes_that_wait_are_put_onto_each_other_in_their_order(pair: Pair) ->
     assert pair.here.shows(pair.there, 1)
 
 
-def test_what_arrives_during_a_fit_is_taken_before_it_ends_and_both_are_in_the_bank(pair: Pair) -> None:
+def test_arrivals_during_a_fit_and_the_fit_are_both_in_the_bank(pair: Pair) -> None:
     pair.refresh(pair.here, 0, 3)
     pair.refresh(pair.there, 1, 3)
     pair.relay(pair.there.said[-1])
@@ -179,7 +179,7 @@ def test_a_refresh_is_skipped_while_one_is_under_way(pair: Pair) -> None:
     assert [one.step for one, _ in pair.here.said] == [1, 2, 4]
 
 
-def test_a_fit_gets_a_later_version_than_what_arrives_of_its_shard_meanwhile_and_is_sent_whole(pair: Pair) -> None:
+def test_a_fit_is_newer_than_arrivals_of_its_shard_meanwhile(pair: Pair) -> None:
     """Who spoke for the shard before may have taken more steps."""
     former = Composer(pair.plan, pair.steps, 0)
     former.steps_until(5)
@@ -214,7 +214,7 @@ def test_a_fit_for_a_connection_that_is_lost_is_not_published_and_the_next_one_i
     assert (one.step, one.change) == (5, "")
 
 
-def test_a_fit_that_was_taken_on_another_connection_is_no_change_of_what_nobody_there_has(pair: Pair) -> None:
+def test_a_fit_from_another_connection_is_published_whole(pair: Pair) -> None:
     pair.refresh(pair.here, 0, 3)
     pair.background.run()
     pair.here.disconnect()
@@ -227,7 +227,7 @@ def test_a_fit_that_was_taken_on_another_connection_is_no_change_of_what_nobody_
     assert (one.step, one.change) == (5, "")
 
 
-def test_told_anew_who_speaks_while_a_fit_is_under_way_it_is_published_whole(pair: Pair) -> None:
+def test_a_fit_under_way_at_a_new_speaker_assignment_is_published_whole(pair: Pair) -> None:
     """The gateway says so where it cannot use a change."""
     pair.refresh(pair.here, 0, 3)
     pair.here.speak_for((0,))
@@ -237,9 +237,7 @@ def test_told_anew_who_speaks_while_a_fit_is_under_way_it_is_published_whole(pai
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["under way", "not taken yet"])
-def test_who_does_not_speak_any_more_publishes_nothing_and_takes_what_the_next_speaker_has(
-    pair: Pair, ended: bool
-) -> None:
+def test_a_replaced_speaker_publishes_nothing_and_takes_its_successors_surrogates(pair: Pair, ended: bool) -> None:
     """Nobody has heard of the fit, so its version does not count."""
     other = Composer(pair.plan, pair.steps, 0)
     other.steps_until(2)
@@ -266,7 +264,7 @@ def test_changes_of_a_lost_connection_still_apply_and_later_ones_need_a_whole(pa
         pair.here.settle()
 
 
-def test_what_is_wrong_with_an_arrival_is_raised_at_a_boundary_and_nothing_behind_it_is_done(pair: Pair) -> None:
+def test_a_defect_of_an_arrival_is_raised_at_a_boundary(pair: Pair) -> None:
     bank = pair.here.traffic.bank
     other = Composer(pair.plan, pair.steps, 1)
     other.steps_until(4)

@@ -1,4 +1,4 @@
-"""What of an expert worker's result counts: every array of it is looked at, and nothing of what is refused stays."""
+"""Acceptance of an expert worker's result: every array is checked, and nothing of a refused one stays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def stepped(moments: dict[str, np.ndarray], gradient: dict[str, np.ndarray], opt
 
 
 def experts(training: MoeTraining) -> tuple[HeldExperts, Improved]:
-    """Experts some steps into a run, and what an honest worker makes of them."""
+    """Experts some steps into a run, and an honest worker's result."""
     optimizer = training.experts.optimizer
     kind = "adam" if optimizer == "adamw" else "muon"
     moments: dict[str, np.ndarray] = {f"{kind}.count": np.array(0, np.int32)}
@@ -157,7 +157,7 @@ def test_a_refused_result_leaves_the_count_of_steps_and_an_old_one_is_refused() 
     assert after.moments["adam.count"] == 3
 
 
-def test_what_waits_to_be_sent_still_waits_after_an_update_that_came_exactly() -> None:
+def test_residuals_survive_an_exact_update() -> None:
     before, improved = experts(LOSSY)
     exactly = spoiled(replace(improved, residuals={}), ("weights", "up", np.nan), 1)
     after, said = accept(before, exactly, LOSSY)
@@ -267,7 +267,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
         check_equal(found.moments, start.expert_moments[layer])
 
 
-def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it_waited(
+def test_work_that_lags_behind_by_more_than_the_window_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Composers that were told a wider window than the gateway's, while no expert worker is there."""
@@ -326,7 +326,7 @@ def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_
     assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
 
 
-def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_composer_is_answered(
+def test_failed_work_ends_a_run_in_lock_step_and_is_answered_otherwise(
     tmp_path: Path,
 ) -> None:
     for pace in ("lockstep", "free"):

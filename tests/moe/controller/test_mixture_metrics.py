@@ -1,4 +1,4 @@
-"""What a mixture says about itself: times, ages, steps and bytes, in its metrics and its status."""
+"""Times, ages, steps and bytes of a mixture, in its metrics and its status."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: d
     assert steps_reported(cluster, shard)[-1].surrogate_age == age
 
 
-def test_who_speaks_for_others_says_when_it_fitted_whatever_the_version_is(tmp_path: Path) -> None:
+def test_a_speaker_reports_the_progress_at_its_fit(tmp_path: Path) -> None:
     """With several owners: a speaker may have taken fewer steps than whom it speaks for; versions rise all the same."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=80, **TWICE), seed=21, grace_s=2.0)
     workers = [cluster.start(name) for name in "abc"]
@@ -126,7 +126,7 @@ def steps_at_ends(cluster: MixtureStage, shard: int) -> list[int]:
     return [0, *(next(one.step for one in kept if one.progress >= end) for end in ends)]
 
 
-def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_how_many(tmp_path: Path) -> None:
+def test_status_and_rounds_have_each_composers_own_steps(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: min(w.machine.done for w in (a, b)) >= 5)

@@ -42,7 +42,7 @@ def test_then_twenty_times_the_longest_that_was_answered(took: float, granted: f
     assert [session for session, _ in stuck(patience, 100.0 + granted + 0.1)] == [2]  # nothing is known of evaluations
 
 
-def test_who_was_lost_says_nothing_of_how_long_it_takes() -> None:
+def test_lost_workers_set_no_durations() -> None:
     patience = Patience(10.0)
     patience.observe({WORK}, LIVE, 0.0, nothing)
     patience.observe(set(), {2}, 150.0, nothing)
@@ -50,7 +50,7 @@ def test_who_was_lost_says_nothing_of_how_long_it_takes() -> None:
     assert first(patience) == 350.0
 
 
-def test_what_is_on_its_way_is_waited_for() -> None:
+def test_payloads_in_flight_extend_the_deadline() -> None:
     patience = Patience(10.0)
     patience.observe({WORK}, LIVE, 0.0, lambda _: 2)
     assert stuck(patience, 1e6) == []
@@ -78,7 +78,7 @@ def test_a_worker_does_one_thing_after_the_other() -> None:
     assert first(patience) == 150.0 + 20.0
 
 
-def test_who_is_gone_leaves_nothing_behind() -> None:
+def test_a_lost_worker_leaves_no_deadline() -> None:
     patience = Patience(10.0)
     patience.observe({WORK}, LIVE, 0.0, nothing)
     patience.arrives(1, 5)

@@ -90,7 +90,7 @@ def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_pa
     )
 
 
-def test_a_composer_on_a_slow_line_is_sent_the_newest_of_everything_and_no_queue_of_what_is_old(tmp_path: Path) -> None:
+def test_a_slow_line_gets_the_newest_state_and_no_queue_of_old_ones(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=60, delta_rank=1)
     cluster = MixtureStage(tmp_path, plan, seed=34)
     a, b = cluster.start("a"), cluster.start("b")
@@ -135,7 +135,7 @@ def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_
     assert sum(updates) > 0
 
 
-def test_what_composers_said_of_a_round_is_kept_until_the_slowest_has_saved_its_state(tmp_path: Path) -> None:
+def test_views_of_a_round_are_kept_until_the_slowest_state_is_saved(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=36)
     a, _ = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.done >= 2)

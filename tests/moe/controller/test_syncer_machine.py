@@ -57,7 +57,7 @@ def test_composers_get_shards_in_the_order_of_joining_and_a_third_stands_by() ->
     assert machine.owners() == ["a", "b"]
 
 
-def test_a_fragment_is_merged_when_everybody_has_published_and_announced_when_it_is_done() -> None:
+def test_a_fragment_is_merged_when_all_have_published() -> None:
     machine = two()
     assert machine.handle(published("b"), 1) == []
     (merge,) = machine.handle(published("a"), 2)
@@ -71,7 +71,7 @@ def test_a_fragment_is_merged_when_everybody_has_published_and_announced_when_it
     assert machine.version(Tier.ROUTER, 0) == 1
 
 
-def test_nobody_waits_for_a_slow_composer_beyond_the_grace_time() -> None:
+def test_a_merge_waits_for_a_slow_composer_for_the_grace_time() -> None:
     machine = two()
     assert machine.handle(published("a"), 1) == []
     assert machine.next_deadline() == 11
@@ -82,7 +82,7 @@ def test_nobody_waits_for_a_slow_composer_beyond_the_grace_time() -> None:
     assert "next is being merged" in rejection(machine.handle(published("b"), 12))
 
 
-def test_nobody_waits_for_a_dead_composer_at_all() -> None:
+def test_a_merge_waits_for_no_dead_composer() -> None:
     machine = two()
     machine.handle(published("a"), 1)
     note, merge = machine.handle(Lost("b"), 2)
@@ -149,7 +149,7 @@ def test_a_repetition_counts_once_and_a_restarted_composers_later_one_replaces_i
     assert [p.payload for p in merge.publications] == ["later", "p"]
 
 
-def test_a_failed_merge_leaves_the_version_and_lets_everybody_publish_again() -> None:
+def test_a_failed_merge_leaves_the_version_and_may_be_published_again() -> None:
     machine = two()
     machine.handle(published("a"), 1)
     machine.handle(published("b"), 1)
@@ -190,7 +190,7 @@ def test_another_composer_adopts_a_shard_where_that_is_allowed() -> None:
     assert machine.owners() == ["b", "b"]
 
 
-def test_a_merge_that_nobody_asked_for_is_a_bug_here() -> None:
+def test_an_unasked_merge_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="not asked for"):
         two().handle(Merged(Tier.ROUTER, 0, 1), 1)
     with pytest.raises(UserError, match="at least 1"):
@@ -225,7 +225,7 @@ def test_copies_of_experts_are_merged_from_their_owners_alone_and_announced_to_t
     assert said == [Announce("a", Tier.EXPERTS, 0, 1), Announce("b", Tier.EXPERTS, 0, 1)]
 
 
-def test_the_next_owner_speaks_for_experts_whose_first_is_lost_until_somebody_composes_that_shard_again() -> None:
+def test_the_next_owner_speaks_until_the_first_owners_shard_is_composed_again() -> None:
     machine = three()
     machine.handle(Lost("a"), 1)
     assert machine.handle(Tick(), 10) == []  # the shard is kept for it
@@ -247,7 +247,7 @@ def test_a_replacement_that_is_there_at_once_speaks_without_another_in_between()
     assert machine.handle(Tick(), 11) == []
 
 
-def test_after_a_restart_who_speaks_goes_on_until_an_owner_before_it_is_there() -> None:
+def test_after_a_restart_speakers_go_on_until_an_earlier_owner_joins() -> None:
     machine = SyncerMachine(TWICE)
     machine.go_on({}, [("a", 1, 1), ("b", 1, 1), ("c", 1, 2)], 0)
     assert machine.handle(Tick(), 0) == []

@@ -62,7 +62,7 @@ def test_a_lease_that_ran_out_goes_to_another_worker_and_the_first_ones_result_n
     assert queue.results(0) == [(first.work, "good")]
 
 
-def test_a_late_result_counts_while_nobody_else_has_the_work(queue: WorkQueue) -> None:
+def test_a_late_result_counts_unless_the_work_is_leased_again(queue: WorkQueue) -> None:
     queue.offer(some(1))
     lease = one(queue, "w", 0)
     assert queue.counts(50) == QueueCounts(ready=1)
@@ -70,7 +70,7 @@ def test_a_late_result_counts_while_nobody_else_has_the_work(queue: WorkQueue) -
     assert queue.counts(50) == QueueCounts(done=1)
 
 
-def test_work_that_nobody_can_do_fails_after_its_attempts(queue: WorkQueue) -> None:
+def test_work_fails_after_its_attempts(queue: WorkQueue) -> None:
     queue.offer(some(1))
     assert queue.give_up(one(queue, "w", 0))
     lease = one(queue, "v", 1)
@@ -89,7 +89,7 @@ def test_work_that_nobody_can_do_fails_after_its_attempts(queue: WorkQueue) -> N
     assert queue.failed() == some(2)[1:]
 
 
-def test_work_that_is_over_is_given_to_nobody_else(queue: WorkQueue) -> None:
+def test_work_that_is_over_is_not_leased_again(queue: WorkQueue) -> None:
     queue.offer(some(1))
     lease = one(queue, "w", 0)
     assert queue.give_up(lease, again=False)
@@ -100,7 +100,7 @@ def test_work_that_is_over_is_given_to_nobody_else(queue: WorkQueue) -> None:
     assert queue.offer(some(1)) == 0
 
 
-def test_a_step_that_was_taken_again_with_newer_experts_replaces_work_that_nobody_has(queue: WorkQueue) -> None:
+def test_a_repeated_step_with_newer_experts_replaces_unleased_work(queue: WorkQueue) -> None:
     queue.offer(some(3, version=4))
     assert queue.offer(some(1, version=3)) == 0
     assert queue.offer(some(1, version=5)) == 1
@@ -132,7 +132,7 @@ def test_a_queue_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
             assert queue.counts(0) == QueueCounts(ready=1)
 
 
-def test_old_work_is_forgotten_unless_somebody_has_it(queue: WorkQueue) -> None:
+def test_old_work_is_dropped_unless_it_is_leased(queue: WorkQueue) -> None:
     for step in range(6):
         queue.offer(some(1, step))
     assert queue.finish(one(queue, "w", 0), "update")
@@ -156,7 +156,7 @@ def test_work_is_forgotten_as_well_when_its_owner_has_taken_as_many_steps(queue:
     assert queue.counts(0) == QueueCounts(ready=9)
 
 
-def test_adding_work_that_was_done_says_that_it_is_over(queue: WorkQueue) -> None:
+def test_adding_work_that_was_done_returns_it_as_over(queue: WorkQueue) -> None:
     (work,) = some(1)
     assert queue.add(work, keep=5) == []
     lease = one(queue, "w", 0)
@@ -165,7 +165,7 @@ def test_adding_work_that_was_done_says_that_it_is_over(queue: WorkQueue) -> Non
     assert queue.add(work, keep=5) == [work]
 
 
-def test_a_new_life_takes_all_leases_back_and_knows_what_waits(tmp_path: Path) -> None:
+def test_a_new_life_takes_all_leases_back(tmp_path: Path) -> None:
     with WorkQueue(tmp_path / "q", attempts=1) as first:
         first.offer(some(4))
         first.finish(one(first, "w", 0), "update")
@@ -180,7 +180,7 @@ def test_a_new_life_takes_all_leases_back_and_knows_what_waits(tmp_path: Path) -
         assert second.waiting() == some(4)[2:]
 
 
-def test_what_was_committed_is_there_after_the_process_is_gone(tmp_path: Path) -> None:
+def test_committed_work_survives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     first = WorkQueue(path)
     first.offer(some(3))

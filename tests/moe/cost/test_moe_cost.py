@@ -94,7 +94,7 @@ def test_the_numbers_of_section_5_2() -> None:
     assert f"{cost.worker_state_bytes(REPORT_20B) / 1e6:.1f}" == "75.5"
 
 
-def test_the_input_gradient_doubles_what_offload_leaves_of_the_owned_experts() -> None:
+def test_the_input_gradient_doubles_the_owned_experts_cost_under_offload() -> None:
     for shape in (REPORT_20B, REPORT_176B):
         counted, honest = cost.rho_offload(shape, 8), cost.rho_offload_with_input_gradient(shape, 8)
         assert honest - counted == pytest.approx(1 / 24)
@@ -194,7 +194,7 @@ def test_tiers_and_active_experts_are_all_active_parameters(name: str) -> None:
         assert cost.dense_params(shape) == count(dense_parameters(config))
 
 
-def test_the_reports_shapes_are_told_their_tiers_and_nothing_else() -> None:
+def test_the_reports_shapes_get_their_tiers_alone() -> None:
     shape, _ = named_shape("20b", rank=16)
     assert replace(shape, router_params=0.0, latent_params=0.0, backbone_params=0.0) == REPORT_20B
     assert shape.router_params == 16 * 256 * 2048
@@ -255,7 +255,7 @@ def test_the_rows_of_a_small_shape_by_hand() -> None:
     assert found["whole surrogates per step, refresh every 4"] == "48.0 kB"
 
 
-def test_several_owners_and_no_surrogates_have_no_rows_about_what_is_not_there() -> None:
+def test_rows_without_a_subject_are_left_out() -> None:
     shape = shape_of("tiny", TINY, rank=3)
     labels = " ".join(cells(shape, 2, Workload(replicas=2)))
     assert "offload" not in labels

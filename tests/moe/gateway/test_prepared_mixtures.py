@@ -1,4 +1,4 @@
-"""A mixture's program is exported once; what decides it makes it anew, and a run keeps its own."""
+"""A mixture's program is exported once; a change of its sources makes another, and a run keeps its own."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_hashed_depends_on_layer_and_seed_alone() -> None:
     assert (first[0] != first[1]).any()
 
 
-def test_load_aware_evens_out_what_round_robin_does_not() -> None:
+def test_load_aware_ownership_evens_out_loads() -> None:
     loads = np.array([[8.0, 1, 1, 1, 8, 1, 1, 1]])
 
     def spread(owners: np.ndarray) -> float:

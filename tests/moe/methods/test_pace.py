@@ -37,7 +37,7 @@ def test_only_lock_step_waits_and_asks_no_further_than_for_the_first_missing() -
     assert FREE.blocked_by(missing()) == ""  # type: ignore[arg-type]
 
 
-def test_progress_is_the_mean_of_all_shards_or_in_lock_step_everybodys() -> None:
+def test_progress_is_the_mean_of_all_shards() -> None:
     assert FREE.run_steps(6, 4 + 3, 3) == 4
     assert FREE.run_steps(0, 9, 3) == 3  # of a composer without a shard
     assert LOCKSTEP.run_steps(6, 4 + 3, 3) == 6
@@ -67,7 +67,7 @@ def test_versions_and_surrogates_of_another_step_matter_at_one_pace_each() -> No
     assert not LOCKSTEP.holds_back(fitted=8, done=8)
 
 
-def test_lock_step_needs_everybody_and_cannot_go_on_without() -> None:
+def test_lock_step_cannot_go_on_without_a_composer() -> None:
     assert (FREE.quorum(4, 2), LOCKSTEP.quorum(4, 2)) == (2, 4)
     assert FREE.end_without_work("the experts of shard 1") == FREE.end_without_composer("n/0", "cut") == ""
     assert "improve the experts of shard 1 in any attempt" in LOCKSTEP.end_without_work("the experts of shard 1")

@@ -83,7 +83,7 @@ def test_a_low_rank_change_is_added_in_one_order_everywhere() -> None:
         ({"refresh_form": "4bit"}, (8 * 2 + 8 * 4) + (3 * 4 + 3 * 4)),  # rows of 3 are padded to 4; a scale for each
     ],
 )
-def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error_to_others(
+def test_a_change_gives_the_owners_bits_to_holders_of_its_base_alone(
     tmp_path: Path, form: dict[str, Any], numbers: int
 ) -> None:
     plan = make_plan(tmp_path, steps=4, **form)
@@ -133,9 +133,7 @@ def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path
 @FORMS
 @pytest.mark.parametrize("lost", ["the base", "the connection", "the gateway", "the store"])
 @pytest.mark.slow
-def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
-    tmp_path: Path, lost: str, form: dict[str, Any]
-) -> None:
+def test_an_unchangeable_surrogate_is_sent_whole_once(tmp_path: Path, lost: str, form: dict[str, Any]) -> None:
     cluster, a, b = started(tmp_path, form)
     state, shard = cluster.controller.state, a.machine.shard
     if lost == "the base":
@@ -208,7 +206,7 @@ def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(tmp
 
 
 @pytest.mark.slow
-def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(tmp_path: Path) -> None:
+def test_a_former_speaker_is_sent_surrogates_whole(tmp_path: Path) -> None:
     """While it speaks it may connect anew and be sent what it has published itself."""
     plan = make_plan(tmp_path, steps=80, delta_rank=1, composers=3, batch_size=6, replicas=2)
     cluster = MixtureStage(tmp_path, plan, seed=21, grace_s=2.0)

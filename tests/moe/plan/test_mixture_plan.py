@@ -1,4 +1,4 @@
-"""What a configuration makes of a mixture, and what is refused, each with one message."""
+"""Plans of configurations, and refusals, each with one message."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["model.options.n_expert=many"], "n_expert"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_with_the_keys_that_say_so(overrides: list[str], words: str) -> None:
+def test_impossible_configurations_are_refused_with_their_keys(overrides: list[str], words: str) -> None:
     assert words in refusal(*overrides)
 
 
@@ -95,7 +95,7 @@ def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warne
     assert warnings_of(config(), model_of(config())) == []
 
 
-def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> None:
+def test_keys_set_the_work_and_the_checks_of_expert_workers() -> None:
     keys = ["inner_steps=3", "trust=0.5", "sketch_fraction=0.25", "norm_ratio=0.2", "spectral_ratio=0.3"]
     keys += ["redundant=0.1", "audited=0.2", "outer_rate=0.9", "outer_momentum=0.4"]
     given = config(*(f"moe.{key}" for key in keys), example="parallax-offload")

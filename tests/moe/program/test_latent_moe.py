@@ -1,4 +1,4 @@
-"""The LatentMoE model: what a composer computes, and that its gradients are JAX's."""
+"""The LatentMoE model: a composer's outputs, and gradients equal to JAX's."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_every_choice_of_experts_can_be_served(run: Path, saved: SavedTraining, 
             load_served(config)
 
 
-def test_who_owned_what_is_read_from_the_journal(run: Path, saved: SavedTraining) -> None:
+def test_ownership_is_read_from_the_journal(run: Path, saved: SavedTraining) -> None:
     config = load_config(run / "config.toml")
     otherwise = replace(config, moe=replace(config.moe, ownership="hashed"))
     assert (ownership.hashed(TINY.n_layer, TINY.n_expert, 2) != saved.owners).any()
@@ -223,7 +223,7 @@ def test_a_composer_that_owns_every_expert_has_the_real_model() -> None:
     assert np.abs(logits(saved, ExpertSelection("surrogates")) - logits(saved, ExpertSelection())).max() > 1e-4
 
 
-def test_what_cannot_be_run_is_refused_with_the_reason(
+def test_models_that_cannot_run_are_refused_with_the_reason(
     run: Path, saved: SavedTraining, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["generate", str(run), "--prompt", "\t", "--experts"]

@@ -1,4 +1,4 @@
-"""Ownership by load: what is counted, over which tokens, and what becomes of it in a run."""
+"""Ownership by load: the counts, their tokens, and the map in a run."""
 
 from __future__ import annotations
 

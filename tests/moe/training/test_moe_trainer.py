@@ -1,4 +1,4 @@
-"""Composers, syncer, refresh and expert workers in lock step: the exact cases, cadences, and what is refused."""
+"""Composers, syncer, refresh and expert workers in lock step: the exact cases, cadences, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> 
 
 
 @pytest.mark.slow
-def test_exact_copies_refreshed_every_step_with_everybodys_sketches_and_no_horizon_are_end_to_end_training() -> None:
+def test_exact_copies_without_horizons_are_end_to_end_training() -> None:
     config = replace(TINY, balance=0.0)  # the mean of balances over parts of a batch is not the whole batch's
     alone, one, first = train(6, config, composers=1, rank=0, cadence=TOGETHER)
     copies = {"rank": TINY.n_hidden, "detach": False, "sketches": "all", "cadence": TOGETHER}
@@ -210,7 +210,7 @@ def test_a_mixture_that_the_composers_cannot_share_evenly_trains_all_its_experts
     assert (after.composers[0].experts[0]["up"][1:] == 0).all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="4 sequences cannot be divided among 3"):
         replace(BASE, composers=3)
     with pytest.raises(UserError, match="about expert workers"):

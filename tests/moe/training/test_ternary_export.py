@@ -1,4 +1,4 @@
-"""Ternary experts in two bits: what is exported computes the same bits as what was trained, and damage is refused."""
+"""Ternary experts in two bits: an export computes the bits of the trained model, and damage is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_only_ternary_weights_are_packed() -> None:
         pack_ternary(np.zeros(4, np.float32))
 
 
-def test_what_experts_compute_with_is_ternary_in_every_bit_and_the_gradient_is_the_masters() -> None:
+def test_computed_experts_are_ternary_and_gradients_are_the_masters() -> None:
     weights = normal(4, 24, 40)
     found = np.asarray(jax.jit(straight_through_ternary)(weights))
     for matrix in found:
@@ -71,7 +71,7 @@ def test_what_experts_compute_with_is_ternary_in_every_bit_and_the_gradient_is_t
 
 
 def saved_training(folder: Path, config: LatentMoeConfig) -> Path:
-    """A training that has not begun, saved; what it exports is what was drawn."""
+    """A training that has not begun, saved; its export is the drawn model."""
     trainer = MoeTrainer(config, BASE, optimise=False)
     write_training(folder, SavedTraining(config, BASE, trainer.owners, trainer.initial()))
     return folder
@@ -127,7 +127,7 @@ def test_the_file_has_two_bits_a_weight_and_a_scale_a_matrix(exported: tuple[Pat
     assert sizes[1] == matrices * (TINY.n_latent * TINY.n_hidden // 4 + 4)
 
 
-def test_packed_weights_are_what_a_run_starts_from_and_are_not_made_ternary_again(exported: tuple[Path, Path]) -> None:
+def test_a_run_starts_from_packed_weights_without_making_them_ternary_again(exported: tuple[Path, Path]) -> None:
     plain, packed = (load_config(folder / "config.toml") for folder in exported)
     assert plain.model.options["ternary"] is True
     assert packed.model.options["ternary"] is False
@@ -169,7 +169,7 @@ WHOLE = {
 }
 
 
-def test_a_file_is_read_as_what_was_packed(tmp_path: Path) -> None:
+def test_a_packed_file_reads_back(tmp_path: Path) -> None:
     path = write(tmp_path / "good.safetensors", {**WHOLE, "other": np.ones(3, np.float32)})
     specs, tensors, names = read_weights(path)
     assert names == ("w",)
@@ -207,7 +207,7 @@ def test_ternary_weights_without_a_part_are_refused(tmp_path: Path, missing: str
         read_weights(write(tmp_path / "bad.safetensors", kept))
 
 
-def test_a_damaged_packed_model_is_refused_by_whoever_reads_it(exported: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_damaged_packed_model_is_refused(exported: tuple[Path, Path], tmp_path: Path) -> None:
     _, tensors = read_safetensors(exported[1] / WEIGHTS)
     path = write(tmp_path / WEIGHTS, {**tensors, f"{UP}.ternary.codes": tensors[f"{UP}.ternary.codes"] | 3})
     config = load_config(exported[1] / "config.toml")

@@ -510,7 +510,7 @@ class SyncerMachine:
         return GrantOwnership(name, number, shard.epoch, why)
 
     def _concerned(self, tier: Tier, fragment: int) -> list[str]:
-        """Who is connected and has a fragment, in the order of joining."""
+        """Return the connected composers that have a fragment, in the order of joining."""
         if tier is not Tier.EXPERTS:
             return list(self._connected)
         owners = [self._shards[n].owner for n in holders(fragment, self.policy.shards, self.policy.replicas)]

@@ -36,6 +36,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
     "streaming-diloco": ("that of diloco +0.0 %", "arXiv:2502.12996, 500M, M 2, H 30, delay 1; one run"),
     "diloco-int4": ("that of diloco +0.09 %", "arXiv:2604.21428, from summaries; no error bar"),
     "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
+    "rda-sign": ("not published", "measured here: bench/results/sync.md"),
     "muloco": ("-1.2 % (M 1) to +2.0 % (M 16) of AdamW in parallel, 150M", "arXiv:2505.23725, H 30, tuned"),
 }
 """Published loss against data-parallel training on the same tokens, and where it was measured."""

@@ -119,6 +119,18 @@ PRESETS: Mapping[str, Preset] = {
             },
         ),
         Preset(
+            "rda-sign",
+            "as rda, with updates of one bit a number both ways and error feedback: 1/114 of float32's bytes at H 10",
+            "Vargaftik et al. 2021, arXiv:2105.08339 (one bit after a rotation); the rest: bench/results/sync.md",
+            {
+                **_STAR,
+                "train.inner_steps": 36,
+                **_outer(1.0, 0.0, "rda"),
+                "sync.compression": "sign",
+                "sync.broadcast_compression": "sign",
+            },
+        ),
+        Preset(
             "muloco",
             "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as "
             "updates of Muon have the size of AdamW's here",

@@ -59,12 +59,11 @@ class Signs:
         out[:_SEED].view("<u4")[0] = seed
         taken, written = 0, _SEED
         for count, length in _blocks(flat.size):
-            rows = np.zeros((count, length), np.float32)
             part = flat[taken : taken + count * length]
-            rows.reshape(-1)[: part.size] = part
+            rows = part if part.size == count * length else np.append(part, np.zeros(length - part.size, np.float32))
             heads, bits = out[written:], out[written + 4 * count :]
             scales, signs = heads[: 4 * count].view("<f4"), bits[: count * length // 8].reshape(count, -1)
-            _encode(rows, random_signs(seed, length), scales, signs)
+            _encode(rows.reshape(count, length), random_signs(seed, length), scales, signs)
             taken, written = taken + part.size, written + count * (4 + length // 8)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
@@ -80,10 +79,10 @@ class Signs:
                 raise ProtocolError(f"tensor {spec.name!r}: a mean magnitude is negative, NaN or infinite")
             read += 4 * count
             signs = data[read : read + count * length // 8].reshape(count, -1)
-            rows = np.empty((count, length), np.float32)
-            _decode(signs, scales, random_signs(seed, length), rows)
             part = out[given : given + count * length]
-            part[:] = rows.reshape(-1)[: part.size]
+            rows = part if part.size == count * length else np.empty(length, np.float32)
+            _decode(signs, scales, random_signs(seed, length), rows.reshape(count, length))
+            part[:] = rows[: part.size]
             given, read = given + part.size, read + count * length // 8
         return out.reshape(spec.shape)
 
@@ -103,29 +102,40 @@ def random_signs(seed: int, length: int) -> np.ndarray:
     return np.float32(1) - np.float32(2) * ((mixed ^ mixed >> np.uint32(16)) >> np.uint32(31)).astype(np.float32)
 
 
-def hadamard(rows: np.ndarray) -> np.ndarray:
-    """Multiply each row, [count, length], with the Hadamard matrix, unscaled: log₂ length times sums and differences.
+def _height(length: int) -> int:
+    """Return how many rows a block is in a kernel: about the root of its length, so that sums go over whole rows."""
+    return 1 << length.bit_length() // 2
 
-    Neighbours are summed into the first half and subtracted into the second (Pease 1968): all stages are alike.
+
+def hadamard(blocks: np.ndarray) -> np.ndarray:
+    """Multiply each block, [count, height, width], with the Hadamard matrix, unscaled; return [count, width, height].
+
+    That of height · width numbers is the one of the height on columns, and then the one of the width on rows.
     """
-    for _ in range(rows.shape[1].bit_length() - 1):
-        even, odd = rows[:, 0::2], rows[:, 1::2]
-        rows = np.concatenate([even + odd, even - odd], axis=1)
-    return rows
+    for _ in range(2):
+        half, height = 1, blocks.shape[1]
+        while half < height:
+            pairs = blocks.reshape(len(blocks), height // (2 * half), 2, half, -1)
+            upper, lower = pairs[:, :, 0], pairs[:, :, 1]
+            blocks = np.stack([upper + lower, upper - lower], axis=2).reshape(len(blocks), height, -1)
+            half *= 2
+        blocks = np.ascontiguousarray(blocks.transpose(0, 2, 1))
+    return blocks.transpose(0, 2, 1)
 
 
 def _encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.ndarray) -> None:
     """Encode float32 [count, length]: the mean magnitude of each row's products over √length, and their signs."""
-    loops, length = compiled(), rows.shape[1]
+    loops, (count, length) = compiled(), rows.shape
     if loops is not None:
-        found = np.empty(len(rows), np.float32)
-        loops.encode(rows, random, found, signs)
-        scales[:] = found
+        found, negative = np.empty(count, np.float32), np.empty((count, length), np.bool_)
+        loops.encode(rows, random, _height(length), found, negative)
+        scales[:], signs[:] = found, np.packbits(negative, axis=1, bitorder="little")
         return
     small = random / np.float32(length)
-    for first in range(0, len(rows), _TOGETHER):
+    for first in range(0, count, _TOGETHER):
         part = slice(first, first + _TOGETHER)
-        products = hadamard(rows[part] * small)
+        blocks = (rows[part] * small).reshape(-1, _height(length), length // _height(length))
+        products = hadamard(blocks).reshape(-1, length)
         signs[part] = np.packbits(products < 0, axis=1, bitorder="little")
         sums = np.abs(products).astype(np.float64)
         while sums.shape[1] > 1:  # halves, so that the order is one that loops can follow
@@ -136,11 +146,13 @@ def _encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.
 
 def _decode(signs: np.ndarray, scales: np.ndarray, random: np.ndarray, rows: np.ndarray) -> None:
     """The inverse of `_encode`, into float32 [count, length]."""
-    loops = compiled()
+    loops, length = compiled(), rows.shape[1]
+    negative = np.unpackbits(signs, axis=1, bitorder="little")
     if loops is not None:
-        loops.decode(signs, np.ascontiguousarray(scales, np.float32), random, rows)
+        loops.decode(negative, np.ascontiguousarray(scales, np.float32), random, _height(length), rows)
         return
     for first in range(0, len(rows), _TOGETHER):
         part = slice(first, first + _TOGETHER)
-        whole = np.float32(1) - np.float32(2) * np.unpackbits(signs[part], axis=1, bitorder="little").astype(np.float32)
-        rows[part] = hadamard(whole) * scales[part, None] * random
+        whole = np.float32(1) - np.float32(2) * negative[part].astype(np.float32)
+        sums = hadamard(whole.reshape(-1, length // _height(length), _height(length))).reshape(-1, length)
+        rows[part] = sums * scales[part, None] * random

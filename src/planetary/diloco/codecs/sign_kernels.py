@@ -14,31 +14,44 @@ from numba import njit
 
 
 @njit(nogil=True, cache=True)
-def encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.ndarray) -> None:
-    """Rows float32 [count, length] -> scales float32 [count] and signs uint8 [count, length / 8]."""
+def _butterflies(block: np.ndarray) -> None:
+    """Multiply each column of a block, [height, width], with the Hadamard matrix, unscaled, in place."""
+    height, width = block.shape
+    half = 1
+    while half < height:
+        for base in range(0, height, 2 * half):
+            for row in range(base, base + half):
+                upper, lower = block[row], block[row + half]
+                for i in range(width):
+                    a, b = upper[i], lower[i]
+                    upper[i], lower[i] = a + b, a - b
+        half *= 2
+
+
+@njit(nogil=True, cache=True)
+def encode(rows: np.ndarray, random: np.ndarray, height: int, scales: np.ndarray, negative: np.ndarray) -> None:
+    """Rows float32 [count, length] -> scales float32 [count] and whether products are negative, bool [count, length].
+
+    A row is [height, length / height] numbers.
+    """
     length = rows.shape[1]
-    half, small = length // 2, np.float32(1.0 / length)
-    now, then, sums = np.empty(length, np.float32), np.empty(length, np.float32), np.empty(length, np.float64)
+    width, small = length // height, np.float32(1.0 / length)
+    first, second = np.empty((height, width), np.float32), np.empty((width, height), np.float32)
+    flat, products, sums = first.reshape(-1), second.reshape(-1), np.empty(length, np.float64)
     for b in range(len(rows)):
-        row, out = rows[b], signs[b]
+        row, out = rows[b], negative[b]
         for i in range(length):
-            now[i] = row[i] * (random[i] * small)
-        left = length
-        while left > 1:
-            for i in range(half):
-                then[i] = now[2 * i] + now[2 * i + 1]
-            for i in range(half):
-                then[half + i] = now[2 * i] - now[2 * i + 1]
-            now, then = then, now
-            left //= 2
-        for i in range(length // 8):
-            byte = np.uint8(0)
-            for bit in range(8):
-                byte |= np.uint8(np.uint8(now[8 * i + bit] < 0) << np.uint8(bit))
-            out[i] = byte
+            flat[i] = row[i] * (random[i] * small)
+        _butterflies(first)
+        for i in range(height):
+            for j in range(width):
+                second[j, i] = first[i, j]
+        _butterflies(second)
         for i in range(length):
-            sums[i] = np.float64(np.abs(now[i]))
-        left = half
+            out[i] = products[i] < 0
+        for i in range(length):
+            sums[i] = np.float64(np.abs(products[i]))
+        left = length // 2
         while left > 0:
             for i in range(left):
                 sums[i] += sums[left + i]
@@ -47,27 +60,23 @@ def encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.n
 
 
 @njit(nogil=True, cache=True)
-def decode(signs: np.ndarray, scales: np.ndarray, random: np.ndarray, rows: np.ndarray) -> None:
-    """Signs uint8 [count, length / 8] and scales float32 [count] -> rows float32 [count, length].
+def decode(negative: np.ndarray, scales: np.ndarray, random: np.ndarray, height: int, rows: np.ndarray) -> None:
+    """The inverse of `encode`; `negative` as uint8 of 0 and 1.
 
     Sums of at most 4096 ones fit into 16 bits, of which twice as many are added at a time.
     """
     length = rows.shape[1]
-    half = length // 2
-    now, then = np.empty(length, np.int16), np.empty(length, np.int16)
+    width = length // height
+    second, first = np.empty((width, height), np.int16), np.empty((height, width), np.int16)
+    products, flat = second.reshape(-1), first.reshape(-1)
     for b in range(len(rows)):
-        packed, row, scale = signs[b], rows[b], scales[b]
-        for i in range(length // 8):
-            byte = packed[i]
-            for bit in range(8):
-                now[8 * i + bit] = np.int16(1) - np.int16(2) * np.int16((byte >> np.uint8(bit)) & np.uint8(1))
-        left = length
-        while left > 1:
-            for i in range(half):
-                then[i] = now[2 * i] + now[2 * i + 1]
-            for i in range(half):
-                then[half + i] = now[2 * i] - now[2 * i + 1]
-            now, then = then, now
-            left //= 2
+        given, row, scale = negative[b], rows[b], scales[b]
         for i in range(length):
-            row[i] = np.float32(now[i]) * scale * random[i]
+            products[i] = np.int16(1) - np.int16(2) * np.int16(given[i])
+        _butterflies(second)
+        for i in range(height):
+            for j in range(width):
+                first[i, j] = second[j, i]
+        _butterflies(first)
+        for i in range(length):
+            row[i] = np.float32(flat[i]) * scale * random[i]

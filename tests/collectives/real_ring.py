@@ -16,13 +16,23 @@ from planetary.collectives.transport import direct_memory
 DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
 
 
+class OpenCommunicator(Communicator):
+    """Shows what is inside: for looking at connections, and for faults that no user can cause."""
+
+    @property
+    def shell(self) -> PeerShell:
+        return self._shell
+
+
 @contextlib.contextmanager
 def ring(count: int, *, groups: tuple[int, ...] = (), **options: Any) -> Iterator[tuple[Master, list[Communicator]]]:
     """A master and `count` admitted peers of one group (or of the groups that are named)."""
     options = {"timeout_s": 10.0, "stall_s": 5.0, **options}
     with Master("127.0.0.1:0") as master, contextlib.ExitStack() as stack:
-        peers = [
-            stack.enter_context(Communicator(master.address, groups[i] if groups else 0, name=f"peer-{i}", **options))
+        peers: list[Communicator] = [
+            stack.enter_context(
+                OpenCommunicator(master.address, groups[i] if groups else 0, name=f"peer-{i}", **options)
+            )
             for i in range(count)
         ]
         sizes = [groups.count(groups[i]) if groups else count for i in range(count)]
@@ -61,8 +71,8 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def shell_of(peer: Communicator) -> PeerShell:
-    """What is inside a communicator: for looking at connections, and for faults that no user can cause."""
-    return peer._shell
+    assert isinstance(peer, OpenCommunicator)
+    return peer.shell
 
 
 def vanish(peer: Communicator) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_ring import outcome, ring, shell_of, together
+from real_ring import OpenCommunicator, outcome, ring, shell_of, together
 
 from planetary.collectives import Communicator, Master, PeerLostError, RemovedError
 from planetary.collectives.protocol import collective_messages as m
@@ -180,7 +180,7 @@ def test_a_silent_member_is_lost() -> None:
         Master("127.0.0.1:0", silent_s=0.3, alive_s=0.05) as master,
         Communicator(master.address, name="live", timeout_s=5) as live,
     ):
-        silent = Communicator(master.address, name="silent", timeout_s=5)
+        silent = OpenCommunicator(master.address, name="silent", timeout_s=5)
         silent.connect()
         together(lambda i: (live, silent)[i].update_topology(min_world_size=2), 2)
         line = shell_of(silent).line
@@ -204,7 +204,7 @@ def test_a_silent_member_is_lost() -> None:
 
 def test_what_only_a_master_says_is_not_taken_from_a_peer() -> None:
     with ring(2) as (master, peers):
-        liar = Communicator(master.address, name="liar", timeout_s=5)
+        liar = OpenCommunicator(master.address, name="liar", timeout_s=5)
         liar.connect()
         line = shell_of(liar).line
         assert line is not None

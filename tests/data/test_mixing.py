@@ -7,6 +7,7 @@ import logging
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def test_a_mixture_that_is_too_large_for_the_disk_is_refused_before_it_is_writte
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = texts(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1000, 900, 100))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1000, used=900, free=100))
     with pytest.raises(ResourceError, match="weights that are nearer to the sources' sizes"):
         prepare(config_of([{"source": str(found["a"])}, {"source": str(found["b"])}]), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
 from planetary.net.identity import Identity
 from planetary.net.invite import read
+from planetary.net.network import TCP, MakeProtocol, Network, TcpNetwork
 from planetary.run.processes.announcement import Announcement
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
@@ -58,10 +60,20 @@ async def knock(announced: Announcement, greeting: m.Hello, token: str | None = 
         await asyncio.sleep(0.1)
 
 
-async def dial(announced: Announcement, token: str | None = None) -> Connection:
+class OpenNetwork(TcpNetwork):
+    """Keeps the transport that it opened last, to write bytes on it that no `Connection` would."""
+
+    transport: asyncio.Transport
+
+    async def dial(self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
+        self.transport = await super().dial(make, host, port, tls)
+        return self.transport
+
+
+async def dial(announced: Announcement, token: str | None = None, network: Network = TCP) -> Connection:
     token = announced.token if token is None else token
     trust = Trust(token) if token else Trust.plain_loopback()
-    return await connect(announced.host, announced.port, trust, FABRIC)
+    return await connect(announced.host, announced.port, trust, FABRIC, network=network)
 
 
 class Rogue:
@@ -71,6 +83,7 @@ class Rogue:
         self.name = f"rogue-{behaviour}"
         self.tasks = 0
         self._behaviour = behaviour
+        self._network = OpenNetwork()
         self._announced = announced
         self._spec: StepSpec | None = None
         self._params: Mapping[str, np.ndarray] = {}
@@ -104,7 +117,7 @@ class Rogue:
 
     async def _admitted(self) -> Connection:
         while True:
-            connection = await dial(self._announced)
+            connection = await dial(self._announced, network=self._network)
             answer = await say_hello(connection, hello(self.name, self._announced.token), 10.0)
             if isinstance(answer, m.Welcome):
                 return connection
@@ -163,8 +176,7 @@ class Rogue:
                 data = encode_prefix(FABRIC.version, Kind.CHUNK, b"x", _Long(MAX_CHUNK_BYTES + 1))  # type: ignore[arg-type]
             case _:
                 data = b"\x00" * 64
-        transport = connection._transport
-        assert transport is not None
+        transport = self._network.transport
         transport.write(data)
         if self._behaviour == "truncated":
             transport.close()

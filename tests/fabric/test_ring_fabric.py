@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
 
+from planetary.fabric.controller.ring_topology import Ring
 from planetary.fabric.protocol.records import DeltaWithdrawn, DigestsDiffered, ReduceRetried, RolledBack, RunResumed
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
@@ -55,8 +56,8 @@ def test_a_calm_run_reduces_once_a_round_in_one_group() -> None:
     assert not [r for r in cluster.journal if isinstance(r, DeltaWithdrawn | ReduceRetried | DigestsDiffered)]
     assert cluster.gateway is not None
     ring = cluster.controller.topology
-    assert ring is not None
-    assert (ring._attempts, ring._groups) == (ROUNDS, 1)
+    assert isinstance(ring, Ring)
+    assert (ring.attempts, ring.groups) == (ROUNDS, 1)
 
 
 def test_a_round_that_is_neither_kept_nor_evaluated_is_followed_by_the_next() -> None:

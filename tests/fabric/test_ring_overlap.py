@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
 
+from planetary.fabric.controller.ring_topology import Ring
 from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,
@@ -87,8 +88,8 @@ def test_a_calm_run_trains_each_round_from_one_version_back() -> None:
             assert order.index((RoundFinished, number)) < order.index((RoundStarted, number + 2))
     assert cluster.gateway is not None
     ring = cluster.controller.topology
-    assert ring is not None
-    assert (ring._attempts, ring._groups) == (ROUNDS, 1)
+    assert isinstance(ring, Ring)
+    assert (ring.attempts, ring.groups) == (ROUNDS, 1)
 
 
 def test_rounds_share_no_seconds() -> None:

@@ -242,10 +242,10 @@ def test_another_gateway_is_told_apart_by_its_fingerprint(tmp_path: Path) -> Non
 
 def impostor_context(folder: Path, ours: Authority, theirs: Authority, now: float) -> ssl.SSLContext:
     """Shows our authority's certificate, but is signed by another."""
-    their_key, _ = authority._load_pair(theirs.folder / "authority.pem")
+    their_key, _ = authority.load_pair(theirs.folder / "authority.pem")
     our_certificate = x509.load_pem_x509_certificate(ours.certificate.encode())
     path = folder / "impostor.pem"
-    path.write_bytes(authority._new_server(their_key, our_certificate, now))
+    path.write_bytes(authority.new_server_pair(their_key, our_certificate, now))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
     return context
@@ -265,10 +265,10 @@ def test_an_impostor_with_our_authority_in_its_certificate_fails_the_handshake(t
 
 
 def test_an_expired_server_certificate_fails_the_handshake(tmp_path: Path) -> None:
-    key, _ = authority._load_pair(open_authority(tmp_path).folder / "authority.pem")
+    key, _ = authority.load_pair(open_authority(tmp_path).folder / "authority.pem")
     ours = open_authority(tmp_path)
     certificate = x509.load_pem_x509_certificate(ours.certificate.encode())
-    long_ago = authority._new_server(key, certificate, time.time() - 400 * DAY)
+    long_ago = authority.new_server_pair(key, certificate, time.time() - 400 * DAY)
     (tmp_path / "server.pem").write_bytes(long_ago)
 
     async def dial() -> None:
@@ -281,7 +281,7 @@ def test_an_expired_server_certificate_fails_the_handshake(tmp_path: Path) -> No
 
 def test_any_other_tls_server_is_told_apart(tmp_path: Path) -> None:
     ours = open_authority(tmp_path)
-    key, certificate = authority._load_pair(ours.folder / "authority.pem")
+    key, certificate = authority.load_pair(ours.folder / "authority.pem")
     path = tmp_path / "web.pem"
     path.write_bytes(pair_pem(key, certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

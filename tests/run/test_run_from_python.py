@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +196,11 @@ def test_a_callback_may_stop_the_run(fake: type[FakeRun]) -> None:
 def test_an_interrupt_while_waiting_stops_the_run_first(fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
     fake.hangs = True
     run = planetary.train(TABLES, wait=False)
-    assert run._background is not None
 
-    def interrupted(timeout: float | None = None) -> Outcome:
+    def interrupted(future: Future[Outcome], timeout: float | None = None) -> Outcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run._background.outcome, "result", interrupted)
+    monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.wait()
     assert fake.made[0].stopped.is_set()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import iree.runtime as iree
 import numpy as np
 import pytest
 
@@ -178,21 +179,22 @@ def test_new_parameters_keep_the_optimizer_state_until_it_is_reset(
     assert all(not value.any() for value in executor.read_opt_state().values())
 
 
-def test_other_threads_go_on_during_a_step(executor: IreeExecutor, batch: list[np.ndarray]) -> None:
+def test_other_threads_go_on_during_a_step(
+    executor: IreeExecutor, batch: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a switch interval longer than the test, this thread counts only if the binding lets it in."""
     beats, seen = 0, []
-    original = executor._context
+    original = iree.VmContext.invoke
 
-    class Watched:
-        def invoke(self, *arguments: object) -> None:
-            for _ in range(1000):  # one step may be over before the other thread has woken up
-                before = beats
-                original.invoke(*arguments)
-                if beats > before:
-                    break
-            seen.append(beats > before)
+    def watched(context: iree.VmContext, *arguments: object) -> None:
+        for _ in range(1000):  # one step may be over before the other thread has woken up
+            before = beats
+            original(context, *arguments)
+            if beats > before:
+                break
+        seen.append(beats > before)
 
-    executor._context = Watched()
+    monkeypatch.setattr(iree.VmContext, "invoke", watched)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(30)
     try:
@@ -204,7 +206,6 @@ def test_other_threads_go_on_during_a_step(executor: IreeExecutor, batch: list[n
                 thread.join(0.001)  # lets the other thread go on
     finally:
         sys.setswitchinterval(interval)
-        executor._context = original
         thread.join(60)
     assert seen == [True]
 

@@ -124,16 +124,14 @@ def test_the_loss_falls_and_a_saved_state_goes_on_bit_for_bit(built: Built, exec
 
 
 def _addresses(executor: PjrtExecutor) -> list[int]:
-    assert executor._params is not None
-    assert executor._opt_state is not None
     # Asking an array for its address pins its memory; a shard's own array is dropped at once.
-    return [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in (*executor._params, *executor._opt_state)]
+    return [a.addressable_shards[0].data.unsafe_buffer_pointer() for a in executor.state_arrays()]
 
 
 def test_state_is_updated_in_place_even_after_it_was_read(executor: PjrtExecutor) -> None:
     executor.train_step(0, RATE, data())  # the first step moves what came from the host into memory of XLA's own
     before = _addresses(executor)
-    old = [*(executor._params or ()), *(executor._opt_state or ())]
+    old = executor.state_arrays()
     executor.train_step(1, RATE, data())
     assert all(array.is_deleted() for array in old)
     assert _addresses(executor) == before
@@ -303,9 +301,8 @@ def _compare_island(folder: Path) -> None:
         assert isinstance(executor, PjrtExecutor)
         load(built, executor)
         losses = [executor.eval_step(data()), *(executor.train_step(step, RATE, data()).loss for step in range(5))]
-        assert executor._params is not None
-        assert all(len(array.addressable_shards) == island for array in executor._params)
-        program = executor._train.hlo_modules()[0].to_string()
+        assert all(len(array.addressable_shards) == island for array in executor.state_arrays())
+        program = executor.train_program()
         assert ("all-reduce" in program) == (island > 1)
         assert f"s32[{BATCH // island},{LENGTH}]" in program, "the batch is not divided"
         found.append((losses, executor.read_params() | executor.read_opt_state()))

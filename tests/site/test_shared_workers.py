@@ -129,13 +129,13 @@ def test_a_job_that_cannot_be_prepared_fails_and_the_next_one_runs(
 
     from planetary.core.errors import UserError
 
-    def prepare(self: Any) -> Any:
-        if self.config.run.name == "toy":
-            raise UserError("there is no such model")
-        return original(self)
+    class Unprepared(toy_kind.ToyGateway):
+        def _prepare(self) -> Any:
+            if self.config.run.name == "toy":
+                raise UserError("there is no such model")
+            return super()._prepare()
 
-    original = toy_kind.ToyGateway._prepare
-    monkeypatch.setattr(toy_kind.ToyGateway, "_prepare", prepare)
+    monkeypatch.setattr(toy_kind, "ToyGateway", Unprepared)
 
     async def test(site: Running) -> None:
         await site.submit()

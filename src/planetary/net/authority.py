@@ -65,7 +65,7 @@ class Authority:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            key, certificate = _load_pair(create_once(folder / "authority.pem", lambda: _new_authority(now)))
+            key, certificate = load_pair(create_once(folder / "authority.pem", lambda: _new_authority(now)))
             if _ends(certificate) < now:
                 raise TrustError(
                     f"the certificate authority in {folder} ran out; delete the folder's files and make new invites"
@@ -133,7 +133,7 @@ def _new_authority(now: float) -> bytes:
     return pair_pem(key, builder.sign(key, hashes.SHA256()))
 
 
-def _new_server(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float) -> bytes:
+def new_server_pair(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     name = common_name(SERVER_NAME)
     carried = authority.public_bytes(serialization.Encoding.DER)
@@ -167,7 +167,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _keep_server_certificate(
     path: Path, authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float
 ) -> None:
-    _, current = _load_pair(create_once(path, lambda: _new_server(authority_key, authority, now)))
+    _, current = load_pair(create_once(path, lambda: new_server_pair(authority_key, authority, now)))
     try:
         current.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -175,7 +175,7 @@ def _keep_server_certificate(
     else:
         signed_here = True
     if not signed_here or _ends(current) - now < _RENEW_DAYS * 86400:
-        temporary = write_private(path, _new_server(authority_key, authority, now))
+        temporary = write_private(path, new_server_pair(authority_key, authority, now))
         temporary.replace(path)
 
 
@@ -186,7 +186,7 @@ def _ends(certificate: x509.Certificate) -> float:
 # --- files
 
 
-def _load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     data = read_private(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)

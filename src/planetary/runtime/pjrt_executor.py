@@ -241,6 +241,15 @@ class PjrtExecutor:
         except Exception as error:
             raise self._failed("eval_step", error) from error
 
+    def state_arrays(self) -> list[Any]:
+        """Return JAX's arrays of the parameters and the optimizer state on the devices, until the next step."""
+        return [*self._loaded(self._params), *self._loaded(self._opt_state)]
+
+    def train_program(self) -> str:
+        """Return the text of the training step as XLA compiled it."""
+        self._check_open()
+        return self._train.hlo_modules()[0].to_string()
+
     def close(self) -> None:
         """Release the tensors on the device."""
         if self._closed:

@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import itertools
 import random
+from asyncio.events import _get_running_loop, _set_running_loop  # exported for authors of event loops
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
@@ -41,6 +42,26 @@ def current_process() -> Process:
     return process
 
 
+class Callback(asyncio.Handle):
+    """A callback that is due."""
+
+    def run(self) -> None:
+        """Call it in its context; `SimulatedLoop.call_exception_handler` gets an exception."""
+        self._run()
+
+
+class Timer(asyncio.TimerHandle, Callback):
+    """A callback with a time."""
+
+
+class ProcessTask(asyncio.Task[T]):
+    """A task of a process that may be killed."""
+
+    def forget(self) -> None:
+        """Let the task vanish without the warning that it had not ended."""
+        self._log_destroy_pending = False  # of `asyncio`, which has no other word for it
+
+
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. Only the methods that the shells use are there; the others raise `NotImplementedError`.
 
@@ -54,8 +75,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.clock = FakeClock()
         self.random = random.Random(seed)
         self.errors: list[dict[str, Any]] = []  # contexts of exceptions that nobody handled
-        self._ready: deque[tuple[Process | None, asyncio.Handle]] = deque()
-        self._timers: list[tuple[float, int, Process | None, asyncio.TimerHandle]] = []
+        self._ready: deque[tuple[Process | None, Callback]] = deque()
+        self._timers: list[tuple[float, int, Process | None, Timer]] = []
         self._count = itertools.count()
         self._closed = False
 
@@ -75,12 +96,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     @contextlib.contextmanager
     def as_running(self) -> Iterator[None]:
         """Be the loop that runs in this thread, for code that asks for it."""
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        outer = _get_running_loop()
+        _set_running_loop(self)
         try:
             yield
         finally:
-            asyncio._set_running_loop(outer)
+            _set_running_loop(outer)
 
     def _step(self, limit_s: float) -> bool:
         """Run one callback; return false when there is none within the limit."""
@@ -97,7 +118,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             if process is not None and process.is_stopped:
                 process.hold(handle)
             else:
-                handle._run()
+                handle.run()
         return True
 
     def close(self) -> None:
@@ -112,7 +133,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def is_running(self) -> bool:
         """See `asyncio.AbstractEventLoop`."""
-        return asyncio._get_running_loop() is self
+        return _get_running_loop() is self
 
     def get_debug(self) -> bool:
         """See `asyncio.AbstractEventLoop`."""
@@ -132,7 +153,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
         """See `asyncio.AbstractEventLoop`."""
         context = copy_context() if context is None else context
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Callback(callback, args, self, context)
         self.run_soon(context.get(CURRENT), handle)
         return handle
 
@@ -143,7 +164,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         """See `asyncio.AbstractEventLoop`."""
         context = copy_context() if context is None else context
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = Timer(when, callback, args, self, context)
         process = context.get(CURRENT)
         if not self._closed and (process is None or process.alive):
             heapq.heappush(self._timers, (when, next(self._count), process, handle))
@@ -155,7 +176,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """See `asyncio.AbstractEventLoop`."""
         return self.call_at(self.clock.monotonic() + delay, callback, *args, context=context)
 
-    def run_soon(self, process: Process | None, handle: asyncio.Handle) -> None:
+    def run_soon(self, process: Process | None, handle: Callback) -> None:
         """Run a callback of a process, behind those that are ready."""
         if not self._closed and (process is None or process.alive):
             self._ready.append((process, handle))
@@ -177,7 +198,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[T]:
         """See `asyncio.AbstractEventLoop`."""
-        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        task: ProcessTask[T] = ProcessTask(coro, loop=self, name=name, context=context)
         process = (context.get(CURRENT) if context is not None else None) or CURRENT.get()
         if process is not None:
             process.adopt(task)
@@ -201,7 +222,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 future.set_result(result)  # type: ignore[arg-type]
 
         def call() -> None:
-            asyncio._set_running_loop(None)  # a thread has none
+            _set_running_loop(None)  # a thread has none
             result: T | None = None
             error: BaseException | None = None
             try:
@@ -211,7 +232,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             except Exception as raised:  # noqa: BLE001 - whoever awaits the future gets it
                 error = raised
             finally:
-                asyncio._set_running_loop(self)
+                _set_running_loop(self)
             self.call_later(after, finish, result, error)
 
         self.call_later(before, call)

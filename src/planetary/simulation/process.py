@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import signal
 import threading
+from asyncio.events import _get_running_loop  # exported for authors of event loops
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from planetary.simulation.event_loop import CURRENT, ProcessKilled, SimulatedLoop
+from planetary.simulation.event_loop import CURRENT, Callback, ProcessKilled, ProcessTask, SimulatedLoop
 
 T = TypeVar("T")
 
@@ -32,20 +33,21 @@ class Process:
         thread_s: seconds until a call in a thread begins, at most, and as much until its result is seen.
     """
 
-    def __init__(self, loop: SimulatedLoop, name: str, node: str, pid: int) -> None:
+    def __init__(self, loop: SimulatedLoop, name: str, node: str, pid: int, whole: Process | None = None) -> None:
+        """`whole`: the process that this one is a part of."""
         self.loop, self.name, self.node, self.pid = loop, name, node, pid
         self.alive = True
         self.status: int | None = None
         self.error: BaseException | None = None
         self.thread_s = 0.02
         self.on_exit: list[Callable[[Process], None]] = []  # the system's part: connections, descriptors, parents
-        self._whole = self  # of which this is a part
+        self._whole = whole
         self._parts: list[Process] = []
         self._stopped_until = 0.0
-        self._held: list[tuple[Process, asyncio.Handle]] = []  # callbacks of a stopped process
+        self._held: list[tuple[Process, Callback]] = []  # callbacks of a stopped process
         self._context: Context = copy_context()
         self._context.run(CURRENT.set, self)
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: dict[ProcessTask[Any], None] = {}
         self._threads: list[SimulatedThread] = []
         self._signals: dict[int, Callable[[], object]] = {}
         self._ended = loop.create_future()
@@ -90,14 +92,13 @@ class Process:
 
     def part(self, name: str) -> Process:
         """Return a process that is a part of this one: it can end before it, and ends and stops with it."""
-        part = Process(self.loop, f"{self.name}: {name}", self.node, self.pid)
-        part._whole = self
+        part = Process(self.loop, f"{self.name}: {name}", self.node, self.pid, self)
         self._parts.append(part)
         self.on_exit.append(lambda _: part.exit(KILLED))
         return part
 
     @property
-    def tasks(self) -> list[asyncio.Task[Any]]:
+    def tasks(self) -> list[ProcessTask[Any]]:
         """The tasks that have not ended, oldest first."""
         return list(self._tasks)
 
@@ -109,7 +110,7 @@ class Process:
     @property
     def is_stopped(self) -> bool:
         """Whether the process stands still, as after SIGSTOP."""
-        return self._whole._stopped_until > self.loop.clock.monotonic()
+        return self._whole.is_stopped if self._whole is not None else self._stopped_until > self.loop.clock.monotonic()
 
     def stop(self, seconds: float) -> None:
         """Stand still for so long: connections stay, and what happens meanwhile is seen afterwards, in order."""
@@ -118,9 +119,12 @@ class Process:
         nobody.run(CURRENT.set, None)
         self.loop.call_at(self._stopped_until, self._go_on, context=nobody)
 
-    def hold(self, handle: asyncio.Handle) -> None:
-        """Keep a callback of a process that is stopped."""
-        self._whole._held.append((self, handle))
+    def hold(self, handle: Callback, part: Process | None = None) -> None:
+        """Keep a callback of a process that is stopped, or of its `part`."""
+        if self._whole is not None:
+            self._whole.hold(handle, part or self)
+        else:
+            self._held.append((part or self, handle))
 
     def _go_on(self) -> None:
         if not self.is_stopped:
@@ -146,7 +150,7 @@ class Process:
             part.bury()
         while self._tasks:  # a `finally` may begin further ones
             task, _ = self._tasks.popitem()
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task.forget()
             if not task.done():
                 coroutine = task.get_coro()
                 for _ in range(20):  # a `finally` may await, which refuses to be closed; then the next one is reached
@@ -158,7 +162,7 @@ class Process:
 
     # --- what the process itself does -------------------------------------------------------------------------
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
+    def adopt(self, task: ProcessTask[Any]) -> None:
         """Count a task as a part of this process."""
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
@@ -360,10 +364,10 @@ class SimulatedThread(Executor):
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name=f"simulated {self.name}", daemon=True)
             self._thread.start()
-        outer = asyncio._get_running_loop()
+        outer = _get_running_loop()
         self._go.release()
         self._back.acquire()
-        assert asyncio._get_running_loop() is outer
+        assert _get_running_loop() is outer
 
     def _park(self) -> None:
         if not self._process.alive:

@@ -377,16 +377,26 @@ class SimulatedTransport(asyncio.Transport):
         _, item = self._under_way.popleft()
         what = f"{len(item)} bytes" if isinstance(item, bytes) else "end" if isinstance(item, _End) else "reset"
         self._network.note(self.process, self.peer.process, what)
-        peer = self.peer
-        if peer.process.alive and not peer._lost:
-            peer._unread.append(item)
-            if peer.process.is_stopped:
-                self._loop.call_soon(peer._feed, context=peer.process.context)
-            else:
-                peer.process.in_context(peer._feed)
+        self.peer.receive(item)
         if self._lost and not self._under_way:
             self._network.forget(self)
         self.go_on()
+
+    def receive(self, item: bytes | Exception) -> None:
+        """Take what arrived from the other end; the protocol gets it when its process runs."""
+        if not self.process.alive or self._lost:
+            return
+        self._unread.append(item)
+        if self.process.is_stopped:
+            self._loop.call_soon(self._feed, context=self.process.context)
+        else:
+            self.process.in_context(self._feed)
+
+    def acknowledge(self, nbytes: int) -> None:
+        """Count bytes that the other end's protocol has taken; there is room for as many again."""
+        self._in_flight -= nbytes
+        if self._unsent and self.process.alive:
+            self._loop.call_soon(self._flush, context=self.process.context)
 
     # --- receiving: in the context of the process ---------------------------------------------------------------
 
@@ -402,13 +412,13 @@ class SimulatedTransport(asyncio.Transport):
                 self._lose(item)
             elif self._closing:
                 self._unread.popleft()
-                self._taken(len(item))
+                self.peer.acknowledge(len(item))
             elif self._reading_paused:
                 return
             else:
                 self._unread.popleft()
                 self._give(item)
-                self._taken(len(item))
+                self.peer.acknowledge(len(item))
 
     def _give(self, data: bytes) -> None:
         protocol = self._protocol
@@ -422,13 +432,6 @@ class SimulatedTransport(asyncio.Transport):
             buffer[:count] = view[:count]
             protocol.buffer_updated(count)
             view = view[count:]
-
-    def _taken(self, nbytes: int) -> None:
-        """Tell the other end's system that there is room again."""
-        sender = self.peer
-        sender._in_flight -= nbytes
-        if sender._unsent and sender.process.alive:
-            self._loop.call_soon(sender._flush, context=sender.process.context)
 
     def pause_reading(self) -> None:
         """See `asyncio.ReadTransport`."""

@@ -131,11 +131,11 @@ class ImpatientProtocol(H11Protocol):
     """
 
     first_request_s = FIRST_REQUEST_S
-    _since = 0.0
+    since = 0.0  # the event loop's time when the connection was made
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = self.loop.time()
+        self.since = self.loop.time()
         self.loop.call_later(self.first_request_s, self._end_if_silent)
         if len(self.connections) >= MOST_CONNECTIONS:
             self._make_room()
@@ -145,7 +145,7 @@ class ImpatientProtocol(H11Protocol):
         others = [one for one in self.connections if isinstance(one, ImpatientProtocol) and one is not self]
         silent = [one for one in others if one.cycle is None]
         if silent:
-            oldest = min(silent, key=lambda one: one._since)
+            oldest = min(silent, key=lambda one: one.since)
             self.connections.discard(oldest)  # at once: its loss is noticed later
             oldest.transport.abort()
 

@@ -22,8 +22,10 @@ from planetary.collectives import (
     TooFewPeersError,
 )
 from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError
+from planetary.core.threads import SystemThreads
 from planetary.machine.events import Tick
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")
@@ -274,9 +276,41 @@ def test_a_declined_call_of_all_peers_is_not_the_next_call() -> None:
         together(work, 3)
 
 
+class OwnedLock:
+    """A reentrant lock that knows which thread has it."""
+
+    def __init__(self) -> None:
+        self._lock, self._depth = threading.RLock(), 0
+        self.owner: int | None = None
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if not self._lock.acquire(blocking):
+            return False
+        self._depth += 1
+        self.owner = threading.get_ident()
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.owner = None
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class OwnedThreads(SystemThreads):
+    def rlock(self) -> OwnedLock:
+        return OwnedLock()
+
+
 def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line to the master looks after calls that other threads begin: a call was changed under its eyes."""
-    with ring(2) as (_, peers):
+    with ring(2, ports=Ports(threads=OwnedThreads())) as (_, peers):
         locks: dict[int, Any] = {id(shell_of(peer).machine): shell_of(peer).lock for peer in peers}
         read: list[bool] = []
         ticks = threading.Event()
@@ -285,7 +319,7 @@ def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyP
             method = getattr(PeerMachine, name)
 
             def observed(machine: PeerMachine, *arguments: Any) -> Any:
-                read.append(locks[id(machine)]._is_owned())
+                read.append(locks[id(machine)].owner == threading.get_ident())
                 if arguments and isinstance(arguments[0], Tick):
                     ticks.set()
                 return method(machine, *arguments)

@@ -35,7 +35,7 @@ def test_every_kind_of_run_says_what_makes_the_role_of_its_jobs() -> None:
     assert isinstance(training, TrainingLoader)
     assert isinstance(mixture, MixtureLoader)
     assert (training.blobs(JOB), mixture.blobs(MIXTURE)) == (("a", "b", "c"), ("a", "c"))
-    known = "jobs of the kind OtherJob, and this worker knows Job, MixtureJob, PolicyJob, ServingJob: use"
+    known = "jobs of the kind OtherJob, and this worker knows MixtureJob, PolicyJob, ServingJob, TrainingJob: use"
     with pytest.raises(UserError, match=known):
         loader_of(roles, OtherJob(run="r", artifact="a", plan=""))
 

@@ -150,9 +150,9 @@ def test_a_simulated_gateway_passes_on_its_whole_journal_and_its_metrics() -> No
 
 
 def test_a_run_keeps_its_identity(tmp_path: Path) -> None:
-    identity = sink_kinds._identity_of(tmp_path)
+    identity = sink_kinds.identity_of(tmp_path)
     assert len(identity) == 16
-    assert sink_kinds._identity_of(tmp_path) == identity
+    assert sink_kinds.identity_of(tmp_path) == identity
     assert sink_kinds.sink_of(TensorboardSink())[0] == "tensorboard"
 
 

@@ -47,7 +47,14 @@ class _Attempt(msgspec.Struct):
 
 
 class Ring(Topology):
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        held: the version that the gateway has.
+        again_at: when the next attempt may begin; None: at any time.
+        attempts: that were begun.
+        groups: that were formed for them.
+    """
 
     result = "held"
 
@@ -58,17 +65,17 @@ class Ring(Topology):
         self._why = ""  # why the round that is reduced was closed
         self._held_by: dict[int, int] = {}  # accepted task -> session that has its tensors
         version = desk.state.version
-        self.held = version  # the version that the gateway has
+        self.held = version
         self._marks: dict[int, Mark] = {version: desk.state.mark()}
         self._digests: dict[int, str] = {version: policy.start_digest}
         self._attempt: _Attempt | None = None
-        self._attempts = self._groups = 0
+        self.attempts = self.groups = 0
         self._group: tuple[int, ...] = ()  # sessions of the newest group; empty: the next attempt gets a new one
         self._in_a_row = 0  # attempts that failed with nobody lost
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
         self._bereft_since: float | None = None  # since when nobody has the newest outer state
-        self.again_at: float | None = None  # when the next attempt may begin
+        self.again_at: float | None = None
 
     # --- contributions ----------------------------------------------------------------------------------------
 
@@ -111,17 +118,17 @@ class Ring(Topology):
         sessions = tuple(w.session for w in self._partners())
         if sessions != self._group:
             self._group = sessions
-            self._groups += 1
-        self._attempts += 1
+            self.groups += 1
+        self.attempts += 1
         self.again_at = None
-        self._attempt = _Attempt(ended.round, self._attempts, sessions, set(sessions), {}, now)
+        self._attempt = _Attempt(ended.round, self.attempts, sessions, set(sessions), {}, now)
         for session in sessions:
             desk.send(
                 session,
                 m.Reduce(
                     round=ended.round,
-                    attempt=self._attempts,
-                    group=self._groups,
+                    attempt=self.attempts,
+                    group=self.groups,
                     peers=len(sessions),
                     tasks=tuple(sorted(c.task for c in ended.contributions)),
                     tokens=ended.tokens,

@@ -50,12 +50,12 @@ def follow(
     """Start the sinks of the run in `folder`; see `Followers`. `config` is asked when the run has begun."""
 
     def run() -> SinkRun:
-        return SinkRun(name, folder, config(), _identity_of(folder))
+        return SinkRun(name, folder, config(), identity_of(folder))
 
     return Followers([sink_of(options) for options in sinks], run, report)
 
 
-def _identity_of(folder: Path) -> str:
+def identity_of(folder: Path) -> str:
     """Return the run's own random name, which stays in its folder."""
     path = folder / IDENTITY
     with _one_at_a_time:

@@ -84,11 +84,14 @@ class Endpoint:
     async def start(service: Service, options: ServeConfig) -> Endpoint:
         """Listen. Raises `UserError` as the constructor, `ResourceError` if the port is taken."""
         endpoint = Endpoint(service, options)
-        server = endpoint._server = await WebServer.start(
-            endpoint.app(), options.host, options.port, what="the model's endpoint"
-        )
-        endpoint.url = server.url
+        await endpoint.listen()
         return endpoint
+
+    async def listen(self) -> None:
+        """Begin to answer; see `start`."""
+        options = self._options
+        self._server = await WebServer.start(self.app(), options.host, options.port, what="the model's endpoint")
+        self.url = self._server.url
 
     async def close(self) -> None:
         """Stop listening; answers under way get a moment."""

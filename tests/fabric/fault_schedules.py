@@ -186,7 +186,8 @@ def check_the_journal_replays(
     assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
     assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
-    found, again = cluster.gateway.parameters.state.params, cluster.training.replay(journal, received)
+    found = cluster.gateway.parameters.state.params
+    again = cluster.training.replay(journal, received, cluster.sums)
     for name, values in found.items():
         np.testing.assert_array_equal(values, again[name])
 

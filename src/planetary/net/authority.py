@@ -90,7 +90,7 @@ def fingerprint_in(folder: Path) -> str:
     Raises `TrustError` when its file is damaged, foreign or readable by others.
     """
     path = folder / "authority.pem"
-    return fingerprint_of(_load_pair(path)[1]).hex() if path.exists() else ""
+    return fingerprint_of(load_pair(path)[1]).hex() if path.exists() else ""
 
 
 def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: str) -> str:

@@ -15,7 +15,7 @@ import random
 from asyncio.events import _get_running_loop, _set_running_loop  # exported for authors of event loops
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -205,7 +205,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Call `func` in simulated time: a while after now and all at once; its result is there a while after that.
+        """Call `func` in simulated time: a while after now, and all at once where it does not wait in a thread of its
+        own (`Process.calls_in_threads`); its result is there a while after that.
 
         A process can be killed before, between, and, where it touches its disk, in the midst.
         """
@@ -221,6 +222,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             else:
                 future.set_result(result)  # type: ignore[arg-type]
 
+        def ended(done: Future[T]) -> None:
+            error = done.exception()
+            self.call_later(after, finish, None if error else done.result(), error)
+
+        def call_in_thread() -> None:
+            process.start_call(func, *args).add_done_callback(ended)
+
         def call() -> None:
             _set_running_loop(None)  # a thread has none
             result: T | None = None
@@ -235,7 +243,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 _set_running_loop(self)
             self.call_later(after, finish, result, error)
 
-        self.call_later(before, call)
+        self.call_later(before, call_in_thread if process.calls_in_threads else call)
         return future
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:

@@ -31,6 +31,7 @@ class Process:
         status: exit status, negative for a signal; None while it runs.
         error: the exception that ended it, if one did.
         thread_s: seconds until a call in a thread begins, at most, and as much until its result is seen.
+        calls_in_threads: whether such a call may wait; without, it runs on the event loop, which is faster.
     """
 
     def __init__(self, loop: SimulatedLoop, name: str, node: str, pid: int, whole: Process | None = None) -> None:
@@ -40,6 +41,7 @@ class Process:
         self.status: int | None = None
         self.error: BaseException | None = None
         self.thread_s = 0.02
+        self.calls_in_threads = False
         self.on_exit: list[Callable[[Process], None]] = []  # the system's part: connections, descriptors, parents
         self._whole = whole
         self._parts: list[Process] = []
@@ -186,6 +188,13 @@ class Process:
         thread.submit(work)
         thread.shutdown(wait=False)
         return thread
+
+    def start_call(self, func: Callable[..., T], *args: Any) -> Future[T]:
+        """Call a function in a thread that ends with it, and return its future."""
+        thread = self.threads("call")
+        future = thread.submit(func, *args)
+        thread.shutdown(wait=False)
+        return future
 
     def threads(self, name: str) -> SimulatedThread:
         """Return an executor with one thread; see `fabric.shell.system.System.threads`."""

@@ -157,9 +157,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     def _check(self, gateway: GatewayT, machine: Validated) -> None:
         """Assert what must be true of a gateway after each event of a machine."""
 
-    def _lost_gateway(self) -> None:
-        """Forget what belonged to the gateway's process."""
-
     # --- what a test asks ---------------------------------------------------------------------------------------
 
     @property
@@ -322,7 +319,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         if self.finished is not None or self._closing:
             return
         self.gateway = None
-        self._lost_gateway()
         if process.error is None:
             self.world.after(RESTART_GATEWAY_S, self._restart_gateway)
         self._ended(process)

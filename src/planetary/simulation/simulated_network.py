@@ -11,7 +11,7 @@ import asyncio
 import errno
 import ssl
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from typing import Any
 
@@ -141,6 +141,10 @@ class SimulatedNetwork:
         """Give a node a link, which is all that limits and delays its bytes."""
         self._links[node] = link
 
+    def has_link(self, node: str) -> bool:
+        """Return whether a node was given a link."""
+        return node in self._links
+
     def _links_of(self, *nodes: str) -> list[SimulatedLink]:
         return [self._links[node] for node in nodes if node in self._links] if self._links else []
 
@@ -166,14 +170,6 @@ class SimulatedNetwork:
         end = max(self.loop.time(), *(self._busy.get(way, 0.0) for way in ways)) + nbytes / rate
         self._busy.update(dict.fromkeys(ways, end))
         return max(after, end + self.delay(source, target))
-
-    def sum_s(self, nodes: Collection[str], nbytes: int) -> float | None:
-        """Return how long a ring of nodes takes for a sum of so many bytes; None where one has no link."""
-        links, steps = self._links_of(*nodes), 2 * (len(nodes) - 1)
-        if len(links) < len(nodes):
-            return None
-        slowest, longest = min(link.bandwidth for link in links), max(link.rtt_s for link in links)
-        return steps / len(nodes) * nbytes / slowest + steps * longest
 
     def drop(self, node: str) -> int:
         """Break all connections of a node, as a router does that forgot them; return how many ends saw it."""

@@ -202,11 +202,14 @@ def test_a_worker_that_comes_back_after_it_was_turned_away_ends_in_the_same_way(
 # --- ring -------------------------------------------------------------------------------------------------------
 
 
-def ring_worker(*, overlap: bool) -> WorkerMachine:
-    ring = m.RingJob(
-        port=1, connections=1, precision="f32", learning_rate=0.7, momentum=0.9, gather_s=5.0, overlap=overlap
+def ring_job(*, port: int = 1, overlap: bool = False) -> m.RingJob:
+    return m.RingJob(
+        port=port, connections=1, precision="f32", learning_rate=0.7, momentum=0.9, gather_s=5.0, overlap=overlap
     )
-    worker, job = machine(), msgspec.structs.replace(JOB, ring=ring)
+
+
+def ring_worker(*, overlap: bool) -> WorkerMachine:
+    worker, job = machine(), msgspec.structs.replace(JOB, ring=ring_job(overlap=overlap))
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, job), 0.2)
@@ -277,6 +280,19 @@ def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
     worker.handle(e.Received(1, reduce(1)), 1.1)
     assert worker.handle(e.Closed(1, "reset"), 2.0) == [w.LeaveRing(), w.StopTask(7)]
     assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more
+
+
+def test_a_later_job_moves_the_ring_to_its_master() -> None:
+    """A gateway that restarts may lead the ring on another port."""
+    worker = ring_worker(overlap=False)
+    worker.handle(e.Closed(1, "reset"), 1.0)
+    worker.handle(e.Tick(), 2.0)
+    worker.handle(e.Opened(2), 2.1)
+    ring = ring_job(port=7)
+    follow, ready = worker.handle(e.Received(2, msgspec.structs.replace(JOB, ring=ring)), 2.2)
+    assert follow == w.FollowRing(ring)
+    assert isinstance(ready, e.Send)
+    assert isinstance(ready.message, m.Ready)
 
 
 def test_a_role_that_was_made_for_the_job_before_is_not_taken() -> None:

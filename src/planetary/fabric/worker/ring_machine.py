@@ -11,6 +11,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import OuterStateOf
 from planetary.fabric.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 from planetary.fabric.worker.worker_events import (
+    FollowRing,
     HoldEndParameters,
     LeaveRing,
     ReduceBroke,
@@ -39,6 +40,12 @@ class RingMachine(LeaseMachine):
         self._reducing: m.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
         self._versions: tuple[int, ...] = ()  # whose parameters it has
+
+    def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
+        """See `RoleMachine`."""
+        assert isinstance(job, m.TrainingJob)
+        assert job.ring is not None
+        return [FollowRing(job.ring), *super().connected(session, job)]
 
     def disconnected(self) -> list[Instruction]:
         """See `RoleMachine`."""

@@ -25,7 +25,7 @@ from planetary.diloco.ring import (
     state_of,
     state_tensors,
 )
-from planetary.fabric.protocol.messages import Reduce, TrainingJob
+from planetary.fabric.protocol.messages import Reduce, RingJob, TrainingJob
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
@@ -53,8 +53,7 @@ class RingPeer:
     ) -> None:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
-        self._name, self._token, self._job = name, token, job.ring
-        self._master = address_text(host, job.ring.port)
+        self._name, self._host, self._token, self._job = name, host, token, job.ring
         self._specs = tuple(job.spec.params)
         self._report = report
         self._system, self._make_communicator = system, make_communicator
@@ -71,6 +70,10 @@ class RingPeer:
         self._communicator: Communicator | None = None
 
     # --- called from the event loop ---------------------------------------------------------------------------
+
+    def follow(self, ring: RingJob) -> None:
+        """Take a later job's terms, for reductions that begin from now on."""
+        self._job = ring
 
     def received(self, version: int, tensors: Mapping[str, np.ndarray]) -> None:
         """An outer state arrived; `use` follows."""
@@ -133,9 +136,9 @@ class RingPeer:
             self._system.aside("ring leave", communicator.close)
 
     def close(self) -> None:
-        """End. Blocks for a moment."""
+        """Leave, and begin no further reduction; the one under way fails in its thread."""
         self.leave()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
@@ -188,7 +191,7 @@ class RingPeer:
             communicator.close()
         job = self._job
         communicator = self._make_communicator(
-            self._master,
+            address_text(self._host, job.port),
             group,
             name=self._name,
             token=self._token,

@@ -184,6 +184,8 @@ class RingRole(TrainingRole):
                 self._ring.hold(instruction.task, instruction.round, instruction.tokens, ends)
             case w.StartReduce():
                 self._ring.reduce(instruction.message)
+            case w.FollowRing():
+                self._ring.follow(instruction.ring)
             case w.LeaveRing():
                 self._ring.leave()
             case _:

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from planetary.core.errors import PlanetaryError
 from planetary.core.schedules import Schedule
-from planetary.fabric.protocol.messages import EvalTask, Reduce, TrainTask, WorkerJob
+from planetary.fabric.protocol.messages import EvalTask, Reduce, RingJob, TrainTask, WorkerJob
 from planetary.machine.events import Event, Instruction
 
 
@@ -127,6 +127,12 @@ class StartReduce(Instruction, frozen=True):
     """Ring: reduce with the others and take the outer step; answer with `ReduceSucceeded` or `ReduceBroke`."""
 
     message: Reduce
+
+
+class FollowRing(Instruction, frozen=True):
+    """Reduce under the master that the newest job names, on its terms: a restarted gateway may have another port."""
+
+    ring: RingJob
 
 
 class LeaveRing(Instruction, frozen=True):

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from planetary.collectives import Communicator, Master
+from planetary.collectives.peer.work import Work
+from planetary.collectives.transport.ports import Ports
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
 from planetary.fabric.controller.controller import Controller
@@ -27,17 +33,66 @@ from planetary.fabric.shell.system import System
 from planetary.fabric.worker.role import Roles
 from planetary.fabric.worker.training_role import TrainingLoader
 from planetary.machine.machine import Validated
+from planetary.simulation.collectives.machine_ports import simulated_ports
 from planetary.simulation.executors import Health, TimedExecutor
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import DoubtfulExecutor, Gossip
 from planetary.simulation.node import STEP_S
-from planetary.simulation.process import Process
-from planetary.simulation.rounds.ring import SimulatedCommunicator, SimulatedMaster, make_master
+from planetary.simulation.process import Process, sleep
 from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimPlace, SimulatedCluster
 from planetary.simulation.simulated_network import HOST
 
 MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
+REDUCE_S = (0.0, 0.3)  # that a worker without a given link takes to read its share from its device
+OVERLAPPED_S = (0.0, 2.0)  # with overlap: sometimes longer than a lease takes
+
+
+class DoubtfulWork:
+    """A sum as a worker gets it: a flip of its health strikes the one that ends next. See `Work`."""
+
+    def __init__(self, work: Work, array: np.ndarray, health: Health, sums: list[np.ndarray]) -> None:
+        self._work, self._array, self._health, self._sums = work, array, health, sums
+        self.world_size = self.sent_bytes = self.received_bytes = 0
+
+    def wait(self) -> None:
+        """See `Work`."""
+        work = self._work
+        work.wait()
+        self.world_size, self.sent_bytes, self.received_bytes = work.world_size, work.sent_bytes, work.received_bytes
+        self._sums.append(self._array.copy())
+        if self._health.flips:
+            self._health.flips = False
+            self._array[0] += 1
+
+
+class DoubtfulCommunicator(Communicator):
+    """The production communicator of a worker whose device takes time and may make mistakes."""
+
+    def __init__(
+        self,
+        health: Health,
+        device_s: Callable[[], float],
+        sums: dict[bytes, list[np.ndarray]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Make a peer.
+
+        Args:
+            health: of the worker.
+            device_s: draws the seconds until the device has given a share.
+            sums: gets each sum, under the bytes of the worker's own share.
+            args, kwargs: as of `Communicator`.
+        """
+        super().__init__(*args, **kwargs)
+        self._health, self._device_s, self._sums = health, device_s, sums
+
+    def all_reduce_async(self, array: np.ndarray, **options: Any) -> Any:
+        """See `Communicator`."""
+        sleep(self._device_s())
+        sums = self._sums.setdefault(array.tobytes(), [])
+        return DoubtfulWork(super().all_reduce_async(array, **options), array, self._health, sums)
 
 
 class SimCluster(SimulatedCluster[RoundsGateway]):
@@ -46,6 +101,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     Attributes:
         training: what is computed.
         gossip: what liars hear of the others.
+        sums: of a ring, see `SmallTraining.replay`.
         most_kept: most versions and most results that the gateway kept at once.
     """
 
@@ -66,7 +122,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     ) -> None:
         """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as its class does."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
-        self._master: SimulatedMaster | None = None
+        self.sums: dict[bytes, list[np.ndarray]] = {}
         self._make = make
         self.contributors = nodes  # to a round
         config, cache = training.prepared.config, training.cache
@@ -96,13 +152,8 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
                 return StarGateway(self.config.sync.compression)
-            overlap = self.config.sync.overlap != "none"
-
-            def master(*args: Any, **kwargs: Any) -> SimulatedMaster:
-                self._master = make_master(self.world, process, overlap=overlap)(*args, **kwargs)
-                return self._master
-
-            return RingGateway(self.config, HOST, None, make_master=master)
+            process.calls_in_threads = True  # where a master starts and stops, which waits for its event loop
+            return RingGateway(self.config, HOST, None, make_master=partial(Master, ports=self._ports(process)))
 
         gateway = self._make(
             self.config,
@@ -117,20 +168,27 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         return gateway
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
+        seconds = REDUCE_S if self.config.sync.overlap == "none" else OVERLAPPED_S
+        network = self.world.network
+
         def open_executor(_path: Path, spec: StepSpec, **__: object) -> TimedExecutor:
             inner = DoubtfulExecutor(self.training.open_executor(spec), number, self.gossip)
             return TimedExecutor(inner, health)
 
         loader = TrainingLoader(
             open_executor=open_executor,
-            make_communicator=lambda address, group, *, name, timeout_s, **_: SimulatedCommunicator(
-                lambda: self._master, process, health, group, name=name, timeout_s=timeout_s
+            make_communicator=partial(
+                DoubtfulCommunicator,
+                health,
+                lambda: 0.0 if network.has_link(process.node) else self.world.random.uniform(*seconds),
+                self.sums,
+                ports=self._ports(process),
             ),
         )
         return {m.TrainingJob: loader}
 
-    def _lost_gateway(self) -> None:
-        self._master = None
+    def _ports(self, process: Process) -> Ports:
+        return simulated_ports(self.world, process, self.disk.of(process), lambda machine, *_: self._observe(machine))
 
     def _check(self, gateway: RoundsGateway, machine: Validated) -> None:
         """The gateway keeps a few versions, and one result of each worker of each round under way."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -144,6 +145,19 @@ def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:
     return GOAL + np.float32(0.3) * np.sin(np.arange(8, dtype=np.float32) * np.float32(number % 997))
 
 
+Sums = Mapping[bytes, Sequence[np.ndarray]]
+"""The results of a ring's reductions, oldest first, by the bytes of a share in them."""
+
+
+def _sum_of(shares: Sequence[np.ndarray], sums: Sums) -> np.ndarray:
+    """Return the newest of `sums` that is the sum of `shares`; without one, their sum from the first to the last."""
+    orders = [functools.reduce(np.add, order) for order in itertools.permutations(shares)]
+    for total in reversed(sums.get(shares[0].tobytes(), ())):
+        if total.shape == orders[0].shape and np.logical_or.reduce([total == order for order in orders]).all():
+            return total
+    return orders[0]
+
+
 class SmallTraining:
     """A run of `SmallExecutor`s; a `planetary.simulation.rounds.training.Training`."""
 
@@ -206,9 +220,14 @@ class SmallTraining:
         return executor.read_params()
 
     def outer_step(
-        self, state: OuterState, round_: int, parts: Sequence[tuple[str, HeldContribution]], rule: str
+        self,
+        state: OuterState,
+        round_: int,
+        parts: Sequence[tuple[str, HeldContribution]],
+        rule: str,
+        sums: Sums,
     ) -> OuterState:
-        """Return the state after a round, from what each worker held, merged by a rule of that name."""
+        """Return the state after a round, from each worker's contributions, merged by a rule of that name."""
         config = self.config
         rate, momentum = config.outer.learning_rate, config.outer.momentum
         if config.sync.topology == "star":
@@ -223,10 +242,7 @@ class SmallTraining:
         tokens = sum(held.contribution.tokens for _, held in parts)
         workers = sorted({worker for worker, _ in parts})
         shares = [share(PARAMS, [held for of, held in parts if of == worker], tokens, form) for worker in workers]
-        total = shares[0]
-        for other in shares[1:]:
-            total = total + other
-        return outer_step_of_sum(PARAMS, state, (total, form), rate, momentum).state
+        return outer_step_of_sum(PARAMS, state, (_sum_of(shares, sums), form), rate, momentum).state
 
     def _held(
         self,
@@ -282,11 +298,17 @@ class SmallTraining:
         sync = self.config.sync
         return sync.compression in ("none", "float32") and sync.broadcast_compression == "none"
 
-    def replay(self, journal: Iterable[Record], received: Mapping[int, Tensors] | None = None) -> dict[str, np.ndarray]:
-        """Compute the final parameters from the journal alone, following resumes back to their checkpoints.
+    def replay(
+        self, journal: Iterable[Record], received: Mapping[int, Tensors] | None = None, sums: Sums | None = None
+    ) -> dict[str, np.ndarray]:
+        """Compute the final parameters from the journal, following resumes back to their checkpoints.
 
-        `received`: with a lossy codec, the deltas that the gateway received, by task: what a worker drops and sends
-        later depends on results that the journal does not know.
+        Args:
+            journal: of the run.
+            received: with a lossy codec, the deltas that the gateway received, by task: the rest that a worker keeps
+                back depends on results that the journal does not know.
+            sums: of a ring, as the workers received them: the journal does not know the order of additions. Each one
+                that is taken is the sum of the shares in one of the possible orders.
         """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
@@ -323,7 +345,7 @@ class SmallTraining:
                             continue
                         parts.append((a.worker, held[a.task]))
                     states[record.round] = self.outer_step(
-                        states[round_], record.round, parts, rules.get(record.round, "mean")
+                        states[round_], record.round, parts, rules.get(record.round, "mean"), sums or {}
                     )
                     accepted = [a for a in accepted if a.round != record.round]
                 case RoundFinished():

@@ -87,7 +87,7 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, list[str], float]]:
     """Return the runs: configuration, settings, seconds between two kills."""
     runs: list[tuple[str, list[str], float]] = []
     for task in arguments.tasks:
-        for seed in range(arguments.seeds):
+        for seed in arguments.seeds:
             runs.append((f"{task}.toml", [f"run.seed={seed}"], 0.0))
     for lag in arguments.lags:
         # No goal: all take as many rounds, so that ends can be compared.
@@ -129,8 +129,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Run the plan and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["reverse", "add", "sort"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--tasks", nargs="*", default=["reverse", "add", "sort"])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2, 4, 8])
     parser.add_argument("--lag-task", default="sort")
     parser.add_argument("--lag-rounds", type=int, default=200)

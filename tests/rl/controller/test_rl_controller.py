@@ -11,11 +11,12 @@ from policy_model import SHAPE
 from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.records import RoundFinished, WorkerBanned
+from planetary.fabric.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.rl.controller.prompt_groups import PromptGroup
 from planetary.rl.controller.rl_controller import (
+    LAST_CHECKPOINT_TRIES,
     TASK_S,
     ReinforcementController,
     ReinforcementDesk,
@@ -104,6 +105,7 @@ class Fabric:
         self.finish: e.Finish | None = None
         self.attachments: set[int] = set()
         self._attachment = 0
+        self.full_disk = 0  # checkpoints that cannot be written from now on
 
     def post(self, event: e.Event) -> None:
         for one in self.controller.handle(event, self.now):
@@ -131,6 +133,9 @@ class Fabric:
                     self.attachments -= {attachment for _, _, attachment in one.contributions}
                 case e.WriteMetrics():
                     self.metrics[one.metrics.round] = one.metrics
+                case e.WriteCheckpoint() if self.full_disk:
+                    self.full_disk -= 1
+                    self.post(e.CheckpointLost(one.mark.round, "no space"))
                 case e.WriteCheckpoint():
                     self.post(e.CheckpointDone(one.mark.round, "folder", 0.1))
                 case ForgetGroups(held_out=False):
@@ -272,6 +277,23 @@ def test_the_learning_rate_falls_from_the_imitations_end_to_the_last_round() -> 
     learning = fabric.tasks[session]
     assert isinstance(learning, LearnTexts)
     assert learning.rate == pytest.approx(1e-3)
+
+
+def test_the_last_checkpoint_is_tried_again_and_earlier_ones_have_successors() -> None:
+    fabric = Fabric(policy(rounds=5, imitated=0, held_out=0, checkpoint_every=4))
+    fabric.full_disk = 3  # that of round 4, and the last one twice
+    fabric.join("a")
+    fabric.run()
+    assert fabric.finish is not None
+    assert fabric.finish.ok
+    assert [record.round for record in fabric.of(CheckpointFailed)] == [4, 5, 5]
+    hopeless = Fabric(policy(rounds=5, imitated=0, held_out=0, checkpoint_every=100))
+    hopeless.full_disk = 100
+    hopeless.join("a")
+    hopeless.run()
+    assert hopeless.finish is not None
+    assert (hopeless.finish.ok, hopeless.finish.kind) == (False, "resource")
+    assert len(hopeless.of(CheckpointFailed)) == LAST_CHECKPOINT_TRIES
 
 
 def test_an_imitation_ends_at_its_goal_also_after_a_resume() -> None:

@@ -67,6 +67,8 @@ FIRST_TASK_S = 300.0
 TASK_S = 30.0
 TASK_FACTOR = 20.0
 """A task that takes so many times as long as the longest before, and `TASK_S`, is stuck."""
+LAST_CHECKPOINT_TRIES = 5
+"""The last checkpoint is the run's result: it is tried so often, with pauses."""
 MOST_REPLACED = 3
 """Groups with equal rewards that are replaced in a round, as a multiple of its groups."""
 
@@ -114,7 +116,11 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._last_end = now
         self._kept_round = desk.state.round  # of the newest checkpoint
         self._writing = False
-        self._unkept = ""  # why the newest version's checkpoint could not be written
+        self._unkept = ""  # why the checkpoint of `_failed_round` could not be written; it is not tried again
+        self._failed_round = 0
+        self._failures = 0  # to write the last one
+        self._again_at: float | None = None  # when that is tried again
+        self._grace_s = grace_s
         self._goal = ""  # why nothing is left to learn
         self._broken = ""  # why nothing can be judged
         self._numerics = ""
@@ -207,8 +213,12 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 self._unkept = ""
                 self.desk.append(CheckpointWritten(round=event.round, path=event.path, seconds=event.seconds))
             case e.CheckpointLost():
-                self._writing, self._unkept = False, event.reason
+                self._writing, self._unkept, self._failed_round = False, event.reason, event.round
                 self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
+                if self._is_over and event.round == self.version:
+                    self._failures += 1
+                    if self._failures < LAST_CHECKPOINT_TRIES:
+                        self._again_at = now + self._grace_s
             case _:
                 pass
 
@@ -309,6 +319,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         if self.round is None and not self._is_over:
             self._open(now)
         self._learn(now)
+        if self._again_at is not None and now >= self._again_at:
+            self._again_at, self._unkept = None, ""
         self._write_checkpoint()
 
     @property
@@ -578,13 +590,13 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     def _write_checkpoint(self) -> None:
         policy, version = self.desk.policy, self.version
         due = version > 0 and (self._is_over or policy.is_due(version, policy.checkpoint_every, self._imitated))
+        if self._failed_round < version:
+            self._unkept = ""  # this one will do as well
         if due and version > self._kept_round and not self._writing and not self._unkept:
             self._writing = True
             state = self.desk.state
             mark = Mark(version, state.tokens_total, self._next_task, LeaseLedger())
             self.desk.out.append(e.WriteCheckpoint(mark))
-        elif not due:
-            self._unkept = ""  # the next one will do as well
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -630,14 +642,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             return "data", self._broken
         if not self._is_over or self.round is not None or self.pool.of(held_out=True) or self._writing:
             return None
-        if self._unkept:
+        if self._unkept and self._again_at is None:
             return "resource", f"the last checkpoint could not be written: {self._unkept}"
         if self._kept_round < self.version:
             return None
         return "done", self._goal or f"all {self.version} rounds are finished"
 
     def _deadlines(self) -> Iterable[float | None]:
-        return ()
+        yield self._again_at
 
     def _waits(self) -> Iterable[Wait]:
         for session, task in self.sampling.items():

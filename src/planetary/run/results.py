@@ -14,22 +14,31 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, has_run
 if TYPE_CHECKING:
     from planetary.fabric.protocol.fabric_events import Finish
     from planetary.fabric.protocol.records import EndKind
+    from planetary.monitor.run_folder import RunHistory
 
 
 def write_results(folder: Path) -> None:
     """Write report.json and loss.png of the run so far; a run without an event has neither. Of rewards: reward.png."""
-    from planetary.monitor.picture import write_picture
     from planetary.monitor.report import build_report, write_report
-    from planetary.monitor.reward_picture import write_reward_picture
     from planetary.monitor.run_folder import EVENTS, load_history
 
     if (folder / EVENTS).exists():
         history = load_history(folder)
         write_report(folder, build_report(history))
-        if any(line.policy is not None for line in history.metrics):
-            write_reward_picture(folder, history)
-        else:
-            write_picture(folder, history)
+        picture_run(folder, history)
+
+
+def picture_run(folder: Path, history: RunHistory) -> Path:
+    """Draw reward.png of a run that learns from rewards, loss.png of any other; return its path.
+
+    Raises:
+        ResourceError: it cannot be written.
+    """
+    from planetary.monitor.picture import write_picture
+    from planetary.monitor.reward_picture import write_reward_picture
+
+    learns = any(line.policy is not None for line in history.metrics)
+    return write_reward_picture(folder, history) if learns else write_picture(folder, history)
 
 
 async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:

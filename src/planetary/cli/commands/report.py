@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import command_parser
@@ -16,8 +17,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "report",
         description="""
-            Write report.json and loss.png of a run folder again, from its journal and
-            metrics. Works for a run that goes on, was stopped, or was killed.
+            Write report.json and loss.png (of reinforcement learning: reward.png) of a run folder again, from its
+            journal and metrics. Works for a run that goes on, was stopped, or was killed.
         """,
         examples=["planetary report runs/stdlib", "planetary report runs/stdlib --json"],
     )
@@ -38,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
         return EXIT_OK
-    from planetary.monitor.picture import write_picture
+    from planetary.run.results import picture_run
 
     print(write_report(args.run, report))
-    print(write_picture(args.run, history))
+    print(picture_run(Path(args.run), history))
     return EXIT_OK

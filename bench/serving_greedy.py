@@ -94,6 +94,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--only", metavar="MODEL", help="one row of the table")
     parser.add_argument("--tokens", type=int, default=16)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +102,9 @@ def main() -> None:
         models: dict[str, tuple[Path, dict[str, Any]]] = {
             name: (write_run(scratch / name, *family), {}) for name, family in FAMILIES.items()
         }
-        mixture = train_mixture(scratch / "trained")
+        mixture = scratch / "trained" / "mixture"
+        if not args.only or "latent_moe" in args.only:
+            train_mixture(mixture.parent)
         for experts in ("real", "surrogates", "composer:0"):
             models[f"latent_moe, {experts}"] = mixture, {"experts": experts}
         models |= {name: (path, {}) for name, path in published_folders(scratch / "published").items()}
@@ -112,6 +115,7 @@ def main() -> None:
         counts = [
             compare(name, source, prompts=int(share), tokens=args.tokens, scratch=scratch)
             for share, (name, source) in zip(shares, models.items(), strict=True)
+            if args.only in (None, name)
         ]
         print(f"| all | {sum(a for a, _ in counts)} of {sum(b for _, b in counts)} | |")
 

@@ -26,8 +26,8 @@ _BLOCK = {
 }
 
 
-def write_gguf(model: ServedModel, config: LlamaConfig, path: Path) -> None:
-    """Write a Llama without tokenizer."""
+def write_gguf(model: ServedModel, config: LlamaConfig, path: Path, stored: Any = None) -> None:
+    """Write a Llama without tokenizer; `stored`: type of its matrices, None: float32."""
     import gguf  # pyright: ignore[reportMissingImports] - of the bench alone
 
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -43,7 +43,11 @@ def write_gguf(model: ServedModel, config: LlamaConfig, path: Path) -> None:
     writer.add_vocab_size(model.vocabulary)
     writer.add_tokenizer_model("no_vocab")
     for name, value in model.arrays().items():
-        writer.add_tensor(*_stored(name, value, config))
+        there, array = _stored(name, value, config)
+        if stored is not None and array.ndim == 2:
+            writer.add_tensor(there, gguf.quants.quantize(array, stored), raw_dtype=stored)
+        else:
+            writer.add_tensor(there, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

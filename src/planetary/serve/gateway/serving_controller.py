@@ -40,14 +40,14 @@ class Submit(e.Event, frozen=True):
 
 
 class Cancel(e.Event, frozen=True):
-    """Nobody waits for a text any more."""
+    """The client of a text has left."""
 
     text: int
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a worker found, one entry a text of the call."""
+    """The results of a call, one entry a text."""
 
     rows: tuple[Candidates, ...]
 
@@ -112,7 +112,7 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
 
 
 class ServingState(RunFold):
-    """What the journal determines: nothing but what every kind of run has."""
+    """The state that the journal determines: that of every kind of run."""
 
 
 class ServingDesk(Desk[ServingPolicy, ServingState]):
@@ -202,7 +202,7 @@ class ServingController(RunController[ServingDesk]):
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != failure.task:
             return
-        self._vacate(worker.session)  # what its cache has now is not known
+        self._vacate(worker.session)  # the content of its cache is unknown
         if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
             self.scheduler.join(worker.session)
 

@@ -76,14 +76,14 @@ FOLLOW_S = 2.0
 
 @dataclass(frozen=True)
 class PreparedServing:
-    """What is served. See `PreparedRun`; there is no data."""
+    """A served model and its functions. See `PreparedRun`; there is no data."""
 
     config: Config
     model: ServedModel
     shape: ServingShape
     program: Program
     weights: str  # digest of the packed parameters, which are in the store
-    trial: str  # digest of what the whole forward pass makes of a text, which is there, too
+    trial: str  # digest of the model's trial, which is there, too
 
     data = None
 
@@ -126,7 +126,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         self._follow: asyncio.Task[None] | None = None
         self.model: ServedModel | None = None
 
-    # --- what the endpoint needs ------------------------------------------------------------------------------
+    # --- for the endpoint -----------------------------------------------------------------------------------
 
     @property
     def shape(self) -> ServingShape | None:
@@ -172,7 +172,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return self._texts
 
     async def generate(self, request: TextRequest) -> AsyncIterator[Given]:
-        """Submit a text and yield what it gets until it is finished; leaving early cancels it.
+        """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
 
         Raises:
             ClosedError: the gateway ends.
@@ -320,7 +320,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             self._post(UseWeights(digest, trial))
             self.note(f"serving round {newer.version}")
 
-    # --- what workers send ------------------------------------------------------------------------------------
+    # --- from workers -----------------------------------------------------------------------------------------
 
     def _limits(self) -> Limits:
         assert self.prepared is not None
@@ -371,7 +371,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
 
 
 def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[Candidates, ...]:
-    """Return what a worker found, one entry a text. Raises `RemoteProtocolError` for anything else."""
+    """Return the results of a call, one entry a text. Raises `RemoteProtocolError` for anything else."""
     _, arrays = unpack_arrays(packed, "results")
     values, ids, row = arrays.get(VALUES), arrays.get(IDS), arrays.get(ROW)
     fits = (

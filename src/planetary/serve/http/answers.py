@@ -19,7 +19,7 @@ def usage(prompt: int, generated: int) -> dict[str, int]:
 
 
 def envelope(kind: str, number: str, model: str) -> dict[str, Any]:
-    """Return what every answer begins with."""
+    """Return the common fields of all answers."""
     return {"id": number, "object": kind, "created": int(time.time()), "model": model}
 
 

@@ -398,7 +398,7 @@ class Endpoint:
     # --- both -------------------------------------------------------------------------------------------------
 
     async def _constraints(self, model: ServedModel, body: GenerationRequest) -> Callable[[], Constraint] | None:
-        """Return what makes the constraints of a request's texts; None: they may be anything. Raises `ApiError`."""
+        """Return the maker of constraints for a request's texts; None: there are none. Raises `ApiError`."""
         if body.response_format is None:
             return None
         if self._grammars is None or self._grammars[0].tokenizer is not model.tokenizer:
@@ -417,7 +417,7 @@ class Endpoint:
         scores: bool = False,
         make: Callable[[], Constraint] | None = None,
     ) -> list[TextRequest]:
-        """Return the texts of a request, whose tokens obey what `make` returns. Raises `ApiError` as `_check_room`."""
+        """Return the texts of a request, under the constraints of `make`. Raises `ApiError` as `_check_room`."""
         shape = self._service.shape
         assert shape is not None
         texts = []
@@ -483,7 +483,7 @@ class Endpoint:
         end: dict[str, Any],
         prompt_tokens: int,
     ) -> Response:
-        """Answer with server-sent events. What fails before the first piece has a status of its own."""
+        """Answer with server-sent events. A failure before the first piece has a status of its own."""
         pieces = generation.pieces()
         first = await anext(pieces, None)
 
@@ -541,7 +541,7 @@ def _piece_of(choice: Choice) -> TextPiece:
 
 
 def _prompt_only(choice: Choice, text: TextRequest, echo: str) -> Choice:
-    """Return a choice without what was generated."""
+    """Return a choice without its generated tokens."""
     return Choice(echo, choice.tokens[: len(text.prompt)] if text.scores_prompt else [], "length")
 
 

@@ -32,7 +32,7 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
-    """What the text has to be: anything (`text`), an object (`json_object`), or what a schema says (`json_schema`)."""
+    """The form of a text: any (`text`), an object (`json_object`), or a schema's (`json_schema`)."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -90,7 +90,7 @@ class Grammars:
         self._tokenizer: Any = None
 
     def constraints(self, format_: ResponseFormat | None) -> Callable[[], JsonConstraint] | None:
-        """Return what makes a constraint for each text of a request; None: there is none. Takes a moment.
+        """Return the maker of a constraint for each text of a request; None: there is none. Takes a moment.
 
         Raises:
             ApiError: the schema cannot be followed, or llguidance is not installed.

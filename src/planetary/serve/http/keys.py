@@ -11,7 +11,7 @@ from planetary.core.errors import UserError
 class KeyFile:
     """Lines of a name and a key, apart by white space; `#` begins a comment.
 
-    A key that is removed ends what uses it.
+    Removing a key ends the streams that use it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class KeyFile:
             raise UserError(f"the keys {path} are none: expected lines of a name and a key")
 
     def user(self, key: str) -> str | None:
-        """Return whose a key is; None: nobody's. Takes equally long for every key."""
+        """Return the name of a key's owner; None: the key is unknown. Takes equally long for every key."""
         self._refresh()
         found = None
         for known, name in self._names.items():
@@ -36,7 +36,7 @@ class KeyFile:
         return found
 
     def _refresh(self) -> None:
-        """Read the file again if it has changed; one that cannot be read lets nobody in."""
+        """Read the file again if it has changed; one that cannot be read admits no key."""
         try:
             status = self._path.stat()
             stamp = (status.st_mtime_ns, status.st_size)

@@ -1,4 +1,4 @@
-"""The bodies of requests, in OpenAI's words, and what they ask of a model."""
+"""The bodies of requests, in OpenAI's words, and their options for a model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream has beside the text."""
+    """Additions to a stream's text."""
 
     include_usage: bool = False
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What requests for completions and for chat completions have in common. Values are checked by `options`."""
+    """The common part of completions and chat completions. `options` checks values."""
 
     model: str | None = None
     temperature: float | None = None
@@ -61,7 +61,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with what it used."""
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def seed_of(self, choice: int) -> int:

@@ -1,4 +1,4 @@
-"""What the endpoint serves from, without the gateway that has it."""
+"""The endpoint's interface to a gateway."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Service(Protocol):
 
     @property
     def shape(self) -> ServingShape | None:
-        """What it is compiled for; None before."""
+        """The sizes of its functions; None before."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class Service(Protocol):
 
     @property
     def why_not_ready(self) -> str:
-        """What is waited for, for people."""
+        """The reason, for people."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Service(Protocol):
         ...
 
     def generate(self, request: TextRequest) -> AsyncIterator[Given]:
-        """Submit a text and yield what it gets until it is finished; leaving early cancels it.
+        """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
 
         Raises:
             ClosedError: the gateway ends.

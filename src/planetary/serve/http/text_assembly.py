@@ -1,4 +1,4 @@
-"""Tokens become text as they arrive: characters that are spread over tokens are held back, and so is what may be the
+"""Tokens become text as they arrive: characters that are spread over tokens are held back, and so is a possible
 beginning of a string that ends the text.
 """
 
@@ -21,7 +21,7 @@ class TextPiece:
     Attributes:
         text: that is certain.
         tokens: whose text begins in it, or before it.
-        stopped: whether a string that ends the text was found; what follows does not count.
+        stopped: whether a string that ends the text was found; later text does not count.
     """
 
     text: str
@@ -36,13 +36,13 @@ class TextAssembly:
         """`stops`: strings that end the text, and are no part of it."""
         self._tokenizer, self._stops = tokenizer, stops
         self._ids: list[int] = []
-        self._from, self._read = 0, 0  # tokens whose text stands before what is decoded next, and that are decoded
+        self._from, self._read = 0, 0  # tokens whose text precedes the next decoding, and decoded ones
         self._held = ""
         self._tokens: list[Token] = []
         self._ended = False
 
     def add(self, tokens: Sequence[Token]) -> TextPiece:
-        """Take tokens; return what is certain now."""
+        """Take tokens; return the text that is certain now."""
         for token in tokens:
             if self._ended:
                 break
@@ -54,7 +54,7 @@ class TextAssembly:
         return self._certain(len(self._held) - self._doubtful())
 
     def end(self) -> TextPiece:
-        """Return what was held back."""
+        """Return the held-back text."""
         if self._ended:
             return TextPiece("", ())
         self._held += self._decoded(last=True)
@@ -64,7 +64,7 @@ class TextAssembly:
     def _decoded(self, *, last: bool) -> str:
         """Return the text of the tokens that was not there before.
 
-        Some tokenizers join words differently depending on what stands before, so a few tokens are decoded again.
+        Some tokenizers join words differently depending on the words before, so a few tokens are decoded again.
         """
         before = self._text(self._ids[self._from : self._read])
         found = self._text(self._ids[self._from :])

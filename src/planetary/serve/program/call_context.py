@@ -46,7 +46,7 @@ class PagedContext:
         Args:
             tokens: i32 [B, S]; S is 1, or a multiple of `PAGE`.
             start: i32 [B]: position of the first new token. A multiple of `PAGE` where S is not 1.
-            length: i32 [B]: how many of a text's new tokens count, from 1; what is after them is computed and never
+            length: i32 [B]: how many of a text's new tokens count, from 1; later ones are computed and never
                 seen.
             pages: i32 [B, P]: of each text, in order. Those it does not have yet are page 0.
             cache: [pages, 2 L, PAGE, G, D]; keys and values of a layer are neighbours.
@@ -69,7 +69,7 @@ class PagedContext:
         return jnp.take(table, jnp.clip(self._positions(), 0, len(table) - 1), axis=0, mode="clip")
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """See `Context`. One softmax over what the cache has and what is new."""
+        """See `Context`. One softmax over cached and new keys."""
         batch, count, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
@@ -111,7 +111,7 @@ class PagedContext:
                 continue
             for part in range(self._count // PAGE):
                 page = jnp.take(self._pages[text], jnp.minimum(first + part, last), mode="clip")
-                # A chunk may end before its last pages: the text has none there, and they go where nobody reads.
+                # A chunk may end before its last pages: the text has none there, and they go to page 0.
                 page = jnp.where(part * PAGE < self._length[text], page, 0)
                 one = new[text, :, part * PAGE : (part + 1) * PAGE][None]
                 cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))

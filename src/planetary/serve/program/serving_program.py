@@ -36,7 +36,7 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
         decode: of the model.
         params: a pytree of arrays, or of their shapes.
         specs: its leaves in order, as they are named in signatures.
-        shape: what to build for.
+        shape: the sizes.
 
     Raises:
         CompileError: the model cannot be lowered.

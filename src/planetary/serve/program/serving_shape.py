@@ -1,4 +1,4 @@
-"""What a served model is compiled for: sizes of batches, of chunks, and of the cache. Needs no JAX."""
+"""The sizes of a served model's functions: of batches, of chunks, and of the cache. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServingShape(msgspec.Struct, frozen=True):
     Attributes:
         vocabulary: tokens that the model knows.
         window: the longest text, in tokens; a multiple of `PAGE`.
-        pages: of the cache, each of `PAGE` tokens; page 0 takes what nobody reads.
+        pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no text reads.
         page_shape: of one page: of keys and values: both of all layers, tokens, heads, width of a head; of a state: its
             numbers.
         element: type of the cache's numbers.
@@ -47,7 +47,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         chunks: how many tokens of one text one prefilling call may take; increasing multiples of `PAGE`.
         prefills: how many texts one prefilling call may take a chunk of; increasing.
         reaches: how many pages of a text a call may look at; increasing, the last one `window`'s.
-        memory: what the device keeps of a text between two calls.
+        memory: of the device, for a text between two calls.
         most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
         scores_prompts: whether there are functions that score a prompt.
         hidden: width of the last hidden states, whose sums scoring functions return; 0: there are none.
@@ -174,7 +174,7 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     @property
     def integers_below(self) -> int:
-        """What every integer argument may be in a trial on random numbers."""
+        """The limit of integer arguments in a trial on random numbers."""
         return min(self.vocabulary, self.pages, self.reaches[0] * PAGE)
 
 

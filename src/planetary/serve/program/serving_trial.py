@@ -1,4 +1,4 @@
-"""What the whole forward pass of a served model makes of a text, as it travels to every worker. Needs no JAX."""
+"""A text with the results of the whole forward pass, as it travels to every worker. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ key of another text or a masked one are errors of the order of one.
 
 
 class ServingTrial(msgspec.Struct, frozen=True):
-    """A text, and what the whole forward pass makes of it.
+    """A text, and the results of the whole forward pass.
 
     Attributes:
         tokens: of the text.

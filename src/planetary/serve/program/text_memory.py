@@ -1,4 +1,4 @@
-"""What a device keeps of a text between two calls. Needs no JAX."""
+"""The memory of a device for a text between two calls. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextMemory(msgspec.Struct, frozen=True, tag_field="kind"):
 
     Attributes:
         is_shared: whether texts that begin alike can use the same pages.
-        remembers: whether a call adds to what the calls before it left.
+        remembers: whether a call adds to the memory of the calls before it.
     """
 
     @property

@@ -26,7 +26,7 @@ from planetary.serve.program.text_memory import KeysAndValues, NoMemory, Recurre
 from planetary.wire.limits import MIB
 
 NOISE_FACTOR = 4.0
-"""Accepted errors are at least so many times what rounding keys and values to 16 bits changes: they are rounded before
+"""Accepted errors are at least so many times the effect of rounding keys and values to 16 bits: they are rounded before
 they are attended to in one execution, and after that in another."""
 MOST_ACCEPTED = 0.5
 """In nats. Beyond it a wrong key would pass for a rounded one."""
@@ -39,7 +39,7 @@ class TracedModel(ServedModel):
     Attributes:
         decode: its forward pass; see `models.context`.
         params: the pytree that `decode` expects; its leaves are `specs`, in order.
-        sizes: of what a device keeps of a text; None: nothing, every token takes a whole forward pass.
+        sizes: of a device's memory for a text; None: there is none, every token takes a whole forward pass.
         only_length: the one length, in tokens, that forward passes have; 0: they have any.
     """
 

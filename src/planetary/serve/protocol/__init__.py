@@ -1,1 +1,1 @@
-"""What gateway and workers say to each other while they serve."""
+"""The protocol of gateway and workers while they serve."""

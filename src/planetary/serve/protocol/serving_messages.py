@@ -10,7 +10,7 @@ from planetary.serve.program.serving_shape import ServingShape
 from planetary.serve.scheduling.sampling import SamplingOptions
 
 WEIGHTS = "weights of a served model"
-"""What the packed parameters of a model say that they are."""
+"""Label of the packed parameters of a model."""
 
 
 class ServingJob(m.RoleJob, frozen=True, kw_only=True):
@@ -19,7 +19,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     Attributes:
         weights: sha256 of the packed parameters.
         functions: signatures of the compiled functions, by name.
-        trial: sha256 of texts with what the whole forward pass with these weights makes of them, which the worker
+        trial: sha256 of a text with the results of the whole forward pass with these weights, which the worker
             compares its own results with (`serve.program.serving_trial`); "": the functions were compared with other
             weights of the model, and that is enough.
     """
@@ -35,12 +35,12 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
 
     @staticmethod
     def plan_of(shape: ServingShape) -> str:
-        """Return the plan: what the model is compiled for."""
+        """Return the plan: the sizes of the functions."""
         return msgspec.json.encode(shape).decode()
 
     @property
     def shape(self) -> ServingShape:
-        """What the model is compiled for."""
+        """The sizes of the functions."""
         return msgspec.json.decode(self.plan, type=ServingShape)
 
 
@@ -91,4 +91,4 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
 
 
 SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)
-"""What is said while a model is served."""
+"""The messages of a served model."""

@@ -1,4 +1,4 @@
-"""What the next token of a text may be, beyond what the model finds likely."""
+"""Limits of a text's next token, beside the model's probabilities."""
 
 from __future__ import annotations
 

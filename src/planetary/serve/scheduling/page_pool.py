@@ -16,7 +16,7 @@ Prefix = bytes
 
 
 def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
-    """Yield what stands for the text up to the end of each full page, in order."""
+    """Yield the key of the text up to the end of each full page, in order."""
     known = b""
     for end in range(PAGE, len(tokens) + 1, PAGE):
         page = np.asarray(tokens[end - PAGE : end], np.int64).tobytes()
@@ -25,10 +25,10 @@ def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
 
 
 class PagePool:
-    """The pages of one worker's cache. Page 0 belongs to nobody.
+    """The pages of one worker's cache. Page 0 belongs to no text.
 
     A full page is known by all tokens up to its end. A text that begins with them uses it, too (Zheng et al. 2023,
-    arXiv:2312.07104, section 3, with a table in place of the tree). A page that nobody uses any more stays until its
+    arXiv:2312.07104, section 3, with a table in place of the tree). An unused page stays until its
     place is needed, the longest unused first.
     """
 
@@ -38,7 +38,7 @@ class PagePool:
         self._users: dict[int, int] = {}  # page -> how many texts use it
         self._known: dict[Prefix, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # known pages that nobody uses
+        self._idle: OrderedDict[int, None] = OrderedDict()  # known pages without a user
         self._count = pages - 1
 
     @property
@@ -66,7 +66,7 @@ class PagePool:
     def shared(self, tokens: Sequence[int]) -> list[int]:
         """Return the pages that have the beginning of a text, in order, for one more text to use.
 
-        At least one token is left out: the last one has to be computed for what follows it.
+        At least one token is left out: the last one has to be computed for the next one.
         """
         found = []
         for prefix in prefixes(tokens[:-1]):
@@ -97,9 +97,9 @@ class PagePool:
                 self._free.append(page)
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield what always holds, with a sentence for when it does not."""
+        """Yield the invariants, each with a sentence for a violation."""
         places = sorted([*self._free, *self._users, *self._idle])
         yield places == list(range(1, self._count + 1)), f"pages are lost or doubled: {places}"
-        yield all(count > 0 for count in self._users.values()), "a page is used by nobody, and not free"
+        yield all(count > 0 for count in self._users.values()), "a page has no user, and is not free"
         known = sorted(self._known.values())
         yield known == sorted(self._prefix_of), f"known prefixes and pages differ: {known}"

@@ -72,7 +72,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scores(NamedTuple):
-    """What a worker found of each place after S tokens of a prompt.
+    """The results of a worker for each place after S tokens of a prompt.
 
     Attributes:
         values: f32 [S], log-probabilities in nats of the prompt's own tokens there.
@@ -88,13 +88,13 @@ class Scores(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What a worker found of the next token.
+    """The results of a worker for the next token.
 
     Attributes:
         ids: i32 [K], the likeliest first.
         values: f32 [K], their log-probabilities in nats.
-        row: f32 [V], those of all tokens; None: nobody asked for them.
-        scores: of the prompt's tokens; None: nobody asked for them.
+        row: f32 [V], those of all tokens; None: not requested.
+        scores: of the prompt's tokens; None: not requested.
     """
 
     ids: np.ndarray
@@ -150,7 +150,7 @@ def draw(
         order = order[: _kept(scores[order], options)]
         scores = scores[order]
     # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
-    # its id, so that a rounding error elsewhere does not change what is drawn.
+    # its id, so that a rounding error elsewhere does not change the draw.
     noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]
     best = int(order[int(np.argmax(scores + noise))])
     return Drawn(int(ids[best]), float(values[best]))

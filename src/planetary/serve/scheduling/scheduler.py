@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Call:
-    """What a worker computes at once.
+    """One function call of a worker.
 
     Attributes:
         function: of the program.
@@ -54,7 +54,7 @@ class Call:
         full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
         scores: whether the tokens of a prompt are scored.
         ahead: how many further calls the worker makes of it, each with the tokens that it draws from the one before.
-            What it has drawn is drawn again here, from the same numbers.
+            Its draws are repeated here, from the same numbers.
     """
 
     function: str
@@ -66,7 +66,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Given:
-    """What a text has got.
+    """New tokens of a text.
 
     Attributes:
         text: its number.
@@ -83,11 +83,11 @@ class Given:
 
 @dataclass
 class Seat:
-    """A worker and what it has.
+    """A worker with its texts and its cache.
 
     Attributes:
         pool: the pages of its cache.
-        memory: what its device keeps of a text.
+        memory: of its device, for a text.
         texts: that it computes, by number.
         call: under way; None: none.
     """
@@ -99,7 +99,7 @@ class Seat:
     prefilled: bool = False  # the last call was a chunk of a prompt
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield what always holds, with a sentence for when it does not."""
+        """Yield the invariants, each with a sentence for a violation."""
         yield from self.pool.invariants()
         for number, text in self.texts.items():
             enough = self.memory.pages_for(text.cached) <= len(text.pages)
@@ -195,7 +195,7 @@ class Scheduler:
     # --- calls ------------------------------------------------------------------------------------------------
 
     def next_calls(self) -> list[tuple[int, Call]]:
-        """Give waiting texts to workers, and return what idle workers compute next, by session."""
+        """Give waiting texts to workers, and return the next calls of idle workers, by session."""
         found: list[tuple[int, Call]] = []
         while True:
             self._admit()
@@ -208,7 +208,7 @@ class Scheduler:
                 return found
 
     def computed(self, session: int, results: Sequence[Candidates], *, last: bool = True) -> list[Given]:
-        """Take the results of a worker's call, in the order of its rows; return what texts have got.
+        """Take the results of a worker's call, in the order of its rows; return the texts' new tokens.
 
         `last`: whether the worker has no further results of the call.
         """
@@ -235,7 +235,7 @@ class Scheduler:
         return found
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield what always holds, with a sentence for when it does not."""
+        """Yield the invariants, each with a sentence for a violation."""
         numbers = [text.request.text for text in self.waiting]
         for seat in self.seats.values():
             yield from seat.invariants()
@@ -244,7 +244,7 @@ class Scheduler:
         yield not any(text.pages or text.cached for text in self.waiting), "a text that waits has pages"
 
     def idle_for_no_reason(self) -> str:
-        """Return what a worker without a call could do, once `next_calls` was asked; "" if there is nothing."""
+        """Return the work of a worker that is idle after `next_calls`; "" if there is none."""
         for session, seat in self.seats.items():
             if seat.call is None and (seat.texts or self.waiting):
                 return f"worker {session} is idle with {len(seat.texts)} texts, and {len(self.waiting)} wait"
@@ -275,10 +275,10 @@ class Scheduler:
                 text.cached = PAGE * len(text.pages)
             seat.texts[text.request.text] = text
 
-    # --- what is computed -------------------------------------------------------------------------------------
+    # --- calls of a worker -----------------------------------------------------------------------------------
 
     def _next_call(self, seat: Seat) -> Call | None:
-        """Return what a worker computes next; None without texts.
+        """Return a worker's next call; None without texts.
 
         Making room for one text may send others away, or itself. The oldest one always gets room, so that looking at
         all of them finds a call.
@@ -379,7 +379,7 @@ class Scheduler:
         return Row(text.request.text, new, start, tuple(text.pages), ends, -1 if ends else text.tokens[end])
 
     def _needs_row(self, text: Text, row: Row) -> bool:
-        """Whether all log-probabilities are needed of what a row finds."""
+        """Whether a row's results need the log-probabilities of all tokens."""
         most = self._shape.candidates
         constrained = text.request.constraint is not None or self._vocabulary < self._shape.vocabulary
         drawn = row.ends and not text.request.embeds
@@ -398,7 +398,7 @@ class Scheduler:
                 return False
         return True
 
-    # --- what comes of it -------------------------------------------------------------------------------------
+    # --- results of a call -----------------------------------------------------------------------------------
 
     def _cache(self, seat: Seat, text: Text, row: Row) -> None:
         """Take note that a row's tokens are in the cache, and which full pages another text may use."""
@@ -453,7 +453,7 @@ class Scheduler:
         """Return the tokens of a prompt of which log-probabilities are known now, and were not before."""
         prompt, scores, likeliest = text.request.prompt, found.scores, text.request.likeliest
         if scores is None:
-            return []  # a chunk that stands before what is scored
+            return []  # a chunk before the scored ones
         done = [Token(prompt[0], None)] if text.scored == 0 else []
         for offset, logprob in enumerate(scores.values[: len(row.tokens)].tolist()):
             place = row.start + offset + 1

@@ -63,8 +63,8 @@ class Text:
     """How far a text is. All of it but pages and cached tokens outlasts its worker.
 
     Attributes:
-        request: what is wanted.
-        tokens: the prompt, and what was generated.
+        request: its prompt and options.
+        tokens: the prompt, and the generated ones.
         pages: of the cache of its worker.
         cached: how many of its tokens have keys and values there.
         scored: how many tokens of the prompt have been given out with their log-probabilities.
@@ -109,7 +109,7 @@ class Text:
         return self.missing > 1 or self.scores
 
     def prefix(self, page: int) -> Prefix:
-        """Return what stands for the text up to the end of its page of this number, which is full."""
+        """Return the key of the text up to the end of its page of this number, which is full."""
         if len(self.known_prefixes) <= page:
             self.known_prefixes = list(prefixes(self.tokens))
         return self.known_prefixes[page]

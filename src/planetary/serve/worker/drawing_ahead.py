@@ -1,4 +1,4 @@
-"""The next call of a worker that draws tokens itself, so that it waits for nobody between two tokens of a text.
+"""The next call of a worker that draws tokens itself, so that no message passes between two tokens of a text.
 
 Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens from the
 same numbers when they arrive, and what it draws counts.
@@ -17,7 +17,7 @@ from planetary.serve.scheduling.sampling import Candidates, draw
 
 
 def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
-    """Return the call after `message`, of which `found` are the results; None: the gateway has to say what follows.
+    """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
 
     That is so after `message.ahead` further calls, and as soon as a text has ended: another may take its place.
     """

@@ -1,4 +1,4 @@
-"""Whether a loaded model computes what its whole forward pass does, with the parameters that it is served with.
+"""The comparison of a loaded model with its whole forward pass, with the parameters that are served.
 
 Every function takes the trial's text, from its cache, on the worker's own device, before anything is served.
 """
@@ -32,7 +32,7 @@ Run = Callable[[ComputeCall], Mapping[str, np.ndarray]]
 
 @dataclass
 class _Found:
-    """What was compared so far."""
+    """The comparison so far."""
 
     trial: ServingTrial
     places: int = 0
@@ -40,7 +40,7 @@ class _Found:
     where: str = ""
 
     def add(self, function: str, place: int, found: Mapping[str, np.ndarray], row: int) -> None:
-        """Compare what a function found of the token after a place. Raises `CompileError`."""
+        """Compare a function's results for the token after a place. Raises `CompileError`."""
         expected_ids, expected = (array[place] for array in self.trial.likeliest)
         of_row = found[ROW][row]
         errors = (np.abs(found[VALUES][row] - expected), np.abs(of_row[expected_ids] - expected))
@@ -83,7 +83,7 @@ class _Found:
 
 
 def check_model(run: Run, shape: ServingShape, trial: ServingTrial, device: str) -> DeviceReport:
-    """Compute the trial with every function; what the cache has afterwards is of no use.
+    """Compute the trial with every function; the cache has no use afterwards.
 
     Raises:
         CompileError: a log-probability or a likeliest token is another one; the text names the function.

@@ -1,4 +1,4 @@
-"""What a worker does that serves: it keeps the model and the cache on its device, and computes one call at a time."""
+"""The role of a serving worker: it keeps the model and the cache on its device, and computes one call at a time."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class ServingRole:
     """See the module, and `fabric.worker.role.Role`."""
 
     def __init__(self, model: LoadedModel, ready: ServingReady, send: Send) -> None:
-        """`ready`: what the worker says of itself when the gateway can be spoken to."""
+        """`ready`: the worker's message for every new connection."""
         self.machine = IndependentMachine()
         self._model, self._ready, self._send = model, ready, send
         self._calls: queue.SimpleQueue[ComputeCall | None] = queue.SimpleQueue()

@@ -356,9 +356,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         chosen = self._chosen(dialogues)
         if chosen:
             assert self._recomputation is not None
-            compute: Awaitable[str] = asyncio.to_thread(self._recomputation.defect, chosen, weights, greedy=held_out)
+            find_defect = partial(self._recomputation.defect, chosen, weights, greedy=held_out)
             async with self._texts_turn:
-                defect = await compute
+                defect = await asyncio.to_thread(find_defect)
             if defect:
                 texts.untake(dialogues)
                 return TextsJudged(task, defect=defect)

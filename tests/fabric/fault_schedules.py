@@ -37,6 +37,7 @@ from planetary.machine.journal import replay
 from planetary.simulation.faults import KINDS, draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
+from planetary.simulation.simulated_cluster import SimMachine
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 2000.0
@@ -67,11 +68,14 @@ def sweep(
     overlap: bool = False,
     one_epoch: bool = False,
     given: Sequence[str] = (),
+    speeds: Sequence[float] = (),
 ) -> Seen:
     """Run schedules, check each, and return what they came across."""
     seen = Seen()
     for seed in seeds:
-        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch, given=given)
+        cluster = run_schedule(
+            seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch, given=given, speeds=speeds
+        )
         seen.struck.update(cluster.struck)
         seen.records.update(type(record) for record in cluster.journal)
     return seen
@@ -85,17 +89,20 @@ def run_schedule(
     overlap: bool = False,
     one_epoch: bool = False,
     given: Sequence[str] = (),
+    speeds: Sequence[float] = (),
 ) -> SimCluster:
     """Run a schedule and check everything that must be true after it.
 
-    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`.
+    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`; `speeds`: of the workers.
     """
     length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
     every = checkpoint_every
     training = small_training(
         workers=WORKERS, checkpoint_every=every, ring=ring, overlap=overlap, given=given, **length
     )
-    cluster = SimCluster(seed, training, WORKERS, draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12))
+    machines = [SimMachine(speed=speed) for speed in speeds]
+    plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12)
+    cluster = SimCluster(seed, training, WORKERS, plan, machines=machines)
     try:
         with recorded_deltas() as received:
             assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
@@ -103,6 +110,7 @@ def run_schedule(
     except BaseException as error:
         mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}"
         mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
+        mode += "".join(f" --speed={speed}" for speed in speeds)
         error.add_note(f"faults: {cluster.struck}")
         error.add_note(f"replay: PYTHONPATH=src python tests/fabric/fault_schedules.py {seed}{mode}")
         raise
@@ -161,7 +169,7 @@ def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord])
     withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
     accepted = [r for r in history if isinstance(r, DeltaAccepted) and r.task not in withdrawn]
     closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
-    leases = [r.lease for r in accepted]
+    leases = [lease for r in accepted for lease in (r.lease, *r.more)]
     assert max(collections.Counter(leases).values()) == 1
     assert state.ledger.trained == len(leases)
     assert state.tokens_total == sum(r.tokens for r in accepted)
@@ -255,6 +263,7 @@ def main() -> None:
     parser.add_argument("--one-epoch", action="store_true")
     parser.add_argument("--checkpoint-every", type=int, default=1)
     parser.add_argument("--set", dest="given", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--speed", dest="speeds", type=float, action="append", default=[], metavar="FACTOR")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     cluster = run_schedule(
@@ -264,6 +273,7 @@ def main() -> None:
         overlap=args.overlap,
         one_epoch=args.one_epoch,
         given=args.given,
+        speeds=args.speeds,
     )
     for record in cluster.journal:
         sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")

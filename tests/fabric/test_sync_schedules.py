@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fault_schedules import SLOW_SEEDS, run_schedule, sweep
 
@@ -76,3 +78,12 @@ def test_the_merged_delta_is_measured_in_every_round_of_the_star() -> None:
     assert all(merged is not None and merged.radial_ratio is not None for merged in ends)
     assert any(merged.autocorrelation is not None and merged.effective_rate is not None for merged in ends if merged)
     assert all(merged.radial_ratio <= 1 + 1e-9 for merged in ends if merged is not None and merged.radial_ratio)
+
+
+QUANTISED = ("sync.precision=f32", "outer.merge=mean", "sync.ring_compression=int8", "sync.ring_order=measured")
+
+
+@pytest.mark.parametrize("more", [{}, {"overlap": True, "given": (*QUANTISED, *EAGER)}], ids=["ring", "eager"])
+def test_a_measured_and_quantised_ring_survives_random_faults(more: dict[str, Any]) -> None:
+    seen = sweep(range(4400, 4402), **{"ring": True, "given": QUANTISED, **more})
+    assert seen.records[RoundFinished] >= 2 * 6

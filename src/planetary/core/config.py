@@ -310,10 +310,14 @@ def config_hash(config: Config) -> str:
         del kept["optimizer"]["final_fraction"]
     if config.sync.topology == "ring":  # its sums are rounded in another way
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
+        if config.sync.ring_compression != "none":
+            kept["sync"]["ring_compression"] = config.sync.ring_compression
     if config.sync.overlap != "none":
         kept.setdefault("sync", {})["overlap"] = config.sync.overlap
     if config.sync.overlap == "streaming":
         kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
+    if config.fabric.leases != "equal":
+        kept["leases"] = config.fabric.leases
     if config.federation.sites:
         kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
     for key in ("compression", "broadcast_compression"):

@@ -77,9 +77,10 @@ def length_of(config: Config, tokens: int) -> RunLength:
     """Return the limits of a run in rounds on a data set of so many training tokens."""
     return RunLength(
         rounds=config.train.rounds,
-        leases=config.data.max_epochs * (tokens // config.tokens_per_slice),
+        leases=config.data.max_epochs * (tokens // config.tokens_per_slice) * config.leases_per_slice,
         inner_steps=config.train.inner_steps,
         workers=config.fabric.workers,
+        parts=config.leases_per_slice,
     )
 
 

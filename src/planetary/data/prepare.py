@@ -42,7 +42,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
         """Return which lease stands for which tokens; raises `UserError` for less than one slice.
 
-        `slice_tokens`: of a lease; None: what one worker trains in a round.
+        `slice_tokens`: of a lease; None: as the configuration divides the data among workers.
         """
         return SliceOrder(
             self.train,
@@ -51,6 +51,7 @@ class PreparedData(msgspec.Struct, frozen=True):
             config.run.seed,
             config.data.sampling,
             config.data.shuffle_leases,
+            config.leases_per_slice if slice_tokens is None else 1,
         )
 
     def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:

@@ -5,7 +5,7 @@ Needs numpy and fsspec only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import fsspec.core
 import numpy as np
@@ -36,6 +36,12 @@ def read_slice(piece: Slice) -> np.ndarray:
             "that the run was prepared with"
         )
     return np.frombuffer(raw, dtype)
+
+
+def read_slices(pieces: Sequence[Slice]) -> np.ndarray:
+    """Return the tokens of several slices of one token type, one after the other; raises as `read_slice`."""
+    found = [read_slice(piece) for piece in pieces]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _read_path(path: str, start: int, length: int) -> bytes:

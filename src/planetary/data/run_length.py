@@ -13,25 +13,32 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rounds: the most rounds.
         leases: the most leases; 0: no limit.
-        inner_steps: of a lease.
+        inner_steps: of an average worker in a round.
         workers: how many are expected to take part in a round.
+        parts: leases that an average worker trains in a round.
     """
 
     rounds: int
     leases: int = 0
     inner_steps: int
     workers: int
+    parts: int = 1
+
+    @property
+    def lease_steps(self) -> int:
+        """Inner steps of a lease."""
+        return self.inner_steps // self.parts
 
     @property
     def expected_rounds(self) -> int:
         """How many rounds the expected workers take."""
-        return min(self.rounds, -(-self.leases // self.workers)) if self.leases else self.rounds
+        return min(self.rounds, -(-self.leases // (self.workers * self.parts))) if self.leases else self.rounds
 
     @property
     def schedule_steps(self) -> int:
         """Length of the learning-rate schedule: the inner steps that each of the expected workers takes."""
         steps = self.rounds * self.inner_steps
-        return min(steps, -(-self.leases * self.inner_steps // self.workers)) if self.leases else steps
+        return min(steps, -(-self.leases * self.lease_steps // self.workers)) if self.leases else steps
 
     def first_step(self, round_: int, trained: int) -> int:
         """Return the position in the schedule at which a round begins; `trained` leases precede it.
@@ -50,7 +57,9 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
     def rounds_left(self, finished: int, trained: int, workers: int) -> int:
         """Return how many more rounds are expected with so many workers."""
         rounds = max(0, self.rounds - finished)
-        return min(rounds, -(-max(0, self.leases - trained) // max(1, workers))) if self.leases else rounds
+        return (
+            min(rounds, -(-max(0, self.leases - trained) // (max(1, workers) * self.parts))) if self.leases else rounds
+        )
 
     def why_shorter(self) -> str:
         """Say that the data ends the run before its rounds do; "" where it does not."""

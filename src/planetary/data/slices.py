@@ -1,7 +1,7 @@
 """Which tokens are trained on when, and who has them: pure, replayable, every token at most once per epoch.
 
-A *lease* is a position in the run's endless data order: lease 0 is the first slice handed out. `SliceOrder`
-says which tokens a lease stands for; `LeaseLedger` says which leases are free, held or trained.
+A *lease* is a position in the run's endless data order: lease 0 is the first slice, or part of one, that is handed out.
+`SliceOrder` gives the tokens that a lease stands for; `LeaseLedger` says which leases are free, held or trained.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class SliceOrder(msgspec.Struct, frozen=True):
         seed: of the order.
         sampling: as `data.sampling`.
         reorder: "fifo": draw the order of slices from the second epoch on.
+        parts: leases that a slice is divided into; those of one slice follow each other in the order and in the file.
     """
 
     file: TokenFile
@@ -42,6 +43,7 @@ class SliceOrder(msgspec.Struct, frozen=True):
     seed: int
     sampling: Literal["random", "fifo", "sequence"] = "random"
     reorder: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a file that is shorter than one slice."""
@@ -59,6 +61,10 @@ class SliceOrder(msgspec.Struct, frozen=True):
     @property
     def per_epoch(self) -> int:
         """Number of leases in one epoch."""
+        return self._slices * self.parts
+
+    @property
+    def _slices(self) -> int:
         return self.file.count // self.slice_tokens
 
     def epoch(self, lease: int) -> int:
@@ -69,16 +75,16 @@ class SliceOrder(msgspec.Struct, frozen=True):
         """Return the tokens that a lease stands for."""
         if lease < 0:
             raise LocalProtocolError(f"lease {lease} does not exist; leases count from 0")
-        epoch, position = divmod(lease, self.per_epoch)
+        number, part = divmod(lease, self.parts)
+        epoch, position = divmod(number, self._slices)
+        size = self.slice_tokens // self.parts
         if self.sampling == "fifo":
-            index = (
-                int(_epoch_order(self.per_epoch, self.seed, epoch)[position]) if self.reorder and epoch else position
-            )
-            return self.file.slice(index * self.slice_tokens, self.slice_tokens)
-        spare_blocks = (self.file.count - self.per_epoch * self.slice_tokens) // self.block_tokens
+            index = int(_epoch_order(self._slices, self.seed, epoch)[position]) if self.reorder and epoch else position
+            return self.file.slice(index * self.slice_tokens + part * size, size)
+        spare_blocks = (self.file.count - self._slices * self.slice_tokens) // self.block_tokens
         start = _start_block(spare_blocks, self.seed, epoch) * self.block_tokens
-        index = int(_epoch_order(self.per_epoch, self.seed, epoch)[position])
-        return self.file.slice(start + index * self.slice_tokens, self.slice_tokens)
+        index = int(_epoch_order(self._slices, self.seed, epoch)[position])
+        return self.file.slice(start + index * self.slice_tokens + part * size, size)
 
 
 @lru_cache(maxsize=4)  # consecutive leases share an epoch
@@ -112,6 +118,11 @@ class LeaseLedger(msgspec.Struct):
     def peek(self) -> int:
         """Return the lease that `take` would hand out: the oldest that was given back, else a new one."""
         return self.returned[0] if self.returned else self.next
+
+    def free(self, count: int) -> list[int]:
+        """Return the leases that so many calls of `take` would hand out."""
+        old = self.returned[:count]
+        return [*old, *range(self.next, self.next + count - len(old))]
 
     def take(self) -> int:
         """Hand out the oldest free lease."""

@@ -42,6 +42,7 @@ class Claim(msgspec.Struct, frozen=True):
     task: int
     worker: str
     loss: float  # mean training loss that its worker reports, nats per token
+    share: float = 1.0  # its inner steps against those of an average contribution
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -90,7 +91,9 @@ def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale
     refused: dict[int, str] = {}
     for rule in (_by_length, _by_loss):
         left = [claim for claim in claims if claim.task not in refused]
-        refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
+        refused |= rule(
+            left, {c.task: norms[c.task] / (scale * c.share) for c in left}, history, table.start_norm / scale
+        )
     left = [claim.task for claim in claims if claim.task not in refused]
     pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
     # A copy stays among those that the others are compared with: it says the same as what it copied. How alike deltas
@@ -114,6 +117,7 @@ JUDGES: dict[str, Judge] = {"others": judge, "none": accept_all}
 def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str], scale: float) -> Judgement:
     rows = {task: row for row, task in enumerate(table.tasks)}
     kept = [rows[claim.task] for claim in claims if claim.task not in refused]
+    lengths = [_norm(table, rows[claim.task]) / (scale * claim.share) for claim in claims if claim.task not in refused]
     measures = [
         Measure(
             claim.task,
@@ -125,7 +129,7 @@ def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str]
         )
         for claim in claims
     ]
-    return Judgement(tuple(measures), median(_norm(table, row) / scale for row in kept) if kept else 0.0)
+    return Judgement(tuple(measures), median(lengths) if lengths else 0.0)
 
 
 def _norm(table: Table, row: int) -> float:

@@ -98,6 +98,7 @@ class SimulatedNode:
         shutdown_s: float,
         restart_s: tuple[float, float],
         step_s: float,
+        spread: tuple[float, float],
         work: NodeWork,
         observe: Callable[..., None],
         struck: Callable[[str], None],
@@ -114,6 +115,7 @@ class SimulatedNode:
         self.started, self.hangs = 0, False
         self.disk = SimulatedDisk(world.random, struck, world.clock)
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
+        self._spread = spread  # of a process's own step time around `step_s`
         self._do, self._observe, self._ended = work, observe, ended
         self.supervisor = self.join()
 
@@ -162,7 +164,7 @@ class SimulatedNode:
         self.worker = self.world.start(f"worker {self.name} #{number}", self.node, lambda p: self._work(p, number))
         self.worker.thread_s = LOAD_S
         self.worker.on_exit.append(self._ended)
-        self.health = Health(self.step_s * self.world.random.uniform(0.8, 1.25), is_hung=self.hangs)
+        self.health = Health(self.step_s * self.world.random.uniform(*self._spread), is_hung=self.hangs)
         return ChildOf(self.worker)
 
     async def _work(self, process: Process, number: int) -> int:

@@ -53,10 +53,12 @@ class SimMachine:
 
     Attributes:
         speed: of its steps; 1: that of a healthy worker on average.
+        is_steady: whether each of its processes has just that speed; else up to a quarter more or less.
         link: None: delays are drawn, and bytes are fast.
     """
 
     speed: float = 1.0
+    is_steady: bool = False
     link: SimulatedLink | None = None
 
 
@@ -258,6 +260,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             shutdown_s=timings.shutdown_s,
             restart_s=RESTART_S,
             step_s=self.step_s / machine.speed,
+            spread=(1.0, 1.0) if machine.is_steady else (0.8, 1.25),
             work=NodeWork(self.protocol, lambda process, health: self._roles(number, process, health), roles),
             observe=self._observe,
             struck=self.struck.append,

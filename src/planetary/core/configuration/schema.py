@@ -169,6 +169,9 @@ class FabricConfig(msgspec.Struct, frozen=True):
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
     threads: Index = 0  # per worker; 0: the workers of one machine share its cores
     compilers: Count = 1  # targets that the gateway compiles for at once
+    # "equal": every worker trains train.inner_steps a round; "measured": as many as its speed gives, so that all end at
+    # once, train.inner_steps on average; at a round's deadline the steps that are trained count
+    leases: Literal["equal", "measured"] = "equal"
 
 
 OverlapName = Literal["none", "eager", "streaming", "async"]
@@ -200,6 +203,10 @@ class SyncConfig(msgspec.Struct, frozen=True):
     broadcast_compression: Codec = "none"
     precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
+    # "ring": "joined": in the order in which the workers came; "measured": by bandwidth and round trip of all links,
+    # measured whenever other workers take part
+    ring_order: Literal["joined", "measured"] = "joined"
+    ring_compression: Literal["none", "int4", "int8", "int16"] = "none"  # "ring": of the deltas on their way
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
 
 
@@ -374,12 +381,17 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_slice(self) -> int:
-        """Tokens of one lease: what one worker reads in one round."""
+        """Tokens of one slice: what one worker reads in one round, if all are equally fast."""
         return self.train.inner_steps * self.tokens_per_batch
 
     @property
+    def leases_per_slice(self) -> int:
+        """Leases that such a slice is divided into: one, or one for each inner step where speeds are measured."""
+        return 1 if self.fabric.leases == "equal" else self.train.inner_steps
+
+    @property
     def targets_per_slice(self) -> int:
-        """Target tokens of one lease: what its loss is averaged over and its contribution weighted by."""
+        """Target tokens of one slice: the number that a loss is averaged over and a contribution weighted by."""
         return self.train.inner_steps * self.train.batch_size * self.train.sequence_length
 
     @property

@@ -196,6 +196,12 @@ def _check_together(config: Config, origin: str) -> None:
             "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
             'leave out sync.precision, or set it to "f32"'
         )
+    plain = config.sync.topology == "ring" and config.sync.precision == "f32" and config.outer.merge == "mean"
+    if config.sync.ring_compression != "none" and not plain:
+        raise UserError(
+            f'{origin}: sync.ring_compression: expected "none", found "{config.sync.ring_compression}": a ring '
+            'quantises float32 deltas only; set sync.topology = "ring", sync.precision = "f32" and outer.merge = "mean"'
+        )
     if config.outer.merge == "rda" and config.sync.topology == "ring" and config.sync.precision != "f32":
         raise UserError(
             f'{origin}: outer.merge: expected "mean" with sync.precision = "{config.sync.precision}", found "rda": '
@@ -242,6 +248,17 @@ def _check_together(config: Config, origin: str) -> None:
             raise UserError(f'{origin}: sinks of kind "webhook": url: expected http:// or https://')
     _check_sources(config, origin)
     _check_federation(config, origin)
+    if config.fabric.leases != "equal" and config.sync.overlap == "streaming":
+        raise UserError(
+            f'{origin}: fabric.leases: expected "equal" with sync.overlap = "streaming", found '
+            f'"{config.fabric.leases}": '
+            "a fragment is mixed in after a fixed number of a lease's steps"
+        )
+    if config.fabric.leases != "equal" and (config.moe.composers or config.federation.sites or config.federation.hub):
+        raise UserError(
+            f'{origin}: fabric.leases: expected "equal" with composers or in a federation, whose data is divided in '
+            f'advance, found "{config.fabric.leases}"'
+        )
     if config.train.batch_size % config.train.micro_batches:
         raise UserError(
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "

@@ -371,6 +371,7 @@ class RoundTraining:
         self.first_round_open = False  # whether this incarnation has opened a round
         self.ask_again_at: float | None = None
         self.stall = ""  # why the round cannot go on, "" while it can
+        self._why_closing = ""  # the verdict on the round that is trained; "": it stays open
 
     # --- a round's life ---------------------------------------------------------------------------------------
 
@@ -434,11 +435,19 @@ class RoundTraining:
             self.leases.reassign(opened, now)
             verdict = decide_round(self.leases.view(opened), limits, now)
         if verdict.action is RoundAction.CLOSE:
-            self._close(opened, verdict.why, now)
+            self._close_when_answered(opened, verdict.why, now)
             return
         self.ask_again_at = verdict.ask_again_at
         if verdict.stalled:
             self.stall = f"round {opened.round}: {verdict.why}"
+
+    def _close_when_answered(self, opened: OpenRound, why: str, now: float) -> None:
+        """Close the round, once workers that still train have sent the steps that they have, where these count."""
+        self._why_closing = self._why_closing or why
+        self.ask_again_at = self.leases.finish(opened, now)
+        if self.ask_again_at is None:
+            why, self._why_closing = self._why_closing, ""
+            self._close(opened, why, now)
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
         self.leases.end(opened, why, now)
@@ -511,6 +520,7 @@ class RoundTraining:
     def rolled_back(self, mark: Mark, reason: str, now: float) -> None:
         """The run went back to an earlier round; nothing is under way."""
         self._began.clear()
+        self._why_closing = ""
         self.leases.void(reason, now)
         self._topology.went_back(mark.round)
 

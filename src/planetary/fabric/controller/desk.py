@@ -128,6 +128,10 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
         """Whether a lease is free that the run still trains."""
         return self.policy.length.has_lease(self.state.ledger.peek())
 
+    def free_leases(self, count: int) -> tuple[int, ...]:
+        """Return up to `count` leases that are free and that the run still trains, in the order of the data."""
+        return tuple(lease for lease in self.state.ledger.free(count) if self.policy.length.has_lease(lease))
+
     def goes_on_after(self, round_: int) -> bool:
         """Whether another round can be opened after `round_`."""
         return round_ < self.policy.length.rounds and self.has_lease
@@ -136,15 +140,15 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
     def first_step(self) -> int:
         """Where the open round begins in the learning-rate schedule."""
         opened = self.open_round()
-        return self.policy.length.first_step(opened.round, self.state.ledger.trained - len(opened.contributions))
+        return self.policy.length.first_step(opened.round, self.state.ledger.trained - opened.trained)
 
     @property
     def rounds_left(self) -> int:
         """How many more rounds are expected with the workers that are here, the open one included."""
         state, length = self.state, self.policy.length
-        opened = () if state.open is None else state.open.contributions
+        opened = 0 if state.open is None else state.open.trained
         return length.rounds_left(
-            state.round, state.ledger.trained - len(opened), len(self.ready_workers()) or length.workers
+            state.round, state.ledger.trained - opened, len(self.ready_workers()) or length.workers
         )
 
     def is_last(self, round_: int) -> bool:

@@ -191,6 +191,6 @@ class Evaluation:
         self._desk.send(
             worker.session,
             m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
-            TokensOf(True, piece.slice.offset, piece.slice.count) if self._desk.policy.gateway_delivers else None,
+            TokensOf(True, (piece.slice,)) if self._desk.policy.gateway_delivers else None,
         )
         worker.evaluate.awaits = self._desk.under_way.count(worker.session)

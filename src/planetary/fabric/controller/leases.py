@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from planetary.core.token_slice import joined
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
-from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces
+from planetary.fabric.controller.pace import SHARES, LeaseTimes, WorkerPaces
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
@@ -36,42 +37,73 @@ class Leases:
         """Start at monotonic time `now`, with no round open."""
         self._desk, self._topology, self._guard = desk, topology, guard
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round
-        self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
+        self._seconds: dict[str, float] = {}  # worker -> seconds of its last task
+        self._shares = SHARES[desk.policy.leases](desk.policy.length.parts)
+        self._finish_until: float | None = None  # until when results of fewer steps are waited for
         self.pace = WorkerPaces()
 
     # --- handing out ------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """A round was opened: every worker gets a lease of it, while the run has any left."""
+        """A round was opened: every worker gets its share of leases, while the run has any left."""
         self._began = self._orphaned_at = self._contributed_at = now
-        for worker in self._able_workers():
-            if self._desk.has_lease:
-                self._assign(worker, self._desk.state.ledger.peek(), now)
+        self._finish_until = None
+        workers = self._able_workers()
+        shares = self._shares.of([worker.worker for worker in workers])
+        for worker in workers:
+            if leases := self._desk.free_leases(shares[worker.worker]):
+                self._assign(worker, leases, now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
         """Give what is free to workers that have not contributed to the round."""
+        if self._finish_until is not None:
+            return  # the round is about to close
         contributed = {c.worker for c in opened.contributions}
-        for worker in self._able_workers():
+        workers = self._able_workers()
+        shares = self._shares.of([worker.worker for worker in workers])
+        for worker in workers:
             if worker.train is not None or worker.worker in contributed:
                 continue
             if opened.orphans:
-                self._assign(worker, opened.orphans[0], now)
+                self._assign(worker, tuple(opened.orphans[: shares[worker.worker]]), now)
             elif self._desk.has_lease and admits_latecomer(self.view(opened), now):
-                self._assign(worker, self._desk.state.ledger.peek(), now)
+                self._assign(worker, self._desk.free_leases(shares[worker.worker]), now)
 
     def reassign(self, opened: OpenRound, now: float) -> None:
         """Give orphans to anybody who is free."""
-        for worker in self._able_workers():
+        workers = self._able_workers()
+        shares = self._shares.of([worker.worker for worker in workers])
+        for worker in workers:
             if worker.train is None and opened.orphans:
-                self._assign(worker, opened.orphans[0], now)
+                self._assign(worker, tuple(opened.orphans[: shares[worker.worker]]), now)
+
+    def finish(self, opened: OpenRound, now: float) -> float | None:
+        """The round is to close: ask for the steps that are trained, where fewer than all of a task count.
+
+        Returns until when the answers are waited for; None when there are none to wait for.
+        """
+        asked = False
+        for worker in self._desk.ready_workers():
+            train = worker.train
+            if train is None or train.round != opened.round or not self._shares.may_finish(train.step):
+                continue
+            asked = True
+            if not train.ends_early:
+                train.ends_early = True
+                self._desk.send(worker.session, m.FinishTask(task=train.task))
+        if not asked:
+            return None
+        if self._finish_until is None:
+            self._finish_until = now + self._desk.policy.round.grace_s
+        return self._finish_until if now < self._finish_until else None
 
     def view(self, opened: OpenRound) -> RoundView:
         """Return what it depends on whether the round closes."""
         return RoundView(
             started_at=self._began,
             contributions=len(opened.contributions),
-            training=len(opened.holders),
-            orphans=len(opened.orphans),
+            training=opened.tasks,
+            orphans=-(-len(opened.orphans) // self._desk.policy.length.parts),
             orphaned_at=self._orphaned_at if opened.orphans else None,
             last_contribution_at=self._contributed_at if opened.contributions else None,
             ready_workers=len(self._able_workers()),
@@ -82,14 +114,15 @@ class Leases:
         version = self._desk.state.version
         return [w for w in self._topology.able_workers() if not self._guard.spares(w.worker, version)]
 
-    def _assign(self, worker: WorkerSession, lease: int, now: float) -> None:
+    def _assign(self, worker: WorkerSession, leases: tuple[int, ...], now: float) -> None:
         desk, opened = self._desk, self._desk.open_round()
         task, version = desk.state.next_task, desk.state.version
         start = self._topology.start(worker)
         desk.append(
             LeaseAssigned(
                 round=opened.round,
-                lease=lease,
+                lease=leases[0],
+                more=leases[1:],
                 task=task,
                 worker=worker.worker,
                 pid=worker.pid,
@@ -101,33 +134,36 @@ class Leases:
                 mixes=start.mixes,
             )
         )
+        steps = desk.policy.steps_of(worker.worker, len(leases))
         worker.train = TrainInFlight(
             task=task,
             round=opened.round,
-            lease=lease,
+            leases=leases,
+            steps=steps,
             assigned_at=now,
             progress_at=now,
             version=version,
             mixes=start.mixes,
         )
         self._topology.send_parameters(worker, version)
-        piece = desk.policy.locate(lease)
+        pieces = joined(desk.policy.locate(lease) for lease in leases)
         desk.send(
             worker.session,
             m.TrainTask(
                 task=task,
                 round=opened.round,
                 version=version,
-                lease=lease,
-                slice=piece,
-                steps=desk.policy.steps_of(worker.worker),
+                lease=leases[0],
+                slice=pieces[0],
+                more=pieces[1:],
+                steps=steps,
                 first_step=desk.first_step,
                 ahead=start.ahead,
                 ahead_tokens=start.ahead_tokens,
                 after=start.after,
                 mixes=start.mixes,
             ),
-            TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
+            TokensOf(False, pieces) if desk.policy.gateway_delivers else None,
         )
         worker.train.awaits = desk.under_way.count(worker.session)
 
@@ -145,7 +181,7 @@ class Leases:
             self._desk.append(
                 LeaseStarted(
                     round=train.round,
-                    lease=train.lease,
+                    lease=train.leases[0],
                     task=train.task,
                     worker=worker.worker,
                     pid=worker.pid,
@@ -163,13 +199,13 @@ class Leases:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
         worker.train = None
-        defect = event.defect or self._defect_of(worker.worker, result, train)
+        defect = event.defect or self._defect_of(result, train)
         if defect:
             self._drop(event.attachment)
             self._desk.append(
                 DeltaRejected(
                     round=train.round,
-                    lease=train.lease,
+                    lease=train.leases[0],
                     task=train.task,
                     worker=worker.worker,
                     pid=worker.pid,
@@ -189,21 +225,25 @@ class Leases:
         One with a defect is rejected when it is here completely.
         """
         train = worker.train
-        if train is None or train.task != result.task or self._defect_of(worker.worker, result, train):
+        if train is None or train.task != result.task or self._defect_of(result, train):
             return
         if self._topology.begins_to_arrive(worker, train.task):
             worker.train = None
             self._count(worker, train, result, now)
 
     def _count(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> None:
-        times = self._times(worker, train, result.seconds, now)
+        times = self._times(worker, train, result, now)
         self.pace.contributed(train.round, times, now)
+        self._shares.observe(times)
+        trained = len(train.leases) * result.steps // train.steps if train.ends_early else len(train.leases)
         self._contributed_at = now
         self._seconds[worker.worker] = now - train.assigned_at
         self._desk.append(
             DeltaAccepted(
                 round=train.round,
-                lease=train.lease,
+                lease=train.leases[0],
+                more=train.leases[1:trained],
+                untrained=train.leases[trained:],
                 task=train.task,
                 worker=worker.worker,
                 pid=worker.pid,
@@ -227,7 +267,8 @@ class Leases:
         self._desk.append(
             LeaseReturned(
                 round=train.round,
-                lease=train.lease,
+                lease=train.leases[0],
+                more=train.leases[1:],
                 task=train.task,
                 worker=worker,
                 to="round",
@@ -247,7 +288,8 @@ class Leases:
             self._desk.append(
                 LeaseReturned(
                     round=train.round,
-                    lease=train.lease,
+                    lease=train.leases[0],
+                    more=train.leases[1:],
                     task=train.task,
                     worker=worker.worker,
                     to="pool",
@@ -259,8 +301,14 @@ class Leases:
 
     def orphans_to_pool(self, ended: OpenRound, why: str) -> None:
         """Leases of a round that nobody trained go to a later one."""
-        for lease in list(ended.orphans):
-            self._desk.append(LeaseReturned(round=ended.round, lease=lease, task=0, worker="", to="pool", reason=why))
+        parts = self._desk.policy.length.parts
+        while ended.orphans:
+            lease, *more = ended.orphans[:parts]
+            self._desk.append(
+                LeaseReturned(
+                    round=ended.round, lease=lease, more=tuple(more), task=0, worker="", to="pool", reason=why
+                )
+            )
 
     def withdraw_lost(self, ended: OpenRound, now: float) -> None:
         """Take back the contributions whose results are gone."""
@@ -271,6 +319,7 @@ class Leases:
                 DeltaWithdrawn(
                     round=ended.round,
                     lease=contribution.lease,
+                    more=contribution.more,
                     task=contribution.task,
                     worker=contribution.worker,
                     reason=lost[contribution.task],
@@ -280,6 +329,7 @@ class Leases:
     def void(self, reason: str, now: float) -> None:
         """The run went back to an earlier round, and nobody is to go on with what was under way."""
         self._began = self._orphaned_at = self._contributed_at = now
+        self._finish_until = None
         self.pace.went_back(self._desk.state.round)
         for worker in self._desk.workers.values():
             if worker.train is not None:
@@ -289,13 +339,13 @@ class Leases:
     # --- time -------------------------------------------------------------------------------------------------
 
     def expected_s(self) -> float | None:
-        """The slowest live worker's seconds per lease; extrapolated from steps before one is finished."""
+        """The slowest live worker's seconds per task; extrapolated from steps before one is finished."""
         workers = self._desk.workers.values()
         known = [self._seconds[w.worker] for w in workers if w.worker in self._seconds]
         if known:
             return max(known)
         estimates = [
-            (w.train.progress_at - w.train.assigned_at) / w.train.step * self._desk.policy.inner_steps
+            (w.train.progress_at - w.train.assigned_at) / w.train.step * w.train.steps
             for w in workers
             if w.train is not None and w.train.step > 0
         ]
@@ -336,9 +386,9 @@ class Leases:
     def waited_for(self) -> tuple[list[str], float]:
         """Return whom the open round waits for, at most half of those that it needs, and since when."""
         opened = self._desk.state.open
-        if opened is None or opened.closed or not 0 < len(opened.holders) <= len(opened.contributions):
+        if opened is None or opened.closed or not 0 < opened.tasks <= len(opened.contributions):
             return [], 0.0
-        return sorted(holding.worker for holding in opened.holders.values()), self._contributed_at
+        return sorted({holding.worker for holding in opened.holders.values()}), self._contributed_at
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -346,32 +396,32 @@ class Leases:
         """Whether a lease was handed out when its round began, and not to somebody who came late or took over."""
         return train.assigned_at <= self._began
 
-    def _times(self, worker: WorkerSession, train: TrainInFlight, seconds: float, now: float) -> LeaseTimes:
-        """Return what a lease took that is trained. `seconds` is what the worker says, and no more than there were."""
+    def _times(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> LeaseTimes:
+        """Return the times of a task that is trained. The worker's own count at most as the time since its start."""
         opened = self._desk.state.under_way(train.round)
-        alone = opened.contributions and len(opened.holders) == 1 and not opened.orphans
-        steps, waits = self._desk.policy.inner_steps, alone and self._from_the_start(train)
+        alone = opened.contributions and opened.tasks == 1 and not opened.orphans
+        waits = alone and self._from_the_start(train)
         return LeaseTimes(
             worker=worker.worker,
-            steps=steps,
-            seconds=max(0.0, min(seconds, now - train.assigned_at)),
+            steps=train.steps,
+            seconds=max(0.0, min(result.seconds, now - train.assigned_at)),
             transfer_s=max(0.0, train.complete_at - train.assigned_at) + worker.arrival_s,
             waited_s=now - self._contributed_at if waits else 0.0,
             version_lag=self._desk.state.version - train.version,
-            trained=steps,
+            trained=result.steps if train.ends_early else train.steps,
         )
 
     def _judge_pace(self, opened: OpenRound, now: float) -> None:
-        steps = self._desk.policy.inner_steps
+        policy = self._desk.policy
         times = [
             LeaseTimes(
                 worker=c.worker,
-                steps=steps,
+                steps=policy.steps_of(c.worker, len(c.leases) + c.untrained),
                 seconds=c.seconds,
                 transfer_s=c.transfer_s,
                 waited_s=c.waited_s,
                 version_lag=c.version_lag,
-                trained=steps,
+                trained=policy.steps_of(c.worker, len(c.leases)),
             )
             for c in opened.contributions
         ]
@@ -381,10 +431,10 @@ class Leases:
                 times.append(
                     LeaseTimes(
                         worker=worker.worker,
-                        steps=steps,
+                        steps=train.steps,
                         seconds=now - train.assigned_at,
                         transfer_s=0.0,
-                        trained=min(train.step, steps - 1),
+                        trained=min(train.step, train.steps - 1),
                     )
                 )
         for record in self.pace.close(opened.round, times, now - self._began, self._desk.state.slow):
@@ -394,10 +444,10 @@ class Leases:
         if attachment:
             self._desk.out.append(DropAttachment(attachment))
 
-    def _defect_of(self, worker: str, result: m.TrainResult, train: TrainInFlight) -> str:
+    def _defect_of(self, result: m.TrainResult, train: TrainInFlight) -> str:
         if result.round != train.round:
             return f"it was trained for round {train.round}, and says that it is of round {result.round}"
-        if defect := self._desk.policy.defect_of(worker, result):
+        if defect := self._desk.policy.defect_of(result, train.steps, ends_early=train.ends_early):
             return defect
         if result.payload != self._topology.result:
             return "it gave its result to the other side of the topology: its planetary has another version"

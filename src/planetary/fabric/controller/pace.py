@@ -1,4 +1,4 @@
-"""Which workers are slow: the times of a round's leases against each other, as one pure function, and a memory.
+"""How fast workers are: which are slow, by the times of a round's leases, and how leases are shared out.
 
 A worker is marked after `ROUNDS` rounds in a row in which it was slow, and unmarked after as many in which it was not;
 the limits are lower for one that is marked, so that a worker near them does not flicker.
@@ -7,7 +7,8 @@ the limits are lower for one that is marked, so that a worker near them does not
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -16,6 +17,9 @@ from planetary.fabric.protocol.records import WorkerRecovered, WorkerSlow
 ROUNDS = 2  # in a row, before a mark is set or taken away
 FACTOR = 1.5  # times the median of the others
 SHARE = 0.25  # of the round's time
+NEWEST = 0.3  # weight of the newest measurement in an exponential mean
+EVEN = 0.05  # part by which finish times of equal shares may differ before shares do
+MOST_SHARES = 4  # times the average; a worker's parameters drift with its steps
 MARKED = 0.5  # part of the limits' margin that counts for a worker that is marked
 LEAST_PART, LEAST_S = 0.1, 0.1  # what costs less, of the round's time or in seconds, is no reason
 
@@ -91,6 +95,121 @@ def _mean_step(own: Sequence[LeaseTimes]) -> float:
 
 def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
+
+
+class Shares(Protocol):
+    """How many leases each worker trains in a round."""
+
+    def observe(self, times: LeaseTimes) -> None:
+        """Take note of a contribution's times."""
+        ...
+
+    def of(self, workers: Sequence[str]) -> dict[str, int]:
+        """Return the leases of each worker, at least one, in a round that these begin."""
+        ...
+
+    def may_finish(self, trained: int) -> bool:
+        """Whether a task counts with fewer leases than it has, after so many inner steps of it."""
+        ...
+
+
+class EqualShares:
+    """All train as many; a task counts whole or not at all. See `Shares`."""
+
+    def __init__(self, average: int) -> None:
+        """`average`: leases of a worker and round."""
+        self._average = average
+
+    def observe(self, times: LeaseTimes) -> None:
+        """See `Shares`."""
+
+    def of(self, workers: Sequence[str]) -> dict[str, int]:
+        """See `Shares`."""
+        return dict.fromkeys(workers, self._average)
+
+    def may_finish(self, trained: int) -> bool:
+        """See `Shares`."""
+        return False
+
+
+class MeasuredShares:
+    """All end at once, by exponential means of the seconds of an inner step and of a lease's transfers. See `Shares`.
+
+    With o_i seconds of transfers and s_i of a lease, n_i = (T - o_i) / s_i, where T makes the sum that of equal shares.
+    Workers without a measurement count as the median. Shares stay equal while the finish times would differ by less
+    than `EVEN`.
+    """
+
+    def __init__(self, average: int) -> None:
+        """`average`: leases of one inner step, of a worker and round."""
+        self._average = average
+        self._step_s: dict[str, float] = {}
+        self._transfer_s: dict[str, float] = {}
+
+    def observe(self, times: LeaseTimes) -> None:
+        """See `Shares`."""
+        for means, value in ((self._step_s, times.step_s), (self._transfer_s, times.transfer_s)):
+            before = means.get(times.worker, value)
+            means[times.worker] = before + NEWEST * (value - before)
+
+    def of(self, workers: Sequence[str]) -> dict[str, int]:
+        """See `Shares`."""
+        known = [worker for worker in workers if self._step_s.get(worker, 0.0) > 0]
+        equal = dict.fromkeys(workers, self._average)
+        if not known:
+            return equal
+        usual_step = statistics.median(self._step_s[worker] for worker in known)
+        usual_transfer = statistics.median(self._transfer_s[worker] for worker in known)
+        times = {
+            worker: (self._step_s[worker], self._transfer_s[worker])
+            if worker in known
+            else (usual_step, usual_transfer)
+            for worker in workers
+        }
+        ends = [transfer + self._average * step for step, transfer in times.values()]
+        if max(ends) <= (1 + EVEN) * min(ends):
+            return equal
+        return _whole(_finishing_together(times, self._average), self._average * len(workers))
+
+    def may_finish(self, trained: int) -> bool:
+        """See `Shares`."""
+        return trained > 0
+
+
+def _finishing_together(times: Mapping[str, tuple[float, float]], average: int) -> dict[str, float]:
+    """Return the leases of workers that end at once, between 1 and the most; the limits take from the others, or give.
+
+    `times`: seconds of a lease, and of all transfers, by worker.
+    """
+    left, free, shares = float(average * len(times)), dict(times), dict[str, float]()
+    while free:
+        until = (left + sum(o / s for s, o in free.values())) / sum(1 / s for s, _ in free.values())
+        exact = {worker: (until - o) / s for worker, (s, o) in free.items()}
+        for limit, beyond in ((float(MOST_SHARES * average), 1.0), (1.0, -1.0)):
+            out = [worker for worker, value in exact.items() if beyond * (value - limit) > 0]
+            if out:
+                break
+        else:
+            return {**shares, **exact}
+        for worker in out:
+            shares[worker] = limit
+            left -= limit
+            del free[worker]
+    return shares
+
+
+def _whole(exact: Mapping[str, float], total: int) -> dict[str, int]:
+    """Return whole numbers with the sum `total` where the exact ones have it; the largest remainders are rounded up."""
+    shares = {worker: int(value) for worker, value in exact.items()}
+    for worker in sorted(exact, key=lambda worker: (shares[worker] - exact[worker], worker)):
+        if sum(shares.values()) >= min(total, round(sum(exact.values()))):
+            break
+        shares[worker] += 1
+    return shares
+
+
+SHARES: Mapping[str, Callable[[int], Shares]] = {"equal": EqualShares, "measured": MeasuredShares}
+"""By the names of the configuration: a function of the leases of an average worker and round."""
 
 
 class Latest(msgspec.Struct):

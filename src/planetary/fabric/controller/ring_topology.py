@@ -71,6 +71,7 @@ class Ring(Topology):
         self._attempt: _Attempt | None = None
         self.attempts = self.groups = 0
         self._group: tuple[int, ...] = ()  # sessions of the newest group; empty: the next attempt gets a new one
+        self._reduced_by = 0  # workers that took part in the newest reduction
         self._in_a_row = 0  # attempts that failed with nobody lost
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
@@ -171,7 +172,11 @@ class Ring(Topology):
         """See `Topology`."""
         outcome = self._settled(now)
         if outcome is ReductionOutcome.DONE:
-            self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
+            self._desk.append(
+                RoundClosed(
+                    round=ended.round, contributions=len(ended.contributions), why=self._why, peers=self._reduced_by
+                )
+            )
             for contribution in ended.contributions:
                 del self._held_by[contribution.task]
         return outcome
@@ -221,6 +226,7 @@ class Ring(Topology):
         if len(live) < len(attempt.sessions):
             self._group = ()
         if live:
+            self._reduced_by = len(attempt.sessions)
             self._decide(attempt.round, live)
             return
         lost = any(session not in workers for session in attempt.sessions)
@@ -232,7 +238,9 @@ class Ring(Topology):
         if self._in_a_row >= self._policy.most_attempts and self.failure is None:
             self.failure = (
                 "peer",
-                f"the workers could not reduce their results {self._in_a_row} times in a row; the last time: {reason}",
+                f"the workers could not reduce their results {self._in_a_row} times in a row; the last time: {reason}. "
+                "Do they reach each other (planetary doctor --master on each)? Workers behind a router that translates "
+                'addresses need sync.topology = "star"',
             )
 
     def _decide(self, round_: int, live: dict[int, str]) -> None:

@@ -195,8 +195,9 @@ class Star(Topology):
 
     def _judge(self, ended: OpenRound, table: Table) -> None:
         self._table = None
-        claims = [Claim(c.task, c.worker, c.loss) for c in ended.contributions]
         state, policy = self._desk.state, self._desk.policy
+        parts = policy.length.parts
+        claims = [Claim(c.task, c.worker, c.loss, len(c.leases) / parts) for c in ended.contributions]
         history = [state.lengths[number] for number in policy.rounds_like(ended.round, state.lengths)]
         judgement = policy.judge(claims, table, history, policy.rates_of(ended.round))
         self._refused = judgement.refused

@@ -55,11 +55,11 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
             )
         return None
 
-    def steps_of(self, worker: str) -> int:
+    def steps_of(self, worker: str, leases: int) -> int:
         """See `ControllerPolicy`: rounds between two contributions."""
         return self.sites[worker].entry.every_rounds or self.inner_steps
 
-    def defect_of(self, worker: str, result: m.TrainResult) -> str:
+    def defect_of(self, result: m.TrainResult, steps: int, *, ends_early: bool) -> str:
         """See `ControllerPolicy`; a site that was cut off brings more rounds than it was asked for."""
         if result.steps < 1 or result.tokens < 1:
             return f"it counts {result.tokens} tokens in {result.steps} rounds"

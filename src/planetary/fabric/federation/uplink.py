@@ -225,6 +225,9 @@ class SiteWork:
         self._post(s.HubAsksNoMore(task))
         self.report(w.TaskStopped(task))
 
+    def finish(self, task: int) -> None:
+        """See `LeaseWork`; leases of a hub are not cut off."""
+
     def end_parameters(self, task: int) -> Tensors:
         """See `LeaseWork`."""
         return self._ends.pop(task)

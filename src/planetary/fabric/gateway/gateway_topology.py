@@ -122,6 +122,9 @@ class RingGateway:
         return state_specs(params)
 
 
+_RING_BITS = {"none": 0, "int4": 4, "int8": 8, "int16": 16}
+
+
 def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState, port: int) -> RingPolicy:
     """Return the ring's constants of a configuration: a start from `state`, and a master at `port`."""
     job = m.RingJob(
@@ -134,6 +137,8 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
         overlap=config.sync.overlap != "none",
         eager=config.sync.overlap == "eager",
         radial=config.outer.merge == "rda",
+        measures=config.sync.ring_order == "measured",
+        bits=_RING_BITS[config.sync.ring_compression],
     )
     return RingPolicy(job=job, start_digest=state_digest(params, state))
 

@@ -55,7 +55,7 @@ class RoundWork:
                 outer.momentum,
                 MERGE_RULES[instruction.rule](outer.trimmed),
                 weighting=outer.weights,
-                steps=self._config.train.inner_steps,
+                step_tokens=self._config.train.batch_size * self._config.train.sequence_length,
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))

@@ -17,7 +17,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.data.reader import read_slice
+from planetary.data.reader import read_slices
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
@@ -334,8 +334,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 assert self.prepared is not None
                 data = self.prepared.data
                 file = data.held_out if payload.held_out else data.train
-                piece = file.slice(payload.offset, payload.count)
-                return lambda: {"tokens": read_slice(piece)}
+                pieces = [file.slice(piece.offset, piece.count) for piece in payload.slices]
+                return lambda: {"tokens": read_slices(pieces)}
         return super()._source(payload)
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:

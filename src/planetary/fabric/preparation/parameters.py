@@ -159,14 +159,14 @@ class ParameterVersions:
         rule: MergeRule,
         *,
         weighting: Weighting = "tokens",
-        steps: int = 1,
+        step_tokens: int = 1,
     ) -> OuterStep:
-        """Make version `round_` from contributions given as (task, tokens, attachment), of `steps` inner steps each.
+        """Make version `round_` from contributions given as (task, tokens, attachment), `step_tokens` an inner step.
 
         Raises `NumericsError`; the state is then as before.
         """
         contributions = [
-            self._contribution(task, tokens, self._contributions.pop(attachment), steps)
+            self._contribution(task, tokens, self._contributions.pop(attachment), max(1, tokens // step_tokens))
             for task, tokens, attachment in parts
         ]
         specs = self._fragments.of_round(round_)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from planetary.core.step import StepSpec
+from planetary.core.token_slice import Slice
 from planetary.diloco.deltas import Table
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.status import RoundMetrics
@@ -159,11 +160,10 @@ class BlobOf(Payload, frozen=True):
 
 
 class TokensOf(Payload, frozen=True):
-    """A run of tokens of the training or held-out file, as one tensor "tokens"."""
+    """Runs of tokens of the training or held-out file, one after the other as one tensor "tokens"."""
 
     held_out: bool
-    offset: int
-    count: int
+    slices: tuple[Slice, ...]
 
 
 class EndParametersOf(Payload, frozen=True):

@@ -30,6 +30,7 @@ __all__ = [
     "EvalResult",
     "EvalTask",
     "FetchBlob",
+    "FinishTask",
     "Fragmentation",
     "Goodbye",
     "Heartbeat",
@@ -134,6 +135,8 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = False  # whether the next round is trained while one is reduced
     radial: bool = False  # radial-directional averaging in place of the mean
     eager: bool = False  # overlap: a worker begins with its own part of the round that is reduced
+    measures: bool = False  # whether new groups measure their links and order the ring by them
+    bits: int = 0  # of a number on its way; 0: not quantised
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,19 +301,25 @@ class ReduceFailed(Message, frozen=True, kw_only=True):
 
 
 class TrainTask(Message, frozen=True, kw_only=True):
-    """Train `steps` inner steps from parameters `version` on `slice`, then answer with `TrainResult`."""
+    """Train `steps` inner steps from parameters `version` on `slice` and `more`, then answer with `TrainResult`."""
 
     task: int
     round: int
     version: int
     lease: int  # position of the slice in the run's data order
     slice: Slice
+    more: tuple[Slice, ...] = ()  # after `slice`, in this order
     steps: int
     first_step: int  # inner step index of the first step, for the schedule
     ahead: tuple[int, ...] = ()  # eager: tasks of the round that is reduced, whose part the worker begins with
     ahead_tokens: int = 0  # behind all contributions to that round
     after: int = 0  # streaming: own task whose end parameters the worker goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in after `Fragmentation.delay` steps; -1: none
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """All that it is trained on, in order."""
+        return (self.slice, *self.more)
 
 
 class EvalTask(Message, frozen=True, kw_only=True):
@@ -321,12 +330,23 @@ class EvalTask(Message, frozen=True, kw_only=True):
     slice: Slice
     batches: int
 
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """All that it is evaluated on."""
+        return (self.slice,)
+
 
 class CancelTask(Message, frozen=True, kw_only=True):
     """Stop working on `task`; no answer is wanted."""
 
     task: int
     reason: str
+
+
+class FinishTask(Message, frozen=True, kw_only=True):
+    """End `task` after the inner step under way, and answer with the steps that are trained."""
+
+    task: int
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -442,6 +462,7 @@ FABRIC = Protocol(
     TrainTask,
     EvalTask,
     CancelTask,
+    FinishTask,
     Progress,
     TrainResult,
     EvalResult,

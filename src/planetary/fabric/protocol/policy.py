@@ -120,6 +120,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     inner_state: Literal["persist", "reset"]
     schedule: Schedule
     tokens_per_lease: int  # target tokens
+    leases: Literal["equal", "measured"] = "equal"  # how they are shared out; see `controller.pace.SHARES`
     locate: Callable[[int], Slice]  # lease -> where its tokens are
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
@@ -152,19 +153,25 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def inner_steps(self) -> int:
-        """Of a lease."""
+        """Of an average worker in a round."""
         return self.length.inner_steps
 
-    def steps_of(self, worker: str) -> int:
-        """Return the inner steps that a lease of this worker has."""
-        return self.inner_steps
+    def steps_of(self, worker: str, leases: int) -> int:
+        """Return the inner steps that so many leases of this worker have."""
+        return leases * self.length.lease_steps
 
-    def defect_of(self, worker: str, result: TrainResult) -> str:
-        """Return the fault in the numbers that come with a worker's result, "" for none."""
-        if result.steps != self.inner_steps:
-            return f"it trained {result.steps} inner steps instead of {self.inner_steps}"
-        if result.tokens != self.tokens_per_lease:
-            return f"it counts {result.tokens} tokens instead of {self.tokens_per_lease}"
+    def defect_of(self, result: TrainResult, steps: int, *, ends_early: bool) -> str:
+        """Return the fault in the numbers that come with a worker's result, "" for none.
+
+        `steps`: that were asked for; `ends_early`: whether fewer are as good, at least those of one lease.
+        """
+        each = self.length.lease_steps
+        whole = ends_early and each <= result.steps < steps and result.steps % each == 0
+        if result.steps != steps and not whole:
+            return f"it trained {result.steps} inner steps instead of {steps}"
+        tokens = result.steps // each * self.tokens_per_lease
+        if result.tokens != tokens:
+            return f"it counts {result.tokens} tokens instead of {tokens}"
         return ""
 
     def job(self, artifact: str, reference: str) -> Message:

@@ -163,6 +163,7 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
 
     round: int
     lease: int
+    more: tuple[int, ...] = ()  # leases that the task trains after it, in this order
     task: int
     worker: str
     pid: int
@@ -190,6 +191,7 @@ class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
 
     round: int
     lease: int
+    more: tuple[int, ...] = ()  # others of the task
     task: int  # 0 when no worker held it any more
     steps: int = 0  # inner steps that its holder had reported, for nothing
     worker: str
@@ -202,6 +204,8 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
 
     round: int
     lease: int
+    more: tuple[int, ...] = ()  # leases trained after it
+    untrained: tuple[int, ...] = ()  # those of the task that the deadline cut off; they go to a later round
     task: int
     worker: str
     pid: int
@@ -242,6 +246,7 @@ class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
 
     round: int
     lease: int
+    more: tuple[int, ...] = ()  # leases trained after it
     task: int
     worker: str
     reason: str
@@ -289,6 +294,7 @@ class RoundClosed(Record, frozen=True, kw_only=True, tag="round_closed"):
     round: int
     contributions: int
     why: str
+    peers: int = 0  # ring: workers that reduced, with contributions or without
 
 
 class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):

@@ -49,11 +49,13 @@ class TrainInFlight(InFlight):
 
     task: int
     round: int
-    lease: int
+    leases: tuple[int, ...]  # in the order in which they are trained
+    steps: int  # inner steps of all of them
     assigned_at: float
     progress_at: float
     version: int  # of the parameters that it begins from
     mixes: int = -1  # the version that it waits for on the way; -1: none
+    ends_early: bool = False  # its worker was asked for the steps that are trained
     step: int = 0
     started: bool = False
     loss: float | None = None

@@ -59,6 +59,13 @@ class AcceptedLease(msgspec.Struct):
     waited_s: float = 0.0
     version_lag: int = 0
     through: int = 0
+    more: tuple[int, ...] = ()  # leases trained after `lease`
+    untrained: int = 0  # leases of the task that the deadline cut off
+
+    @property
+    def leases(self) -> tuple[int, ...]:
+        """All that are trained, in order."""
+        return (self.lease, *self.more)
 
 
 class OpenRound(msgspec.Struct):
@@ -71,6 +78,16 @@ class OpenRound(msgspec.Struct):
     orphans: list[int] = []  # leases without a holder, ascending
     closed: bool = False
     judged: ContributionsJudged | None = None  # the newest verdict on its contributions
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks in the hands of workers."""
+        return len({holding.task for holding in self.holders.values()})
+
+    @property
+    def trained(self) -> int:
+        """Number of leases that are trained."""
+        return sum(len(c.leases) for c in self.contributions)
 
     @property
     def tokens(self) -> int:
@@ -132,7 +149,8 @@ class ControllerState(RunFold):
         ledger, ended = self.ledger.copy(), self.closing or self.open
         if self.closing is not None and self.open is not None:
             for contribution in self.open.contributions:
-                ledger.retract(contribution.lease)
+                for lease in contribution.leases:
+                    ledger.retract(lease)
             for lease in list(ledger.held):
                 ledger.give_back(lease)
         if ended is None:
@@ -184,14 +202,16 @@ class ControllerState(RunFold):
             case LeaseAssigned():
                 _assign(self, record)
             case LeaseStarted():
-                _holding(self, record).started = True
+                _holding(self, record.round, record.lease, record.task).started = True
             case LeaseReturned():
                 _give_back(self, record)
             case DeltaAccepted():
                 opened = self.under_way(record.round)
-                _holding(self, record)
-                del opened.holders[record.lease]
-                self.ledger.complete(record.lease)
+                _release(self, record, (record.lease, *record.more, *record.untrained))
+                for lease in (record.lease, *record.more):
+                    self.ledger.complete(lease)
+                for lease in record.untrained:
+                    self.ledger.give_back(lease)
                 opened.contributions.append(
                     AcceptedLease(
                         record.worker,
@@ -205,6 +225,8 @@ class ControllerState(RunFold):
                         record.waited_s,
                         record.version_lag,
                         record.through,
+                        record.more,
+                        len(record.untrained),
                     )
                 )
             case RoundClosed():
@@ -236,7 +258,7 @@ def contradiction(state: ControllerState) -> str:
     for opened in (state.open, state.closing):
         if opened is None:
             continue
-        trained = [c.lease for c in opened.contributions]
+        trained = [lease for c in opened.contributions for lease in c.leases]
         leases = [*trained, *opened.holders, *opened.orphans]
         if len(set(leases)) != len(leases):
             return f"round {opened.round} has a lease twice: {sorted(leases)}"
@@ -280,34 +302,43 @@ def _start(state: ControllerState, record: RoundStarted) -> None:
     state.closing, state.open = before, OpenRound(record.round, record.version)
 
 
-def _holding(state: ControllerState, record: LeaseStarted | DeltaAccepted | LeaseReturned) -> Holding:
-    holding = state.under_way(record.round).holders.get(record.lease)
-    if holding is None or holding.task != record.task:
-        raise LocalProtocolError(f"lease {record.lease} is not held by task {record.task}")
+def _holding(state: ControllerState, round_: int, lease: int, task: int) -> Holding:
+    holding = state.under_way(round_).holders.get(lease)
+    if holding is None or holding.task != task:
+        raise LocalProtocolError(f"lease {lease} is not held by task {task}")
     return holding
+
+
+def _release(state: ControllerState, record: DeltaAccepted | LeaseReturned, leases: tuple[int, ...]) -> None:
+    """Take leases from their holder, which has to hold all of them."""
+    holders = state.under_way(record.round).holders
+    for lease in leases:
+        _holding(state, record.round, lease, record.task)
+        del holders[lease]
 
 
 def _assign(state: ControllerState, record: LeaseAssigned) -> None:
     opened = state.under_way(record.round)
-    if record.lease in opened.orphans:
-        opened.orphans.remove(record.lease)
-    elif state.ledger.take() != record.lease:
-        raise LocalProtocolError(f"lease {record.lease} is not the next one to hand out")
-    opened.holders[record.lease] = Holding(record.worker, record.task)
+    for lease in (record.lease, *record.more):
+        if lease in opened.orphans:
+            opened.orphans.remove(lease)
+        elif state.ledger.take() != lease:
+            raise LocalProtocolError(f"lease {lease} is not the next one to hand out")
+        opened.holders[lease] = Holding(record.worker, record.task)
     state.next_task = record.task + 1
 
 
 def _give_back(state: ControllerState, record: LeaseReturned) -> None:
-    opened = state.under_way(record.round)
+    opened, leases = state.under_way(record.round), (record.lease, *record.more)
     if record.task:
-        _holding(state, record)
-        del opened.holders[record.lease]
+        _release(state, record, leases)
     else:
-        opened.orphans.remove(record.lease)
+        opened.orphans = [lease for lease in opened.orphans if lease not in leases]
     if record.to == "round":
-        opened.orphans = sorted([*opened.orphans, record.lease])
-    else:
-        state.ledger.give_back(record.lease)
+        opened.orphans = sorted([*opened.orphans, *leases])
+        return
+    for lease in leases:
+        state.ledger.give_back(lease)
 
 
 def _judged(state: ControllerState, record: ContributionsJudged) -> None:
@@ -330,8 +361,9 @@ def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
     if len(kept) == len(opened.contributions):
         raise LocalProtocolError(f"task {record.task} contributed nothing that could be withdrawn")
     opened.contributions = kept
-    state.ledger.retract(record.lease)
-    opened.orphans = sorted([*opened.orphans, record.lease])
+    for lease in (record.lease, *record.more):
+        state.ledger.retract(lease)
+    opened.orphans = sorted([*opened.orphans, record.lease, *record.more])
 
 
 def _finish(state: ControllerState, record: RoundFinished) -> None:

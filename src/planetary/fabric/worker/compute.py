@@ -14,7 +14,7 @@ from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, 
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.data.reader import batches, read_slice
+from planetary.data.reader import batches, read_slices
 from planetary.diloco.contributions import check_contribution
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
@@ -135,6 +135,7 @@ class Compute:
         self._loaded = False  # whether buffers and optimizer state are on the device
         self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
         self._stop: set[int] = set()
+        self._ends_early: set[int] = set()
         self._unusable: PlanetaryError | None = None  # why the parameters of the tasks to come are not here
         self._ends: dict[int, Tensors] = {}  # what is sent of the last finished train task
 
@@ -167,6 +168,10 @@ class Compute:
         """Stop a task after its current inner step."""
         self._stop.add(task)
 
+    def finish(self, task: int) -> None:
+        """End a train task after its current inner step, with the steps that it has."""
+        self._ends_early.add(task)
+
     def end_parameters(self, task: int) -> Tensors:
         """Return what is sent of a finished train task, once."""
         return self._ends.pop(task)
@@ -198,11 +203,12 @@ class Compute:
             event = TaskBroke(task.task, "internal", f"{type(error).__name__}: {error}")
         if not isinstance(event, TrainingPaused):
             self._stop.discard(task.task)
+        self._ends_early.discard(task.task)
         self._report(event)
 
     def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
         if tokens is None:
-            tokens = read_slice(task.slice)
+            tokens = read_slices(task.slices)
         self._prepare_inner_state(task.round)
         self._put_parameters()
         self._report(StepDone(task.task, 0, None))
@@ -233,6 +239,8 @@ class Compute:
             run.last, run.count, run.total = result, run.count + 1, run.total + result.loss
             self._check_wanted(run.task.task)
             self._report(StepDone(run.task.task, run.count, result.loss))
+            if run.task.task in self._ends_early:
+                break
         run.seconds += self._clock.monotonic() - began
 
     def _finish(self, run: _LeaseRun) -> Event:
@@ -263,7 +271,7 @@ class Compute:
 
     def _evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> Event:
         if tokens is None:
-            tokens = read_slice(task.slice)
+            tokens = read_slices(task.slices)
         self._ensure_loaded()
         self._put_parameters()
         total = 0.0

@@ -15,6 +15,7 @@ from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
     EndPaused,
     EvaluationDone,
+    FinishTraining,
     MixIn,
     StartEvaluating,
     StartTraining,
@@ -176,6 +177,9 @@ class LeaseMachine:
                 self._queue = deque(q for q in self._queue if getattr(q, "task", None) != message.task)
                 if self._running is not None and self._running.task == message.task:
                     self._stop_running(self._running)
+            case m.FinishTask():
+                if self._is_wanted(message.task):
+                    self._out.append(FinishTraining(message.task))
             case _:
                 self._other_message(message)
 

@@ -56,6 +56,10 @@ class LeaseWork(Protocol):
         """See `Compute`."""
         ...
 
+    def finish(self, task: int) -> None:
+        """See `Compute`."""
+        ...
+
     def end_parameters(self, task: int) -> Tensors:
         """See `Compute`."""
         ...
@@ -94,6 +98,8 @@ class TrainingRole:
                 self._compute.evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
             case w.StopTask():
                 self._compute.stop(instruction.task)
+            case w.FinishTraining():
+                self._compute.finish(instruction.task)
             case _:
                 pass
 
@@ -108,7 +114,8 @@ class TrainingRole:
             case m.Parameters():
                 return self._compute.exchange.expects(message, tensor.name)
             case m.TrainTask() | m.EvalTask() if tensor.name == "tokens":
-                return TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
+                count = sum(piece.count for piece in message.slices)
+                return TensorSpec("tokens", message.slice.dtype, (count,))
             case _:
                 return None
 

@@ -195,6 +195,12 @@ class StopTask(Instruction, frozen=True):
     task: int
 
 
+class FinishTraining(Instruction, frozen=True):
+    """End the train task under way after the current inner step; its result has the steps that are trained."""
+
+    task: int
+
+
 class StepDone(Event, frozen=True):
     """An inner step finished; step 0 means that the first one is about to start."""
 

@@ -76,16 +76,18 @@ class Contenders:
 
 
 def loaded(
-    model: TracedModel, serve: Mapping[str, Any], scratch: Path, batches: tuple[int, ...], chunk: int
+    model: TracedModel, serve: Mapping[str, Any], scratch: Path, *, chunk: int, backend: str = "cpu"
 ) -> LoadedModel:
     """Compile the functions that are timed, and load them with one thread."""
     shape = model.shape(config_from_tables({"serve": {"model": "x", **serve}}).serve)
-    shape = msgspec.structs.replace(shape, batches=batches, chunks=(chunk,), scores_prompts=False)
+    shape = msgspec.structs.replace(shape, batches=(1, 8), chunks=(chunk,), scores_prompts=False)
     program = model.program(shape)
     spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest)
-    target = Target("cpu", "host", host_features())
+    target = Target(backend, "stablehlo" if backend.startswith("pjrt") else "host", host_features())
     artifact = compile_program(program.portable, spec, target, BlobStore(scratch / "cache"))
-    runner = open_program(artifact.data, Program(b"", program.functions), backend="cpu", threads=1)
+    runner = open_program(
+        artifact.data, Program(b"", program.functions), backend=backend, threads=None if target.is_pjrt else 1
+    )
     return LoadedModel(runner, shape, model.arrays())
 
 
@@ -122,7 +124,7 @@ def llama(size: str, scratch: Path, rounds: int) -> None:
     for weights in ("f32", "bf16"):
         serve = {"weights": weights, "batch": 8}
         model = load_traced(config_from_tables({"serve": {"model": str(run), **serve}}))
-        served = loaded(model, serve, scratch, (1, 8), chunk)
+        served = loaded(model, serve, scratch, chunk=chunk)
         found.works[f"one text, {weights}"] = decoding(served, 1, 8, 8)
         found.works[f"eight texts, {weights}"] = decoding(served, 8, 8, 8)
         found.works[f"chunk, {weights}"] = prefilling(served, chunk, 0, 8)
@@ -178,14 +180,14 @@ def transformers_text(run: Path, folder: Path, prompt: list[int]) -> Callable[[]
     return generate
 
 
-def mixture(scratch: Path, rounds: int) -> None:
+def mixture(run: Path | None, scratch: Path, rounds: int, backend: str) -> None:
     """Print PARALLAX section 16.4's figures."""
-    run = train_mixture(scratch / "trained")
+    run = run or train_mixture(scratch / "trained")
     found, models = Contenders(), {}
     for experts in ("real", "surrogates", "composer:0"):
         serve = {"experts": experts, "batch": 8, "context": CONTEXTS[-1]}
         model = models[experts] = load_traced(config_from_tables({"serve": {"model": str(run), **serve}}))
-        served = loaded(model, serve, scratch, (1, 8), CONTEXTS[0])
+        served = loaded(model, serve, scratch, chunk=CONTEXTS[0], backend=backend)
         for context in CONTEXTS:
             reach, start = context // PAGE, context - 40
             found.works[f"{experts} prefill {context}"] = prefilling(served, 128, context - 128, reach)
@@ -242,13 +244,15 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=("llama", "mixture"), default=["llama", "mixture"])
     parser.add_argument("--sizes", default=",".join(LLAMAS))
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--run", type=Path, help="of a mixture with composers (default: one that trains for a moment)")
+    parser.add_argument("--backend", default="cpu", help="for the mixture: cpu or pjrt:cpu")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if "llama" in args.parts:
             for size in args.sizes.split(","):
                 llama(size, Path(folder), args.rounds)
         if "mixture" in args.parts:
-            mixture(Path(folder), args.rounds)
+            mixture(args.run, Path(folder), args.rounds, args.backend)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ IMAGE = Path(__file__).parents[1] / "docs" / "images" / "strategies.png"
 STEP_S, RTT_S, PARAMS = 0.13, 0.08, 30.8e6
 CONFIG: dict[str, Any] = {
     "run": {"name": "strategies"},
-    "model": {"options": {"n_layer": 2, "n_head": 2, "n_embd": 64, "vocab_size": 256}},
+    "model": {"options": {"n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256}},
     "train": {"batch_size": 2, "sequence_length": 64},
     "optimizer": {"learning_rate": 0.006, "warmup_steps": 50},
 }
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default=",".join(PRESETS))
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=360)
+    parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--mbit", type=float, default=50.0, help="of every worker's link, for 30.8M parameters")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "planetary-bench")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the curves here")

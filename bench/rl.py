@@ -92,10 +92,10 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, list[str], float]]:
     for lag in arguments.lags:
         # No goal: all take as many rounds, so that ends can be compared.
         fixed = [f"rl.ahead={lag}", f"rl.lag={lag}", "rl.goal=0.0", f"train.rounds={arguments.lag_rounds}"]
-        runs.append((f"{arguments.lag_task}.toml", fixed, 0.0))
+        runs.append((f"{arguments.lag_task}.toml", [*fixed, *arguments.lag_settings], 0.0))
     if arguments.kill_every:
         fixed = ["rl.ahead=0", "rl.lag=0", "rl.goal=0.0", f"train.rounds={arguments.lag_rounds}"]
-        runs.append((f"{arguments.lag_task}.toml", fixed, arguments.kill_every))
+        runs.append((f"{arguments.lag_task}.toml", [*fixed, *arguments.lag_settings], arguments.kill_every))
     return runs
 
 
@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2, 4, 8])
     parser.add_argument("--lag-task", default="sort")
     parser.add_argument("--lag-rounds", type=int, default=200)
+    parser.add_argument("--lag-settings", nargs="*", default=[], metavar="KEY=VALUE", help="further ones, as of --set")
     parser.add_argument("--kill-every", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path("rl.jsonl"))
     parser.add_argument("--table", action="store_true")

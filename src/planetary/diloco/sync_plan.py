@@ -48,11 +48,14 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         params: of the model.
         workers: M.
-        bandwidth: of each worker's link, bytes/s each way.
+        bandwidth: of each worker's link, bytes/s; where `upload` is given, down alone.
         gateway_bandwidth: of the gateway's link.
         rtt_s: round trip between a worker and the gateway, or two workers.
         step_s: an inner step.
         price_per_worker_hour: 0: not given.
+        upload: bytes/s of each worker's link to the gateway; 0: `bandwidth`.
+        ring_bandwidth: bytes/s of the slowest link between two neighbours of a ring; 0: the slower way to the gateway.
+        ring_rtt_s: round trip between two neighbours; 0: `rtt_s`.
     """
 
     params: float
@@ -62,6 +65,19 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     rtt_s: float
     step_s: float
     price_per_worker_hour: float = 0.0
+    upload: float = 0.0
+    ring_bandwidth: float = 0.0
+    ring_rtt_s: float = 0.0
+
+    @property
+    def up_rate(self) -> float:
+        """Bytes/s of each worker's link to the gateway."""
+        return self.upload or self.bandwidth
+
+    @property
+    def ring_rate(self) -> float:
+        """Bytes/s of the slowest link of a ring."""
+        return self.ring_bandwidth or min(self.bandwidth, self.up_rate)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +85,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inner_steps: H.
+        fragments: that parameters travel in, one a round.
+        bits_up, bits_down: of a number that travels; of the ring on its way round.
         up, down: bytes of one worker and round; of the ring what each worker sends and gets.
         compute_s, wait_s: of a round.
         worker_memory: bytes on the host of a worker, without the training step.
@@ -78,6 +96,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     preset: str
     inner_steps: int
+    fragments: int
+    bits_up: float
+    bits_down: float
     up: float
     down: float
     compute_s: float
@@ -107,10 +128,17 @@ def check_cluster(cluster: Cluster) -> None:
         "rtt (s)": (cluster.rtt_s, 0, 60),
         "step time (s)": (cluster.step_s, 1e-6, 86_400),
         "price": (cluster.price_per_worker_hour, 0, 1e6),
+        "upload (bytes/s)": (cluster.up_rate, 1, 1e13),
+        "ring bandwidth (bytes/s)": (cluster.ring_rate, 1, 1e13),
+        "ring rtt (s)": (cluster.ring_rtt_s, 0, 60),
     }
     for name, (value, low, high) in limits.items():
         if not (math.isfinite(value) and low <= value <= high):
             raise UserError(f"plan: {name}: expected a number from {low:g} to {high:g}, found {value:g}")
+    if cluster.workers != int(cluster.workers) or cluster.params != int(cluster.params):
+        raise UserError(
+            f"plan: expected whole numbers of params and workers, found {cluster.params}, {cluster.workers}"
+        )
 
 
 def payload_bytes(codec: str, params: float) -> float:
@@ -124,21 +152,28 @@ def payload_bytes(codec: str, params: float) -> float:
 def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Prediction:
     """Return what a preset costs; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
     check_cluster(cluster)
+    if inner_steps < 0:
+        raise UserError(
+            f"plan: inner steps: expected a number from 1 on, or 0 for each preset's own, found {inner_steps}"
+        )
     settings = preset.settings
+    fragments = int(settings.get("sync.fragments", 1))
     steps = inner_steps or int(settings["train.inner_steps"])
     compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
     if settings["sync.topology"] == "ring":
         moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
-        transfer = moved / cluster.bandwidth + 2 * (many - 1) * cluster.rtt_s
+        transfer = moved / cluster.ring_rate + 2 * (many - 1) * (cluster.ring_rtt_s or cluster.rtt_s)
         wait = max(0.0, transfer - compute) if settings["sync.overlap"] == "eager" else transfer
         up = down = moved
+        bits = (32.0, 32.0)
         # Two versions of parameters, velocity, the sum, the held delta and its start.
         worker, gateway = 6 * 4 * params, 2 * 4 * params
     else:
         codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
-        moved = params / int(settings.get("sync.fragments", 1))
+        moved = params / fragments
+        bits = (payload_bytes(codecs[0], 8.0), payload_bytes(codecs[1], 8.0))
         up, down = (payload_bytes(codec, moved) * (1 + OVERHEAD) for codec in codecs)
-        slowest = max((up + down) / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
+        slowest = max(up / cluster.up_rate + down / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
         if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
@@ -151,6 +186,9 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     return Prediction(
         preset=preset.name,
         inner_steps=steps,
+        fragments=fragments,
+        bits_up=bits[0],
+        bits_down=bits[1],
         up=up,
         down=down,
         compute_s=compute,

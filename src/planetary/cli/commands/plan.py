@@ -27,14 +27,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         """,
         examples=[
             "planetary plan --params 1e9 --workers 16 --bandwidth 100Mbit --rtt 80ms --step-time 2s",
+            "planetary plan --params 1e9 --workers 16 --measured links.json --step-time 2s --price 1.5",
             "planetary plan --run runs/stdlib --bandwidth 1Gbit --rtt 1ms",
         ],
     )
     parser.add_argument("--params", type=float, metavar="N", help="parameters of the model, e.g. 1e9")
     parser.add_argument("--workers", type=int, metavar="M", help="workers that train at once")
-    parser.add_argument("--bandwidth", required=True, metavar="RATE", help="of each worker's link, e.g. 100Mbit")
+    parser.add_argument("--bandwidth", metavar="RATE", help="of each worker's link each way, e.g. 100Mbit")
+    parser.add_argument(
+        "--measured", type=Path, metavar="FILE", help="links as `planetary doctor --save FILE` found them; flags win"
+    )
     parser.add_argument("--gateway-bandwidth", metavar="RATE", help="of the gateway's link (default: as the workers')")
-    parser.add_argument("--rtt", default="50ms", metavar="TIME", help="round trip to the gateway (default: 50ms)")
+    parser.add_argument("--rtt", metavar="TIME", help="round trip to the gateway (default: as measured, else 50ms)")
     parser.add_argument("--step-time", metavar="TIME", help="of an inner step, e.g. 2s or 300ms")
     parser.add_argument("--inner-steps", type=int, default=0, metavar="H", help="in place of each preset's own")
     parser.add_argument("--price", type=float, default=0.0, metavar="P", help="of a worker and hour")
@@ -45,39 +49,89 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    import msgspec
-
     from planetary.cli.exit_codes import EXIT_OK
-    from planetary.core.configuration.presets import PRESETS
     from planetary.core.errors import UserError
-    from planetary.diloco.sync_plan import Cluster, plan, predict
+    from planetary.diloco.sync_plan import Cluster
 
     if args.folder is not None:
         return _compare(args)
     for name in ("params", "workers", "step_time"):
         if getattr(args, name) is None:
             raise UserError(f"plan: --{name.replace('_', '-')} is missing; or name a finished run with --run")
-    bandwidth = rate(args.bandwidth, "--bandwidth")
     cluster = Cluster(
         params=args.params,
         workers=args.workers,
-        bandwidth=bandwidth,
-        gateway_bandwidth=rate(args.gateway_bandwidth, "--gateway-bandwidth") if args.gateway_bandwidth else bandwidth,
-        rtt_s=short_seconds(args.rtt, "--rtt"),
         step_s=short_seconds(args.step_time, "--step-time"),
         price_per_worker_hour=args.price,
+        **_links(args),
     )
+    _predict(args, cluster)
+    return EXIT_OK
+
+
+def _links(args: argparse.Namespace) -> dict[str, float]:
+    """Return the links of a `Cluster`: by flags, else as measured. Raises `UserError`."""
+    from planetary.core.errors import UserError
+
+    if args.measured is None and args.bandwidth is None:
+        raise UserError("plan: --bandwidth is missing; or give links that were measured with --measured FILE")
+    links = {"rtt_s": 0.05} if args.measured is None else _measured(args.measured)
+    if args.bandwidth is not None:
+        links |= {"bandwidth": rate(args.bandwidth, "--bandwidth"), "upload": 0.0, "ring_bandwidth": 0.0}
+    if args.rtt is not None:
+        links |= {"rtt_s": short_seconds(args.rtt, "--rtt"), "ring_rtt_s": 0.0}
+    if args.gateway_bandwidth is not None:
+        links["gateway_bandwidth"] = rate(args.gateway_bandwidth, "--gateway-bandwidth")
+    return {"gateway_bandwidth": links["bandwidth"], **links}
+
+
+def _measured(path: Path) -> dict[str, float]:
+    import msgspec
+
+    from planetary.core.errors import UserError
+    from planetary.run.doctor.findings import Measurements
+
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Measurements)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"plan: {path} is no file of `planetary doctor --save`: {error}") from None
+    if not (found.up and found.down) and not found.ring_rate:
+        raise UserError(
+            f"plan: {path} has no measured link: give `planetary doctor` the gateway's address, or --master"
+        )
+    return {
+        "bandwidth": found.down or found.ring_rate,
+        "upload": found.up,
+        "rtt_s": found.rtt_s or found.ring_rtt_s,
+        "ring_bandwidth": found.ring_rate,
+        "ring_rtt_s": found.ring_rtt_s,
+    }
+
+
+def _predict(args: argparse.Namespace, cluster: Cluster) -> None:
+    import msgspec
+
+    from planetary.core.configuration.presets import PRESETS
+    from planetary.diloco.sync_plan import plan, predict
+
     found, recommended = plan(cluster)
+    best = next(one for one in found if recommended.startswith(f"{one.preset}:"))
     if args.inner_steps:
         found = [predict(preset, cluster, inner_steps=args.inner_steps) for preset in PRESETS.values()]
     if args.json:
-        print(msgspec.json.encode({"presets": found, "recommended": recommended}).decode())
-        return EXIT_OK
+        print(msgspec.json.encode({"presets": found, "recommended": recommended, "preset": best.preset}).decode())
+        return
     _print(found, cluster)
     print(f"\nrecommended: {recommended}")
-    if args.price:
-        print(f"cost: {cluster.workers * 24 * args.price:,.2f} a day for {cluster.workers} workers")
-    return EXIT_OK
+    print(
+        f"  train.inner_steps {best.inner_steps}, {best.fragments} fragment{'s' * (best.fragments > 1)}, "
+        f"{best.bits_up:.3g} bits a number up and {best.bits_down:.3g} down"
+    )
+    print(f"  expected loss against data-parallel training: {best.gap} ({best.source})")
+    if cluster.price_per_worker_hour:
+        cost = cluster.workers * 24 * cluster.price_per_worker_hour
+        waits = cost * (1 - best.utilisation)
+        print(f"cost: {cost:,.2f} a day for {cluster.workers} workers, {waits:,.2f} of it while they wait")
 
 
 def _print(found: list[Any], cluster: Cluster) -> None:
@@ -116,25 +170,27 @@ def _compare(args: argparse.Namespace) -> int:
     if config.moe.composers or not lines:
         raise UserError(f"plan: {args.folder} has no second round of a run in rounds that could be compared")
     workers = round(median(line.workers for line in lines))
-    steps = [c.seconds / config.train.inner_steps for line in lines for c in line.contributions if c.seconds]
+    # Where leases follow speeds, a round has as many steps in all as where they are equal.
+    each = config.train.inner_steps
+    steps = [sum(c.seconds or 0.0 for c in line.contributions) / (each * len(line.contributions)) for line in lines]
     sync = config.sync
     settings: dict[str, str | int | float] = {
         "sync.topology": sync.topology,
         "sync.overlap": sync.overlap,
         "sync.compression": sync.compression,
         "sync.broadcast_compression": sync.broadcast_compression,
+        "sync.fragments": sync.fragments,
+        "sync.delay": sync.delay,
         "train.inner_steps": config.train.inner_steps,
     }
     started = [event for event in history.events if event.get("event") == "run_started"]
     params = float(started[0]["params"]) if started else 0.0
-    bandwidth = rate(args.bandwidth, "--bandwidth")
     cluster = Cluster(
         params=params,
         workers=workers,
-        bandwidth=bandwidth,
-        gateway_bandwidth=rate(args.gateway_bandwidth, "--gateway-bandwidth") if args.gateway_bandwidth else bandwidth,
-        rtt_s=short_seconds(args.rtt, "--rtt"),
         step_s=median(steps),
+        price_per_worker_hour=args.price,
+        **_links(args),
     )
     found = predict(Preset("diloco", "", "", settings), cluster)
     ring = sync.topology == "ring"
@@ -151,4 +207,6 @@ def _compare(args: argparse.Namespace) -> int:
     print(f"{'':34}{'predicted':>12}{'measured':>12}{'ratio':>8}")
     for name, predicted, measured, show in pairs:
         print(f"{name:34}{show(predicted):>12}{show(measured):>12}{measured / predicted if predicted else 0:8.2f}")
+    print(f"\nthe presets on these machines, with steps of {human.brief(cluster.step_s)}:\n")
+    _predict(args, cluster)
     return EXIT_OK

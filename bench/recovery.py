@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.jsonl import JsonLinesTail
-from planetary.monitor.recovery import Loss, losses
+from planetary.monitor.report import Loss, losses
 from planetary.monitor.run_folder import load_history
 
 ROOT = Path(__file__).parents[1]

@@ -30,8 +30,7 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
 from planetary.run.processes.announcement import read_announcement
-from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
-from planetary.testing.shaper import TokenBucket, Way
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
 
 CONFIG = Path(__file__).parents[1] / "examples" / "stdlib.toml"
 WAYS = ("star", "none", "async")

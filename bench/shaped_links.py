@@ -38,8 +38,7 @@ import numpy as np
 
 from planetary.collectives import Communicator, Master
 from planetary.collectives.transport.sockets import SocketOptions, parse_address
-from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
-from planetary.testing.shaper import TokenBucket, Way
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
 
 MBIT = 1e6 / 8  # bytes/s
 HOP_BYTES = 1 << 20  # what the master judges a hop by

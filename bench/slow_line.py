@@ -26,8 +26,7 @@ import psutil
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.config import load_config
 from planetary.run.processes.announcement import Announcement, read_announcement
-from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
-from planetary.testing.shaper import TokenBucket, Way
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
 
 ROOT = Path(__file__).parents[1]
 MBIT = 1e6 / 8

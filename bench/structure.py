@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -24,6 +25,7 @@ REGISTRIES = {
     "planetary.run.kinds",
     "planetary.monitor.sinks.sink_kinds",
     "planetary.compiler.step.named_optimizers",  # of optimizers
+    "planetary.diloco.payload",  # of codecs
 }
 
 
@@ -67,8 +69,65 @@ def importers() -> dict[str, set[str]]:
 
 
 def single_importers() -> dict[str, str]:
-    """Return the modules that exactly one module imports, with that one."""
-    return {name: next(iter(users)) for name, users in importers().items() if len(users) == 1}
+    """Return the modules that one module alone imports, with that one. The command line's table names commands, too."""
+    commands = str((PACKAGE / "cli" / "commands").relative_to(SOURCE)).replace("/", ".")
+    return {
+        name: next(iter(users))
+        for name, users in importers().items()
+        if len(users) == 1 and not (name.startswith(commands) and name.rpartition(".")[2] in _command_modules())
+    }
+
+
+def _command_modules() -> set[str]:
+    """Return the last parts of the modules that the command line's table names by strings."""
+    tree = ast.parse((PACKAGE / "cli" / "command_table.py").read_text())
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return {text.rpartition(".")[2] for text in texts if re.fullmatch(r"[a-z_.]+", text)}
+
+
+def loaded_early(name: str, known: dict[str, Path]) -> tuple[set[str], set[str]]:
+    """Return what importing a module imports at once: modules of the package, and other packages by name."""
+    inside: set[str] = set()
+    outside: set[str] = set()
+
+    def visit(body: list[ast.stmt]) -> None:
+        for node in body:
+            if isinstance(node, ast.If):
+                visit(node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else [*node.body, *node.orelse])
+            elif isinstance(node, ast.Try | ast.With):
+                visit(node.body)
+            elif isinstance(node, ast.Import):
+                outside.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+                inside.update(inner or {node.module} & known.keys())
+                outside.add(node.module.split(".")[0])
+
+    visit(ast.parse(known[name].read_text()).body)
+    return inside, outside
+
+
+def packages_of(name: str, known: dict[str, Path]) -> set[str]:
+    """Return the packages of others that are loaded once a module is imported."""
+    seen, todo, outside = {name}, [name], set[str]()
+    while todo:
+        inner, others = loaded_early(todo.pop(), known)
+        outside |= others
+        todo += inner - seen
+        seen |= inner
+    return outside - sys.stdlib_module_names - {"planetary"}
+
+
+def is_loaded_late(name: str, importer: str) -> bool:
+    """Return whether a module is apart for its importer to start without the packages that the module loads.
+
+    The importer imports it inside a function only, and does without some of these packages at its start: numba, JAX,
+    rich, or anything beyond the standard library in `planetary --help`.
+    """
+    known = modules()
+    return name not in loaded_early(importer, known)[0] and bool(
+        packages_of(name, known) - packages_of(importer, known)
+    )
 
 
 def is_registered(importer: str) -> bool:
@@ -147,6 +206,7 @@ def main() -> None:
     arguments = parser.parse_args()
     single = single_importers()
     by_registry = {name for name, importer in single.items() if is_registered(importer)}
+    late = {name for name in single.keys() - by_registry if is_loaded_late(name, single[name])}
     fullest, folder = largest_folder()
     reaches, test_reaches = private_reaches(PACKAGE), private_reaches(ROOT / "tests")
     classes, files = doubled_classes(), doubled_files()
@@ -155,17 +215,19 @@ def main() -> None:
         ("lines of src without models and rules", lines_of_source()),
         ("modules with exactly one importer", len(single)),
         ("of them parts that a registry or a package's face names", len(by_registry)),
-        ("the others", len(single) - len(by_registry)),
+        ("of them parts that load packages which their importer starts without", len(late)),
+        ("the others", len(single) - len(by_registry) - len(late)),
         ("private reaches in src", len(reaches)),
         ("private reaches in tests", len(test_reaches)),
         ("doubled class names", len(classes)),
         ("doubled file names", len(files)),
     ]
     for label, value in rows:
-        print(f"{label:60}{value:>8,}")
+        print(f"{label:72}{value:>8,}")
     if arguments.list:
         for name, importer in sorted(single.items()):
-            print(f"one importer{' (registry)' if name in by_registry else ''}: {name} <- {importer}")
+            kind = " (registry)" if name in by_registry else " (loaded late)" if name in late else ""
+            print(f"one importer{kind}: {name} <- {importer}")
         for place in reaches + test_reaches:
             print("reach:", place)
         for name, where in (classes | files).items():

@@ -16,8 +16,15 @@ from collections.abc import Iterable
 
 from simulated_trainer import MOST_PEERS, TAGS, Trainer, TrainerOptions, TrainerStory
 
-from planetary.simulation.collectives.group_faults import KINDS, OF_PEERS, GroupFault, strike
-from planetary.simulation.collectives.simulated_group import GroupOptions, SimulatedGroup, SimulatedPeer
+from planetary.simulation.collectives.simulated_group import (
+    KINDS,
+    OF_PEERS,
+    GroupFault,
+    GroupOptions,
+    SimulatedGroup,
+    SimulatedPeer,
+    strike,
+)
 from planetary.simulation.world import World
 
 LIMIT_S = 600.0

@@ -10,8 +10,7 @@ from collective_schedules import CI_SEEDS, SOAK_SEEDS, CollectiveSchedule, scena
 from simulated_trainer import TrainerOptions
 
 from planetary.core.errors import LocalProtocolError
-from planetary.simulation.collectives.group_faults import KINDS
-from planetary.simulation.collectives.simulated_group import GroupOptions, SimulatedGroup, SimulatedPeer
+from planetary.simulation.collectives.simulated_group import KINDS, GroupOptions, SimulatedGroup, SimulatedPeer
 
 _PART = 50
 

@@ -16,8 +16,7 @@ from planetary.collectives import Communicator, Master
 from planetary.collectives.transport.sockets import SocketOptions, parse_advertised
 from planetary.core.errors import UserError
 from planetary.simulation.fake_clock import FakeClock
-from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
-from planetary.testing.shaper import QUANTUM, Flow, TokenBucket, Way
+from planetary.testing.shaped_relay import QUANTUM, Flow, RelayRoute, ShapedRelay, TokenBucket, Way
 
 
 def drain(flows: list[Flow], seconds: float, clock: FakeClock) -> list[int]:

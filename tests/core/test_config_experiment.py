@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from planetary.core.config import Config, load_config
-from planetary.core.configuration.experiment import (
+from planetary.core.config import (
     DEFAULTS,
     EXPERIMENT_KEYS,
     FIXED,
     NO_EFFECT,
     REFUSED,
     WANDB_KEYS,
+    Config,
+    load_config,
 )
 from planetary.core.configuration.sinks import WandbSink
 from planetary.core.configuration.strict import FIELDS

@@ -15,8 +15,7 @@ import pytest
 
 from planetary.core.config import Config, config_from_tables, load_config, to_toml
 from planetary.core.errors import ResourceError, UserError
-from planetary.data.building import blocks_of_mixture, chosen_blocks
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import PreparedData, blocks_of_mixture, chosen_blocks, prepare
 
 BLOCK = 8
 

@@ -11,8 +11,8 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides, load_config
 from planetary.core.errors import ResourceError, UserError
-from planetary.data import building as building_module
 from planetary.data import formats, sources
+from planetary.data import prepare as building_module
 from planetary.data import prepare as prepare_module
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import read_slice

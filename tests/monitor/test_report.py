@@ -11,9 +11,8 @@ from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, jo
 from planetary.core.errors import UserError
 from planetary.fabric.protocol.status import MixtureMetrics, ShardMetrics
 from planetary.monitor.picture import draw, tokens_at_losses, write_picture
-from planetary.monitor.recovery import Loss, Spread, losses, recoveries, spread
 from planetary.monitor.replay import status_of
-from planetary.monitor.report import build_report, write_report
+from planetary.monitor.report import Loss, Spread, build_report, losses, recoveries, spread, write_report
 from planetary.monitor.run_folder import (
     RunHistory,
     collect_facts,

@@ -9,22 +9,355 @@ the files knows nothing of it.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
+import numpy as np
 
 from planetary.core.config import Config
-from planetary.core.errors import ResourceError
+from planetary.core.errors import ResourceError, UserError
+from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import Slice
-from planetary.data.building import Preparation, build
-from planetary.data.recipe import recipe_of
+from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
+from planetary.data.shuffle import permutation
 from planetary.data.slices import SliceOrder, eval_chunks
-from planetary.data.token_file import TokenFile
+from planetary.data.sources import is_held_out, token_chunks
+from planetary.data.token_file import TokenFile, smallest_dtype
 from planetary.data.tokenizer import CharTokenizer, Tokenizer
+
+MANY_PASSES = 4
+"""Passes over the same text up to which more of them are worth almost as much as other text (Muennighoff et al. 2023,
+arXiv:2305.16264, section 5)."""
+
+
+# A block is a sequence: `sequence_length + 1` tokens.
+
+
+def blocks_of_mixture(counts: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:
+    """Return how many blocks each source has in a mixture in which their shares are those of the weights.
+
+    With `repeat` every block of every source is in it, and those of a source that has few for its weight more than
+    once; else no block is in it twice, and of a source that has more than its weight needs some are left out.
+
+    Args:
+        counts: blocks of the sources, each at least 1.
+        weights: of the sources, each above 0.
+        repeat: see above.
+    """
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    ratios = [count / share for count, share in zip(counts, shares, strict=True)]
+    size = max(ratios) if repeat else min(ratios)
+    found = [max(1, round(share * size)) for share in shares]
+    # Rounding must neither lose a block of the source that decides nor use one that is not there.
+    return [max(n, c) if repeat else min(n, c) for n, c in zip(found, counts, strict=True)]
+
+
+def chosen_blocks(count: int, wanted: int, *seed: int) -> np.ndarray:
+    """Return which of a source's blocks are in a mixture, int64 [wanted].
+
+    Each of the `count` blocks is there as often as any other or once more; which ones are is drawn from `seed`.
+    """
+    whole, rest = divmod(wanted, count)
+    drawn = permutation(count, *seed)[:rest] if rest else np.empty(0, np.int64)
+    return np.concatenate([np.tile(np.arange(count), whole), drawn])
+
+
+class FlatWriter:
+    """A token file under construction; a context manager.
+
+    Attributes:
+        path: of the file.
+        count: tokens written so far.
+        largest: largest token written so far; -1 before the first.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        """Open `path` for tokens of element type `dtype`."""
+        self.path = path
+        self.count = 0
+        self.largest = -1
+        self._dtype = host_dtype(dtype)
+        self._file = path.open("wb")
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append unsigned tokens [n], which must fit the element type."""
+        if tokens.size:
+            self.largest = max(self.largest, int(tokens.max()))
+            self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
+            self.count += tokens.size
+
+    def tokens(self) -> np.ndarray:
+        """Return all tokens of the closed file [count], mapped read-only."""
+        if self.count == 0:
+            return np.empty(0, self._dtype)
+        return np.memmap(self.path, self._dtype, mode="r")
+
+
+log = logging.getLogger(__name__)
+
+HELD_OUT_SEED = 0x6865_6C64  # not the run's seed: runs with different seeds are measured on the same batches
+SHUFFLE_BYTES = 32 << 20  # copied at a time
+_FLAT_FILES = ("train.flat", "held_out.flat")
+
+
+class Preparation(msgspec.Struct, frozen=True):
+    """What `prepared.json` in the cache says; its presence says that the folder is complete."""
+
+    format: int
+    key: str
+    source: str
+    source_digest: str
+    tokenizer_digest: str
+    vocab_size: int
+    block_tokens: int
+    dtype: str
+    documents: int  # 1: the held-out part is the end of one long text
+    train_count: int
+    train_digest: str
+    held_out_count: int
+    held_out_digest: str
+
+
+class _Blocks(msgspec.Struct, frozen=True):
+    """Neighbouring blocks of the flat files, counted on from the first file to the second."""
+
+    first: int
+    count: int
+
+
+class _Flat(msgspec.Struct, frozen=True):
+    """The tokens of all sources, one after the other, each from the start of a block on.
+
+    `train` and `held_out` have an entry for each source: where its whole blocks are.
+    """
+
+    tokens: tuple[np.ndarray, np.ndarray]  # of the two files: documents to train on, and held-out ones
+    read: tuple[int, ...]  # tokens of each source
+    train: tuple[_Blocks, ...]
+    held_out: tuple[_Blocks, ...]
+    vocab_size: int
+    documents: int
+
+
+def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
+    """Write the files, and last `prepared.json`, into `folder`, and return what that says.
+
+    Raises:
+        UserError: a source or a token is not usable, or there is no whole sequence to train on or to hold out.
+        ResourceError: there is no room for the files.
+        OSError: writing failed.
+    """
+    block_tokens = config.train.sequence_length + 1
+    tokenizer = recipe.tokenizer
+    if recipe.characters:
+        texts = (document.text for part in recipe.parts for document in part.documents())
+        tokenizer = CharTokenizer.of_texts(texts, recipe.names)
+        tokenizer.save(folder)
+    flat = _write_flat(config, recipe, tokenizer, folder)
+    splits = [_split(config, recipe, index, flat) for index in range(len(recipe.parts))]
+    orders = {
+        "train": _train_order(config, recipe, [train for train, _ in splits]),
+        "held_out": _held_out_order(recipe, [held for _, held in splits]),
+    }
+    dtype = smallest_dtype(flat.vocab_size)
+    _check_room(folder, sum(order.size for order in orders.values()) * block_tokens * host_dtype(dtype).itemsize)
+    digests = {
+        name: _write_blocks(flat.tokens, order, block_tokens, folder / f"{name}.{dtype}", host_dtype(dtype))
+        for name, order in orders.items()
+    }
+    for name in _FLAT_FILES:
+        (folder / name).unlink()
+    preparation = Preparation(
+        format=FORMAT,
+        key=recipe.key,
+        source=recipe.names,
+        source_digest=recipe.parts[0].contents.digest,
+        tokenizer_digest=tokenizer.digest if tokenizer else "",
+        vocab_size=flat.vocab_size,
+        block_tokens=block_tokens,
+        dtype=dtype,
+        documents=flat.documents,
+        train_count=orders["train"].size * block_tokens,
+        train_digest=digests["train"],
+        held_out_count=orders["held_out"].size * block_tokens,
+        held_out_digest=digests["held_out"],
+    )
+    with (folder / "prepared.json").open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(preparation), indent=2))
+        file.flush()
+        os.fsync(file.fileno())
+    return preparation
+
+
+def _train_order(config: Config, recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
+    """Return the blocks of the training file in its order, int64."""
+    wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=True)
+    if len(parts) > 1:
+        _say_shares(recipe, parts, wanted)
+    seed = config.run.seed
+    chosen = [
+        part.first + chosen_blocks(part.count, n, seed, i)
+        for i, (part, n) in enumerate(zip(parts, wanted, strict=True))
+    ]
+    blocks = np.concatenate(chosen)
+    return blocks if config.data.sampling != "random" else blocks[permutation(blocks.size, seed)]
+
+
+def _held_out_order(recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
+    """Return the blocks of the held-out file in its order, int64: no block twice, as that would measure nothing."""
+    wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=False)
+    chosen = [
+        part.first + (np.arange(n) if n == part.count else permutation(part.count, HELD_OUT_SEED, i)[:n])
+        for i, (part, n) in enumerate(zip(parts, wanted, strict=True))
+    ]
+    blocks = np.concatenate(chosen)
+    return blocks[permutation(blocks.size, HELD_OUT_SEED)]
+
+
+def _say_shares(recipe: Recipe, parts: Sequence[_Blocks], wanted: Sequence[int]) -> None:
+    for source, part, count in zip(recipe.parts, parts, wanted, strict=True):
+        passes = count / part.count
+        said = (
+            f"{source.source}: {count / sum(wanted):.1%} of the training sequences, each {passes:.2f} times in a pass"
+        )
+        if passes > MANY_PASSES:
+            log.warning(
+                "%s; above about %d times more of the same teaches little: lower its weight, or add text",
+                said,
+                MANY_PASSES,
+            )
+        else:
+            log.info("%s", said)
+
+
+def _check_room(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise ResourceError(
+            f"the prepared data takes {nbytes / 1e9:.3g} GB, and {folder.parent} has {free / 1e9:.3g} GB free: make "
+            "room, choose another --cache, or give weights that are nearer to the sources' sizes"
+        )
+
+
+def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[_Blocks, _Blocks]:
+    """Return the blocks of a source that are trained on, and those that are held out."""
+    source, train, held = recipe.parts[index], flat.train[index], flat.held_out[index]
+    least = recipe.least_of(index)
+    if source.contents.has_many_documents and held.count < max(1, least) and train.count:
+        log.warning(
+            "%s: its documents are too few to hold %g of them out whole; the end of the last ones is held out",
+            source.source,
+            config.data.held_out_fraction,
+        )
+    if not source.contents.has_many_documents or held.count < max(1, least):
+        # One long text: its last blocks are held out, at least one, and never more than half for the sake of a whole
+        # batch.
+        count = max(1, round(train.count * config.data.held_out_fraction), min(least, train.count // 2))
+        held = _Blocks(train.first + train.count - count, count if train.count else 0)
+        train = _Blocks(train.first, train.count - count)
+    if not flat.read[index]:
+        raise UserError(f"the training data {source.source} is empty: expected text or tokens")
+    for name, part in (("train", train), ("held-out", held)):
+        if part.count < 1:
+            raise UserError(
+                f"the {name} part of {source.source} has fewer than {config.train.sequence_length + 1} tokens "
+                f"(sequence_length + 1), of {flat.read[index]} in all: give more data, change data.held_out_fraction, "
+                "or lower train.sequence_length"
+            )
+    return train, held
+
+
+def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, folder: Path) -> _Flat:
+    """Write all tokens in the order of the sources."""
+    block_tokens = config.train.sequence_length + 1
+    kinds = [part.dtype for part in recipe.parts if part.dtype is not None]
+    dtype = max(kinds, key=lambda kind: host_dtype(kind).itemsize) if kinds else smallest_dtype(_size(tokenizer))
+    read, ends, count = [], ([], []), 0
+    with FlatWriter(folder / _FLAT_FILES[0], dtype) as train, FlatWriter(folder / _FLAT_FILES[1], dtype) as held:
+        for part in recipe.parts:
+            before = [writer.count for writer in (train, held)]
+            count += _write_source(config, part, tokenizer, train, held)
+            written = [writer.count - start for writer, start in zip((train, held), before, strict=True)]
+            read.append(sum(written))
+            for writer, start, own, found in zip((train, held), before, written, ends, strict=True):
+                found.append(_Blocks(start // block_tokens, own // block_tokens))
+                if len(recipe.parts) > 1:  # the next one begins with a whole block
+                    writer.write(np.zeros(-writer.count % block_tokens, host_dtype(dtype)))
+    largest = max(train.largest, held.largest)
+    vocab_size = tokenizer.vocab_size if tokenizer else largest + 1
+    if largest >= vocab_size:
+        raise UserError(
+            f"{recipe.names} contains token {largest}, but the tokenizer {config.data.tokenizer} only has ids "
+            f"below {vocab_size}: they do not belong together"
+        )
+    after = -(-train.count // block_tokens)  # blocks of the second file are counted on from here
+    held_out = tuple(_Blocks(after + blocks.first, blocks.count) for blocks in ends[1])
+    return _Flat((train.tokens(), held.tokens()), tuple(read), tuple(ends[0]), held_out, vocab_size, count)
+
+
+def _size(tokenizer: Tokenizer | None) -> int:
+    assert tokenizer is not None, "only tokens need none"
+    return tokenizer.vocab_size
+
+
+def _write_source(
+    config: Config, part: RecipePart, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter
+) -> int:
+    """Write the tokens of a source and return the number of its documents."""
+    if part.dtype is not None:
+        for tokens in token_chunks(part.source, part.dtype):
+            train.write(tokens)
+        return 1
+    assert tokenizer is not None
+    count, many = 0, part.contents.has_many_documents
+    for document in part.documents():
+        out = held if many and is_held_out(document.name, config.data.held_out_fraction) else train
+        out.write(tokenizer.encode(document.text))
+        count += document.last
+        if many and document.last and tokenizer.end_of_document is not None:
+            out.write(np.array([tokenizer.end_of_document], np.uint32))
+    return count
+
+
+def _write_blocks(
+    files: tuple[np.ndarray, np.ndarray], order: np.ndarray, block_tokens: int, path: Path, dtype: np.dtype
+) -> str:
+    """Write blocks of the two flat files in `order` as `dtype`; return the sha256 of the file."""
+    first, second = (tokens[: tokens.size // block_tokens * block_tokens].reshape(-1, block_tokens) for tokens in files)
+    after = -(-files[0].size // block_tokens)
+    step = max(1, SHUFFLE_BYTES // (block_tokens * dtype.itemsize))
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for start in range(0, order.size, step):
+            wanted = order[start : start + step]
+            part = np.empty((wanted.size, block_tokens), dtype)
+            is_first = wanted < after
+            part[is_first] = first[wanted[is_first]]
+            part[~is_first] = second[wanted[~is_first] - after]
+            raw = part.tobytes()
+            digest.update(raw)
+            file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
 
 
 class PreparedData(msgspec.Struct, frozen=True):

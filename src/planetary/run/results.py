@@ -34,8 +34,7 @@ def picture_run(folder: Path, history: RunHistory) -> Path:
     Raises:
         ResourceError: it cannot be written.
     """
-    from planetary.monitor.picture import write_picture
-    from planetary.monitor.reward_picture import write_reward_picture
+    from planetary.monitor.picture import write_picture, write_reward_picture
 
     learns = any(line.policy is not None for line in history.metrics)
     return write_reward_picture(folder, history) if learns else write_picture(folder, history)

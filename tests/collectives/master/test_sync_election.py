@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.collectives.master.sync_election import content_digest, elect, elect_again
+from planetary.collectives.master.group_operations import content_digest, elect, elect_again
 from planetary.collectives.protocol.collective_messages import ArrayEntry, Sync
 from planetary.collectives.protocol.options import SyncStrategy
 

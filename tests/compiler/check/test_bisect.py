@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from planetary.compiler.check.bisect import Finding, Reading, SearchBudget, find_first_wrong
+from planetary.compiler.check.offender import Finding, Reading, SearchBudget, find_first_wrong
 
 
 class Compiler:

@@ -10,8 +10,7 @@ import pytest
 from step_runs import mlp_model, mlp_params
 
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.check.verify import compare, make_trial, run_expected
-from planetary.compiler.check.widening import rounds_between_operations, widened
+from planetary.compiler.check.verify import compare, make_trial, rounds_between_operations, run_expected, widened
 from planetary.compiler.frontend.export import load_model
 from planetary.compiler.rewrites.precision import coarsest_factor
 from planetary.compiler.step.train_step import build_train_step

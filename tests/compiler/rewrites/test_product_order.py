@@ -11,7 +11,7 @@ import pytest
 
 from planetary.compiler import ir
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.rewrites.product_order import order_products
+from planetary.compiler.rewrites.normalise import order_products
 
 
 def lowered(function: Callable[..., jax.Array], arguments: Sequence[np.ndarray]) -> str:

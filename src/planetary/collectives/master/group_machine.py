@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from planetary.collectives.master import sync_election
 from planetary.collectives.master.group_desk import IDLE, GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
-from planetary.collectives.master.group_measurement import RingMeasurement
-from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement
-from planetary.collectives.master.link_watch import LinkWatch
+from planetary.collectives.master.group_measurement import LinkWatch, RingMeasurement
+from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement, elect, elect_again
 from planetary.collectives.master.master_events import Solved
 from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.protocol.operation_states import MASTER_OPERATION
@@ -416,9 +414,9 @@ class GroupMachine:
         syncs = {peer: offer for peer, offer in offers.items() if isinstance(offer, m.Sync)}
         desk, algorithm = self.desk, self.desk.topology().digest
         if desk.emptied and desk.revision is not None:
-            election = sync_election.elect_again(syncs, desk.revision, desk.content, algorithm)
+            election = elect_again(syncs, desk.revision, desk.content, algorithm)
         else:
-            election = sync_election.elect(syncs, desk.revision, algorithm)
+            election = elect(syncs, desk.revision, algorithm)
         stay = tuple(peer for peer in self.desk.ring if peer not in election.removed)
         if election.failure or election.revision is None:
             for peer in stay:

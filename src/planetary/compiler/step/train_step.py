@@ -20,8 +20,13 @@ from planetary.compiler.frontend.export import Model
 from planetary.compiler.frontend.manifest import Manifest
 from planetary.compiler.ir import Value
 from planetary.compiler.rewrites import normalise
-from planetary.compiler.rewrites.demotion import demote_f64, refuse_f64
-from planetary.compiler.rewrites.precision import LossScale, round_contractions, round_stochastically
+from planetary.compiler.rewrites.precision import (
+    LossScale,
+    demote_f64,
+    refuse_f64,
+    round_contractions,
+    round_stochastically,
+)
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts, whole_batch
 from planetary.compiler.step.named_optimizers import optimizer_of

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import planetary
+from planetary import version
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.shell.system import System
 from planetary.net.addresses import listening_socket
@@ -46,7 +46,7 @@ def examine_machine(
     found = f.judge_packages(versions)
     now = system.clock.wall()
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    found.append(f.judge_own_clock(now, Path(planetary.__file__).stat().st_mtime, shown))
+    found.append(f.judge_own_clock(now, Path(version.__file__).stat().st_mtime, shown))
     found += _disks(folders)
     if (memory := available_memory()) is not None:
         found.append(f.judge_memory(memory))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
-from federation_schedules import check, federation_of, run_schedule
+from federation_schedules import check, federation_of, history_of, run_schedule
 
 from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
 
@@ -67,3 +69,30 @@ def test_a_late_site_joins_with_the_newest_version() -> None:
     check(federation)
     first = next(r for r in federation.sites["s1"].journal if isinstance(r, VersionAdopted))
     assert first.version > 0
+
+
+def test_a_hub_that_lost_its_newest_versions_gets_what_sites_trained_since() -> None:
+    """Resumed from an older checkpoint, it lacks the tokens that only the lost versions had, and no others."""
+    federation = federation_of(10, sites=2, hub_rounds=12, every_rounds=1)
+    hub = federation.hub
+    lost: list[str] = []
+
+    def lose_versions() -> None:
+        assert hub.kill_gateway()
+        for path in sorted((hub.run_folder / "checkpoints").glob("round-*"))[-2:]:
+            lost.append(path.name)
+            shutil.rmtree(path)
+
+    federation.world.at(16.0, lose_versions)
+    assert federation.run(3000.0), [c.waits_for for c in (hub, *federation.sites.values())]
+    assert len(lost) == 2
+    state = hub.controller.state
+    for name, site in federation.sites.items():
+        journal = site.journal
+        [back] = [r for r in journal if isinstance(r, VersionAdopted) and "went back" in r.why]
+        given_up = int(back.why.split(", and ")[1].split()[0])
+        history = [r for r in history_of(hub.journal) if isinstance(r, DeltaAccepted) and r.worker == name]
+        assert sum(r.tokens for r in history) == state.counted[name] - given_up
+        later = [r for r in journal if isinstance(r, VersionAdopted) and r.t > back.t]
+        assert later, "it went on with the hub"
+        assert not any(r.why for r in later)

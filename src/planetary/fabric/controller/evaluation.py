@@ -96,7 +96,7 @@ class Evaluation:
         An evaluation that was overtaken twice would only hold memory and workers: it is given up, and its number is
         reported as missing.
         """
-        if not self._desk.eval_due(version):
+        if not (self._desk.eval_due(version) and self._topology.is_evaluated):
             return
         for old in sorted(self._versions)[:-1]:
             del self._versions[old]
@@ -113,13 +113,17 @@ class Evaluation:
         if version not in self._desk.state.evals and version not in self._versions:
             self.begin(version)
 
+    def give_up(self) -> None:
+        """Evaluate nothing that has begun: no worker can."""
+        self._versions.clear()
+
     def hand_out(self, now: float) -> None:
         """Give pending chunks to ready workers, one each."""
         newest = self._topology.newest()
         self._versions = {n: found for n, found in self._versions.items() if n >= newest or not found.pending}
         for number, version in list(self._versions.items()):
             self._settle_without_others(number, version)
-            for worker in self._desk.ready_workers():
+            for worker in self._topology.evaluators():
                 if worker.evaluate is not None or self._guard.spares(worker.worker, number):
                     continue
                 if not self._topology.can_evaluate(worker, number):
@@ -167,12 +171,12 @@ class Evaluation:
     def _settled(self, number: int, said: Mapping[str, float]) -> Settled | None:
         evals, policy = self._desk.state.evals, self._desk.policy
         best = min((loss for version, loss in evals.items() if version < number), default=None)
-        others = sum(worker.worker not in said for worker in self._desk.ready_workers())
+        others = sum(worker.worker not in said for worker in self._topology.evaluators())
         return settle(said, best, policy.loss_rise, others)
 
     def _settle_without_others(self, number: int, version: _Version) -> None:
         """Do not wait for a second opinion where everybody who could give it is gone."""
-        ready = {worker.worker for worker in self._desk.ready_workers()}
+        ready = {worker.worker for worker in self._topology.evaluators()}
         for chunk in [c for c in version.pending if ready and ready <= version.said.get(c, {}).keys()]:
             if self._settles(number, version, chunk):
                 version.pending.remove(chunk)
@@ -191,6 +195,6 @@ class Evaluation:
         self._desk.send(
             worker.session,
             m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
-            TokensOf(True, (piece.slice,)) if self._desk.policy.gateway_delivers else None,
+            TokensOf(True, (piece.slice,)) if self._desk.policy.delivers_held_out else None,
         )
         worker.evaluate.awaits = self._desk.under_way.count(worker.session)

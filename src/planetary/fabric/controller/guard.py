@@ -66,7 +66,7 @@ class Guard:
         if bad is not None:
             best = min(state.evals[v] for v in state.evals if v < bad)
             return bad, f"the held-out loss of round {bad} is {state.evals[bad]:.4g}, it was {best:.4g}"
-        bad = None if self._desk.policy.held_out else first_damaged(state.train_losses, rise)
+        bad = first_damaged(state.train_losses, rise) if self._desk.policy.watches_training_loss else None
         if bad is not None and bad > 1:
             best = min(state.train_losses[r] for r in state.train_losses if r < bad)
             return bad - 1, f"the training loss of round {bad} is {state.train_losses[bad]:.4g}, it was {best:.4g}"

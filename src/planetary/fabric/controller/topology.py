@@ -67,6 +67,15 @@ class Topology(ABC):
     def finished(self, round_: int) -> None:
         """Take note that a round is finished: where a checkpoint was due, it is written."""
 
+    def evaluators(self) -> list[WorkerSession]:
+        """Return the ready workers that may be asked for held-out losses, in order of their names."""
+        return self._desk.ready_workers()
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether versions are evaluated in this run, as far as workers are concerned."""
+        return True
+
     @abstractmethod
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""

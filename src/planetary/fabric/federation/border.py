@@ -145,17 +145,28 @@ class Border:
                 "join under another name"
             )
             return True
-        if arrived.is_anchor:
-            return False  # the site has it already, with the tokens that are not in it on top
-        if anchor is not None and arrived.version > anchor.version:
-            base = offered if offered is not None and arrived.counted == offered.tokens else anchor
-        elif anchor is not None:
-            self._why = f"the hub went back from version {anchor.version} to {arrived.version}"
+        if anchor is not None:
+            if arrived.is_anchor and arrived.counted <= anchor.tokens:
+                return False  # the site has it already, with the tokens that are not in it on top
+            base = self._base_of(arrived, anchor, offered)
         counted = tokens if base is None else base.tokens
         base = None if counted == tokens else base
         self._adopting = s.AdoptVersion(arrived.version, state.round, counted, base)
         self._desk.out.append(self._adopting)
         return True
+
+    def _base_of(self, arrived: s.VersionArrived, anchor: Anchor, offered: Offered | None) -> Anchor | Offered | None:
+        """Return where the tokens begin that are put on top of a version; None: nothing is."""
+        is_offered = offered is not None and arrived.counted == offered.tokens
+        if arrived.version > anchor.version:
+            return offered if is_offered else anchor
+        self._why = f"the hub went back from version {anchor.version} to {arrived.version}"
+        if arrived.counted < anchor.tokens:  # it lost versions, or was resumed from an older checkpoint
+            lost = anchor.tokens - arrived.counted
+            self._why += f", and {lost} tokens of this site that only its later versions had are lost"
+            return anchor
+        self._why += ", since later ones are of no use: what this site trained from them is given up"
+        return offered if is_offered and arrived.is_anchor else None
 
     def _offer(self, task: TrainTask, anchor: Anchor, now: float) -> None:
         state, self.task = self._desk.state, None

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ClosedError, TrustError
 from planetary.core.tensors import TensorSpec
+from planetary.diloco.outer import published_params
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.federation.federation_messages import FEDERATION, masters_of
 from planetary.fabric.federation.federation_status import FederatedSite, FederationStanding
-from planetary.fabric.federation.hub_policy import HubPolicy, hub_policy
-from planetary.fabric.federation.sites import Sites
+from planetary.fabric.federation.hub_policy import SITE, HubPolicy, hub_policy
+from planetary.fabric.federation.sites import PublishedOf, Sites
 from planetary.fabric.gateway.gateway import StepWanted
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import RoundsStart
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.shell.system import System
 
@@ -35,6 +38,11 @@ class HubController(Controller):
     def _topology_of(self, policy: ControllerPolicy) -> Topology:
         assert isinstance(policy, HubPolicy)
         return Sites(self.desk, policy)
+
+    def _go_on(self, now: float) -> None:
+        if self.evaluation.versions and not self.topology.is_evaluated:
+            self.evaluation.give_up()  # the worker that would have done it is gone
+        super()._go_on(now)
 
 
 class HubGateway(RoundsGateway):
@@ -100,12 +108,20 @@ class HubGateway(RoundsGateway):
         )
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        """Sites compile for their own workers: nothing is to be made, and the digest of the model names the job."""
-        assert self.prepared is not None
-        step = self.prepared.step
-        return PublishedArtifact(
-            step.spec.stablehlo_digest, len(step.portable), "sites compare models and compile for themselves"
-        )
+        """Sites compile for their own workers, so that nothing is made for them; for a worker of the hub it is."""
+        assert self._start is not None
+        policy = self._start.policy
+        assert isinstance(policy, HubPolicy)
+        if target.backend != SITE:
+            return await super()._compile_for(target)
+        return PublishedArtifact(policy.site_artifact, 0, "sites compare models and compile for themselves")
+
+    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+        if isinstance(payload, PublishedOf):
+            assert self.prepared is not None
+            specs, masters = self.prepared.step.spec.params, self.parameters.of_version(payload.version)
+            return lambda: published_params(specs, masters)
+        return super()._source(payload)
 
 
 def _identity(folder: Path, system: System) -> str:

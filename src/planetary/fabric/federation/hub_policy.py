@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,8 @@ from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 
+EVALUATOR = "evaluator"
+"""The role of a worker that joins a hub."""
 SITE = "site"
 """The role of a gateway that joins, and what it names as its backend and its target."""
 
@@ -25,6 +28,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
     hub: str
     facts: Facts
     sites: dict[str, SiteTerms]
+    site_artifact: str  # in place of an artifact's digest in the jobs of sites
 
     @property
     def loaded(self) -> str:
@@ -34,15 +38,27 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
     @property
     def roles(self) -> tuple[str, ...]:
         """See `FabricPolicy`."""
-        return (SITE,)
+        return (SITE, EVALUATOR)
+
+    @property
+    def delivers_held_out(self) -> bool:
+        """See `ControllerPolicy`: a worker of the hub has no files of it."""
+        return True
+
+    @property
+    def watches_training_loss(self) -> bool:
+        """See `ControllerPolicy`: a hub may have no worker that evaluates."""
+        return True
 
     def refuse(self, hello: m.Hello) -> m.Refused | None:
-        """See `FabricPolicy`: gateways whose names are in the configuration may join."""
+        """See `FabricPolicy`: gateways whose names are in the configuration may join, and workers that evaluate."""
         if hello.backend != SITE:
+            if hello.worker not in self.sites:
+                return super().refuse(hello)
             return m.Refused(
                 code="hub",
-                reason=f"this is a federation's hub, and {hello.worker} is a worker: workers join a gateway, and the "
-                "gateway joins the hub",
+                reason=f"{hello.worker} is the name of a site, and this is a worker: choose another --node-name. At a "
+                "hub workers evaluate its versions; those that train join a site",
                 kind="data",
             )
         if hello.worker not in self.sites:
@@ -70,13 +86,15 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
     def job(self, artifact: str, reference: str) -> m.Message:
         """See `FabricPolicy`."""
         job = super().job(artifact, reference)
+        if artifact != self.site_artifact:
+            return job
         assert isinstance(job, m.TrainingJob)
         fields = {name: getattr(job, name) for name in job.__struct_fields__}
         return SiteJob(**fields, hub=self.hub, facts=self.facts, sites=self.sites)
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """See `FabricPolicy`: a site has everything."""
-        return False
+        return artifact != self.site_artifact and super().may_fetch(digest, artifact, reference)
 
 
 def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub: str) -> HubPolicy:
@@ -91,11 +109,12 @@ def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub
     fields |= {
         "length": length,
         "round": round_,
-        "held_out": (),
         "gateway_delivers": False,
         "judge": trusting(policy.judge, trusted),
     }
-    return HubPolicy(**fields, hub=hub, facts=facts_of(config, prepared), sites=terms_of(config))
+    label = hashlib.sha256(f"site {policy.spec.stablehlo_digest}".encode()).hexdigest()
+    facts, sites = facts_of(config, prepared), terms_of(config)
+    return HubPolicy(**fields, hub=hub, facts=facts, sites=sites, site_artifact=label)
 
 
 def _slowest_s(policy: ControllerPolicy, config: Config) -> float:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from planetary.diloco.weight_caps import capped
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.star import Star
-from planetary.fabric.federation.hub_policy import HubPolicy
+from planetary.fabric.federation.hub_policy import SITE, HubPolicy
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import ParametersOf
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
+from planetary.machine.events import Payload
+
+
+class PublishedOf(Payload, frozen=True):
+    """The parameters of one version in the model's own element types, as workers take them."""
+
+    version: int
 
 
 class Sites(Star):
@@ -31,7 +38,7 @@ class Sites(Star):
         return [
             site
             for site in super().able_workers()
-            if site.worker not in done and self._hub.sites[site.worker].entry.role == "trainer"
+            if site.backend == SITE and site.worker not in done and self._hub.sites[site.worker].entry.role == "trainer"
         ]
 
     def announce(self, round_: int) -> None:
@@ -40,12 +47,26 @@ class Sites(Star):
     def finished(self, round_: int) -> None:
         """See `Topology`."""
         for site in self._desk.ready_workers():
-            self.send_parameters(site, round_)
+            if site.backend == SITE:
+                self.send_parameters(site, round_)
+
+    def evaluators(self) -> list[WorkerSession]:
+        """See `Topology`: sites evaluate for themselves."""
+        return [worker for worker in super().evaluators() if worker.backend != SITE]
+
+    @property
+    def is_evaluated(self) -> bool:
+        """See `Topology`."""
+        return any(worker.backend != SITE for worker in self._desk.workers.values())
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """See `Topology`."""
-        if worker.version != version:
-            worker.version = version
+        if worker.version == version:
+            return
+        worker.version = version
+        if worker.backend != SITE:
+            self._desk.send(worker.session, m.Parameters(version=version), PublishedOf(version))
+        else:
             counted = self._desk.state.counted.get(worker.worker, 0)
             self._desk.send(worker.session, m.Parameters(version=version, counted=counted), ParametersOf(version))
 

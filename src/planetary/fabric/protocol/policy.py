@@ -156,6 +156,16 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         """Of an average worker in a round."""
         return self.length.inner_steps
 
+    @property
+    def delivers_held_out(self) -> bool:
+        """Whether held-out tokens travel with their task."""
+        return self.gateway_delivers
+
+    @property
+    def watches_training_loss(self) -> bool:
+        """Whether damage is looked for in the training loss."""
+        return not self.held_out
+
     def steps_of(self, worker: str, leases: int) -> int:
         """Return the inner steps that so many leases of this worker have."""
         return leases * self.length.lease_steps

@@ -120,7 +120,8 @@ class ControllerState(RunFold):
         refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
         retreats: versions that the run went back from because they were of no use.
         slow: why each slow worker is.
-        counted: of a hub: how many of each site's tokens, since its run began, are in the newest version.
+        counted: of a hub: how many of each site's tokens, since its run began, are in the newest version, or were given
+            up with a later one that was of no use.
         steps: digests of the training steps that led to the one in use, which is the last; a roll-back drops the later
             ones.
         inner_state_of: the step that workers' optimizer states belong to: those of equal signature share them.
@@ -184,9 +185,11 @@ class ControllerState(RunFold):
             case RunResumed():
                 _resume(self, record)
             case RolledBack():
+                counted = self.counted
                 _go_back(self, record.mark)
                 if record.bad:
                     self.retreats.append(record.bad)
+                    self.counted |= counted  # a site does not bring again what made, or followed, a version of no use
             case ContributionsJudged():
                 _judged(self, record)
             case DeltaWithdrawn():

@@ -1,0 +1,94 @@
+"""Goodput of a run whose workers keep getting lost, in simulated time, with the production gateway and workers.
+
+    python bench/goodput.py [--workers 8] [--rounds 60] [--every 20] [--seeds 3]
+
+Each worker's process is killed once in `--every` rounds, at a time drawn for each; its supervisor starts another one. A
+round is 30 steps of 0.13 s, 3.9 s. Goodput is the tokens that count, per second, against the same run without faults;
+the loss is that of a small function (`simulation.rounds.small_training`), held out. Prints one JSON object a kind of
+lease.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+
+from planetary.fabric.protocol.records import RoundFinished, WorkerLost
+from planetary.simulation.faults import Fault
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
+from planetary.simulation.simulated_cluster import SimMachine
+
+STEPS, STEP_S = 30, 0.13
+
+
+def run(seed: int, workers: int, rounds: int, given: list[str], plan: list[Fault]) -> tuple[float, float, int]:
+    """Return tokens per second of the run's rounds, the last held-out loss, and the workers lost."""
+    training = small_training(
+        rounds=rounds,
+        workers=workers,
+        inner_steps=STEPS,
+        given=["outer.learning_rate=1", "outer.momentum=0", "outer.merge=mean", "eval.every=10", *given],
+    )
+    machines = [SimMachine(is_steady=True)] * workers
+    cluster = SimCluster(seed, training, workers, plan, step_s=STEP_S, machines=machines)
+    if not cluster.run(100.0 * rounds):
+        raise SystemExit(f"the run did not end: {cluster.waits_for}")
+    ends = [record for record in cluster.journal if isinstance(record, RoundFinished)]
+    lost = sum(isinstance(record, WorkerLost) for record in cluster.journal)
+    last = cluster.metrics[rounds].eval_loss
+    assert last is not None
+    return sum(end.tokens for end in ends) / sum(end.seconds for end in ends), last, lost
+
+
+def faults(seed: int, workers: int, rounds: int, every: float, round_s: float) -> list[Fault]:
+    source, period = random.Random(f"goodput {seed}"), every * round_s
+    plan = []
+    for worker in range(workers):
+        at = source.uniform(0.0, period)
+        while at < rounds * round_s:
+            plan.append(Fault(at_s=6.0 + at, kind="kill_worker", worker=worker))
+            at += period
+    return sorted(plan, key=lambda fault: fault.at_s)
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--every", type=float, default=20.0, metavar="ROUNDS")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    for leases in ("equal", "measured"):
+        parts, losses, lost = [], [], []
+        for seed in range(options.seeds):
+            given = [f"fabric.leases={leases}"]
+            rate, loss, _ = run(seed, options.workers, options.rounds, given, [])
+            tokens = options.workers * STEPS * 8
+            plan = faults(seed, options.workers, options.rounds, options.every, tokens / rate)
+            faulty, loss_then, count = run(seed, options.workers, options.rounds, given, plan)
+            parts.append(faulty / rate)
+            losses.append(loss_then / loss - 1)
+            lost.append(count)
+        print(
+            json.dumps(
+                {
+                    "leases": leases,
+                    "workers": options.workers,
+                    "rounds": options.rounds,
+                    "workers_lost": lost,
+                    "goodput": [round(part, 4) for part in parts],
+                    "mean": round(statistics.mean(parts), 4),
+                    "loss_change": [round(change, 5) for change in losses],
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

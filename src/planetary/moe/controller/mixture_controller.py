@@ -136,8 +136,8 @@ class MixtureController(RunController[MixtureDesk]):
         self.syncing.payload_sent(session, now)
         self.patience.sent(session, now)
 
-    def _payload_arrives(self, session: int, message: int, now: float) -> None:
-        self.patience.arrives(session, message)
+    def _payload_arrives(self, session: int, message: m.Message, now: float) -> None:
+        self.patience.arrives(session, message.id)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
         self.patience.arrived(session, message, now)

@@ -3,10 +3,14 @@
     python bench/sync.py examples/stdlib.toml --seeds 0,1,2 --rounds 20 --inner-steps 30
     python bench/sync.py examples/stdlib.toml --ways rda,sparse-both --set model.options='{n_layer = 2, n_embd = 64}'
     python bench/sync.py examples/stdlib.toml --ways mean:10,sign-both:36 --rounds 50 --inner-steps 36 --against mean:10
+    python bench/sync.py examples/stdlib.toml --ways mean,star-eager,streaming:10,streaming-late:10 --factors ''
 
 `mean:10` is the way `mean` with H 10, in as many steps; `mean:10*1.5` with one and a half times the learning rate, too.
 There are two references: one worker on the same tokens, and data-parallel training, one worker with the batches of all
 workers and as many steps (the published definition of the gap, arXiv:2503.09799).
+
+The ways `star-...` and `streaming...` run a worker's exchange and the gateway's parameters themselves. A fragment of
+three is synchronised every H steps there, so that `streaming:10` compares with `mean` at H 30.
 
 Trains in this process with the compiled step, the data order and the pure functions of a real run (`outer_step`,
 `PayloadForm`, `Shown`, `eager_start`), so that all workers are in every round. Runs are paired by seed: the gap of a
@@ -34,7 +38,10 @@ from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import initial_state, outer_step, published_params
 from planetary.diloco.payload import PayloadForm, Shown, payload_digest
 from planetary.diloco.ring import HeldContribution, eager_rate, eager_start
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import prepare_run, schedule_of
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.exchange import Exchange, Outgoing, Trained, exchange_of
 
 replace = msgspec.structs.replace
 
@@ -49,6 +56,8 @@ class Way(msgspec.Struct, frozen=True):
     down: str = "none"
     feedback: bool = True
     delay: str = ""  # "eager", or "naive"
+    overlap: str = ""  # of the star, with the exchange and the parameters of a real run
+    fragments: m.Fragmentation | None = None
 
 
 WAYS = {
@@ -66,6 +75,13 @@ WAYS = {
     "sparse-no-feedback": Way("senders", up="sparse", feedback=False),
     "eager": Way(delay="eager"),
     "naive": Way(delay="naive"),
+    "star-none": Way(overlap="none"),
+    "star-eager": Way(up="float32", overlap="eager"),
+    "star-eager-int4": Way(up="int4", down="int4", overlap="eager"),
+    "streaming": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
+    "streaming-late": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=3, mixing=0.5)),
+    "streaming-taken": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1)),
+    "streaming-fp4": Way(up="fp4", overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
 }
 # Student's t at 95 % (two-sided 90 %), by degrees of freedom.
 T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
@@ -160,6 +176,93 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     return loss, float(moved) * rounds
 
 
+def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:
+    """As `train`, for ways of the star that overlap: round r is reduced while round r + 1 is trained."""
+    prepared = prepare_run(config, cache, lambda stage: None)
+    executors = open_executors(config, prepared, cache, threads)
+    specs, order = prepared.step.spec.params, prepared.data.order(config)
+    schedule = schedule_of(config, config.total_inner_steps)
+    [(held_out, _)] = prepared.data.eval_chunks(config)
+    steps, workers, tokens = config.train.inner_steps, config.fabric.workers, config.targets_per_slice
+    codecs, count = m.Compression(up=way.up, down=way.down), 1 if way.fragments is None else way.fragments.count
+    gateway = ParameterVersions(specs, initial_state(specs, prepared.params), 0, codecs, fragments=count)
+    rate = eager_rate(way.outer, way.momentum) if way.overlap == "eager" else 0.0
+    exchanges = [exchange_of(specs, codecs, rate, way.fragments) for _ in range(workers)]
+    for executor, exchange in zip(executors, exchanges, strict=True):
+        exchange.take(m.Parameters(version=0), gateway.of_version(0))
+        executor.load(exchange.start(), prepared.buffer_values, None)
+    waiting: list[tuple[int, int, int]] = []  # contributions to the round before
+    moved = 0
+
+    def step(round_: int) -> None:
+        """Reduce what was contributed to a round."""
+        nonlocal moved
+        gateway.take_outer_step(round_, waiting, way.outer, way.momentum, MERGE_RULES[way.merge](0.2))
+        waiting.clear()
+        gateway.keep([round_])
+        if gateway.change_digest or gateway.is_partial:
+            moved += sum(array.nbytes for array in gateway.change_of(round_).values())
+        else:
+            moved += sum(array.nbytes for array in gateway.of_version(round_).values())
+
+    def take(exchange: Exchange, version: int) -> None:
+        if gateway.change_digest or gateway.is_partial:
+            message = m.Parameters(version=version, since=version - 1, digest=gateway.change_digest)
+            exchange.take(message, gateway.change_of(version))
+        else:
+            exchange.take(m.Parameters(version=version), gateway.of_version(version))
+
+    def trained(worker: int, round_: int) -> tuple[Outgoing, int]:
+        executor, exchange, task = executors[worker], exchanges[worker], round_ * workers + worker
+        before = task - workers
+        chained, mixes = round_ > 1, round_ > 1 and way.overlap == "streaming"
+        if mixes:
+            start = exchange.start(after=before)
+        else:
+            start = exchange.start((before,) if chained and rate else (), workers * tokens)
+        executor.set_params(start)
+        pieces = batches(
+            read_slice(order.locate(task - workers)), config.train.batch_size, config.train.sequence_length
+        )
+        for number, batch in enumerate(pieces):
+            if mixes and way.fragments is not None and number == way.fragments.delay:
+                take(exchange, round_ - 1)
+                executor.set_params(exchange.mix(executor.read_params() if number else start, round_ - 1))
+            index = (round_ - 1) * steps + number
+            executor.train_step(index, schedule.rate(index), batch)
+        return exchange.give(Trained(task, round_, tokens, start, executor.read_params())), task
+
+    with ThreadPoolExecutor(workers) as pool:
+        for round_ in range(1, config.train.rounds + 1):
+            if way.overlap == "streaming" and waiting:  # it is reduced before the next lease's delay is over
+                step(round_ - 1)
+            given = list(pool.map(trained, range(workers), [round_] * workers))
+            if way.overlap == "eager" and waiting:
+                step(round_ - 1)
+                for exchange in exchanges:
+                    take(exchange, round_ - 1)
+            for sent, task in given:
+                result = m.TrainResult(
+                    task=task, round=round_, steps=steps, tokens=tokens, loss=0.0, grad_norm=0.0, seconds=0.0,
+                    digest=sent.digest,
+                )  # fmt: skip
+                defect, tensors = gateway.read(result, sent.tensors)
+                assert not defect, defect
+                waiting.append((task, tokens, gateway.attach(tensors)))
+                moved += sum(array.nbytes for array in sent.tensors.values()) // workers
+            if way.overlap == "none":
+                step(round_)
+                for exchange in exchanges:
+                    take(exchange, round_)
+    if waiting:
+        step(config.train.rounds)
+    executors[0].set_params(published_params(specs, gateway.shown or gateway.state.params))
+    loss = held_out_loss(executors[0], read_slice(held_out), config)
+    for executor in executors:
+        executor.close()
+    return loss, float(moved)
+
+
 def interval(gaps: list[float]) -> str:
     """Return the mean of gaps and its 90 % t-interval, in percent."""
     mean = statistics.mean(gaps)
@@ -197,7 +300,9 @@ def main() -> None:
                 references[name].append(min(tried))
                 print(f"# seed {seed}: {name} {tried}, {time.monotonic() - began:.0f} s", flush=True)
         for way in ways:
-            found[way].append(train(*asked(way, config), given.cache, given.threads))
+            chosen, shaped = asked(way, config)
+            run = train_star if chosen.overlap else train
+            found[way].append(run(chosen, shaped, given.cache, given.threads))
             print(f"# seed {seed}: {way} {found[way][-1][0]:.4f}, {time.monotonic() - began:.0f} s", flush=True)
     if given.against in found:
         references[given.against] = [loss for loss, _ in found[given.against]]

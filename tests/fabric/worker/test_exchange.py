@@ -240,3 +240,11 @@ def test_a_chain_without_fragments_is_refused() -> None:
             worker.start(after=4)
         with pytest.raises(RemoteProtocolError, match="mixes in version 1, and its run has no fragments"):
             worker.mix(START, 1)
+
+
+def test_a_fragment_that_begins_at_zero_is_judged_by_the_length_of_all_parameters() -> None:
+    zero = {"w": START["w"], "b": f32_to_bf16(np.zeros(40, np.float32))}
+    server = ParameterVersions(SPECS, initial_state(SPECS, zero), 0, m.Compression(up="float32"), fragments=2)
+    part = server.attach({"b": np.ones(40, np.float32)})
+    whole = float(np.linalg.norm(START["w"].astype(np.float64)))
+    assert server.measure(2, [(1, part)]).start_norm == pytest.approx(whole)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.contributions import Contribution, Weighting, check_contribution
+from planetary.diloco.contributions import Contribution, Weighting, check_contribution, flat
 from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MergeRule
@@ -140,7 +141,12 @@ class ParameterVersions:
     def measure(self, round_: int, parts: Sequence[tuple[int, int]]) -> Table:
         """Return the inner products of the deltas of contributions to a round, given as (task, attachment)."""
         contributions = [self._contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
-        return table_of(self._fragments.of_round(round_), self.state.params, contributions)
+        table = table_of(self._fragments.of_round(round_), self.state.params, contributions)
+        if not self.is_partial:
+            return table
+        # A fragment of tensors that begin at zero is near zero, and its first delta is no sign of a fault.
+        squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
+        return replace(table, start_norm=squares**0.5)
 
     def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""

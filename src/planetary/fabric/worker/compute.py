@@ -158,7 +158,15 @@ class Compute:
 
     def mix(self, task: TrainTask, take: Callable[[], None]) -> None:
         """Go on with the task that has paused; `take` makes the version that it mixes in the newest."""
-        self._thread.submit(self._guarded, task, lambda: self._resume(task, take))
+
+        def take_first() -> None:  # whatever becomes of the task: the next fragment counts from this version
+            try:
+                take()
+            except PlanetaryError as error:
+                self._unusable = error
+
+        self._thread.submit(take_first)
+        self._thread.submit(self._guarded, task, lambda: self._resume(task))
 
     def evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> None:
         """Start an evaluation; `tokens` as in `train`."""
@@ -203,7 +211,7 @@ class Compute:
             event = TaskBroke(task.task, "internal", f"{type(error).__name__}: {error}")
         if not isinstance(event, TrainingPaused):
             self._stop.discard(task.task)
-        self._ends_early.discard(task.task)
+            self._ends_early.discard(task.task)
         self._report(event)
 
     def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
@@ -221,12 +229,11 @@ class Compute:
         self._advance(run, self._delay)
         return TrainingPaused(task.task)
 
-    def _resume(self, task: TrainTask, take: Callable[[], None]) -> Event:
-        """Go on with the task that has paused, with the version mixed in that `take` makes the newest."""
+    def _resume(self, task: TrainTask) -> Event:
+        """Go on with the task that has paused, with the newest version mixed in."""
         run, self._paused = self._paused, None
         assert run is not None
         assert run.task is task
-        take()
         own = run.start if run.count == 0 else self._executor.read_params()
         self._executor.set_params(self.exchange.mix(own, task.mixes))
         return self._finish(run)

@@ -287,7 +287,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
                 outer.momentum,
                 rule,
                 weighting=outer.weights,
-                steps=self.config.train.inner_steps,
+                step_tokens=self.config.train.batch_size * self.config.rl.max_tokens,
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))

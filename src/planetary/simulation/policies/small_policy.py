@@ -283,7 +283,7 @@ class SmallPolicy:
                         config.outer.momentum,
                         MERGE_RULES[config.outer.merge](config.outer.trimmed),
                         weighting=config.outer.weights,
-                        steps=config.train.inner_steps,
+                        step_tokens=config.train.batch_size * config.rl.max_tokens,
                     )
                     outer[record.round] = parameters.state
                 case RunResumed():

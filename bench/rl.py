@@ -11,6 +11,7 @@ included) stay nearly the same: on two idle cores a run takes between half of th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -43,8 +44,10 @@ def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0
     while process.poll() is None:
         time.sleep(0.5)
         if kill_every and time.monotonic() - killed_at > kill_every and (pid := worker_of(folder)):
-            os.kill(pid, signal.SIGKILL)
-            kills, killed_at = kills + 1, time.monotonic()
+            killed_at = time.monotonic()
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and the journal does not say so yet
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
     seconds = time.monotonic() - began
     history = load_history(folder)
     held_out = [(m.round, m.policy.held_out_reward) for m in history.metrics if m.policy is not None]

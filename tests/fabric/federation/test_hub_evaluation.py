@@ -33,7 +33,16 @@ def finish(federation: SimFederation) -> list[msgspec.Struct]:
 def test_every_version_of_a_hub_with_a_worker_has_its_held_out_loss() -> None:
     federation = federation_of(11, sites=2, hub_rounds=4, every_rounds=1)
     federation.hub.add_node("judge")
+    seen: list[tuple[str, str]] = []
+
+    def look() -> None:
+        gateway = federation.hub.gateway
+        seen.extend((one.name, one.state) for one in gateway.status().workers) if gateway is not None else None
+
+    federation.cut_off("s1", 3.0)  # it has not come when the others have
+    federation.world.at(2.5, look)
     journal = finish(federation)
+    assert {("s0", "ready"), ("s1", "starting")} <= set(seen)
     losses = {record.version: record.loss for record in journal if isinstance(record, EvalFinished)}
     assert sorted(losses) == [1, 2, 3, 4]
     assert {n: line.eval_loss for n, line in federation.hub.metrics.items()} == losses

@@ -27,6 +27,7 @@ from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
+from planetary.fabric.protocol.status import RunStatus, WorkerStatus
 from planetary.fabric.shell.system import System
 
 HUB = "hub"  # in the run folder
@@ -72,6 +73,17 @@ class HubGateway(RoundsGateway):
         raise ClosedError(
             "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub"
         )
+
+    def status(self) -> RunStatus:
+        """See `RoundsGateway`; a site of the configuration that has not come is listed, too."""
+        status, start = super().status(), self._start
+        if start is None:
+            return status
+        assert isinstance(start.policy, HubPolicy)
+        absent = start.policy.sites.keys() - {worker.name for worker in status.workers}
+        awaited = [WorkerStatus(name=name, node=name, pid=0, state="starting") for name in absent]
+        workers = sorted([*status.workers, *awaited], key=lambda worker: worker.name)
+        return msgspec.structs.replace(status, workers=tuple(workers))
 
     def federation(self) -> FederationStanding:
         """Return the federation as it is now. Called on the event loop."""

@@ -186,7 +186,10 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),
         ("sync.overlap=async", 'sync.overlap: expected "none" with sync.compression = "none", found "async"'),
-        ("sync.overlap=on", 'sync.overlap: expected one of "async", "eager", "none"'),
+        ("sync.overlap=on", 'sync.overlap: expected one of "async", "decoupled", "eager", "none", "streaming"'),
+        ("sync.overlap=decoupled", 'sync.overlap: expected "none" or "streaming" with sync.compression = "none"'),
+        ("sync.fragments=3", 'sync.fragments: expected 1 with sync.overlap = "none", found 3'),
+        ("sync.grace_steps=3", 'sync.grace_steps: expected 1.0 with sync.overlap = "none", found 3.0'),
     ],
 )
 def test_wrong_overrides_are_named(override: str, words: str) -> None:

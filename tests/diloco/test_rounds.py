@@ -5,7 +5,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planetary.diloco.rounds import RoundAction, RoundPolicy, RoundView, admits_latecomer, decide_round
+from planetary.diloco.rounds import (
+    RoundAction,
+    RoundPolicy,
+    RoundView,
+    adaptive_grace,
+    admits_latecomer,
+    decide_quorum,
+    decide_round,
+    exponential_mean,
+)
 
 POLICY = RoundPolicy(quorum=2, grace_s=4.0, deadline_s=0.0)
 VIEW = RoundView(
@@ -94,3 +103,49 @@ def test_latecomers_are_admitted_in_the_first_quarter(now: float, expected: bool
 
 def test_latecomers_wait_while_no_lease_was_timed() -> None:
     assert not admits_latecomer(view(expected_lease_s=None), 100.0)
+
+
+DECOUPLED = RoundPolicy(
+    quorum=1, grace_s=4.0, deadline_s=0.0, delay=2, grace_factor=1.0, grace_steps=1.0, least_steps=5
+)
+QUORUM = {"contributions": 1, "training": 2, "quorum_at": 106.0, "step_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy", "expected"),
+    [
+        ({}, {}, 1.0),  # the cap: one step of the two of the delay
+        ({}, {"grace_steps": 5.0}, 2.0),
+        ({}, {"grace_steps": 5.0, "grace_factor": 0.5}, 1.0),
+        ({"quorum_s": 0.5, "sync_s": 0.75}, {}, 0.75),
+        ({"quorum_s": 0.5, "sync_s": 3.0}, {}, 0.0),
+        ({"step_s": None}, {}, 0.0),
+    ],
+)
+def test_the_grace_is_the_time_in_which_nobody_needs_the_fragment(changes, policy, expected) -> None:
+    found = adaptive_grace(view(**{**QUORUM, **changes}), msgspec.structs.replace(DECOUPLED, **policy))
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "action", "why"),
+    [
+        (QUORUM, 106.9, RoundAction.WAIT, "1 of 3 leases are trained (quorum 1); the grace time of 1.000 s is running"),
+        (QUORUM, 107.0, RoundAction.CLOSE, "the grace time of 1.000 s is over"),
+        ({**QUORUM, "quorum_at": 101.0}, 104.9, RoundAction.WAIT, "5 inner steps have no time yet"),
+        ({**QUORUM, "quorum_at": 101.0}, 105.0, RoundAction.CLOSE, "is over"),
+        ({**QUORUM, "contributions": 3, "training": 0}, 101.0, RoundAction.CLOSE, "all 3 leases"),
+        ({**QUORUM, "contributions": 0, "quorum_at": None}, 200.0, RoundAction.WAIT, "fewer than the quorum"),
+    ],
+)
+def test_a_quorum_and_a_grace_time_close_a_decoupled_round(changes, now, action, why) -> None:
+    verdict = decide_quorum(view(**changes), DECOUPLED, now)
+    assert verdict.action is action
+    assert why in verdict.why
+    if verdict.ask_again_at is not None:
+        assert verdict.ask_again_at > now or verdict.stalled
+
+
+def test_an_exponential_mean_forgets_an_eighth_a_value() -> None:
+    assert exponential_mean(None, 4.0) == 4.0
+    assert exponential_mean(4.0, 12.0) == 5.0

@@ -522,7 +522,7 @@ def config_hash(config: Config) -> str:
             kept["sync"]["ring_compression"] = config.sync.ring_compression
     if config.sync.overlap != "none":
         kept.setdefault("sync", {})["overlap"] = config.sync.overlap
-    if config.sync.overlap == "streaming":
+    if config.sync.overlap in ("streaming", "decoupled"):
         kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
     if config.fabric.leases != "equal":
         kept["leases"] = config.fabric.leases

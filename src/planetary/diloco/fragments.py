@@ -7,7 +7,7 @@ the merged one reaches it some inner steps later and is mixed into them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Fragments:
     def of_round(self, round_: int) -> tuple[TensorSpec, ...]:
         """Return the tensors of the fragment that a round ends with, in the model's order."""
         return self.parts[self.number_of(round_)]
+
+    def one_each(self, versions: Iterable[int]) -> list[int]:
+        """Return the newest version of each fragment among `versions`, ascending."""
+        return sorted({self.number_of(version): version for version in sorted(versions)}.values())
 
 
 def mixed(spec: TensorSpec, own: np.ndarray, shared: np.ndarray, mixing: float) -> np.ndarray:

@@ -23,6 +23,10 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     grace_s: float  # how long a lease without a holder is kept open for a worker that may come back
     deadline_s: float  # 0: derived from the observed time per inner step
     deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
+    grace_factor: float = 1.0  # decoupled: γ of `adaptive_grace`
+    grace_steps: float = 1.0  # decoupled: its cap, in inner steps
+    delay: int = 0  # decoupled: τ, inner steps that a worker takes before it needs the merged fragment
+    least_steps: int = 0  # decoupled: inner steps of the fastest worker that a round lasts at least; P times that is H
 
     def deadline_after(self, expected_lease_s: float | None) -> float | None:
         """Seconds from the start of a round to its deadline; None while nothing is known to derive it from."""
@@ -44,6 +48,13 @@ class RoundView(msgspec.Struct, frozen=True):
     last_contribution_at: float | None
     ready_workers: int  # live workers that could train, busy or not
     expected_lease_s: float | None  # observed seconds per lease; None before the first inner steps
+    quorum_at: float | None = None  # when the contributions became enough; None: they are not
+    step_s: float | None = None  # ξ: exponential mean of the fastest worker's seconds per inner step
+    quorum_s: float = 0.0  # ξ: exponential mean of the seconds from the first contribution to the quorum
+    sync_s: float = 0.0  # ξ: exponential mean of the seconds from a round's close to its new version
+
+
+MEMORY = 0.125  # weight of the newest value in an exponential mean
 
 
 class RoundAction(StrEnum):
@@ -110,6 +121,43 @@ def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdi
             stalled=True,
         )
     return RoundVerdict(RoundAction.WAIT, f"{view.contributions} of {total} leases are trained", deadline)
+
+
+def exponential_mean(mean: float | None, value: float) -> float:
+    """Return the mean with one more value; None: it is the first."""
+    return value if mean is None else mean + MEMORY * (value - mean)
+
+
+def adaptive_grace(view: RoundView, policy: RoundPolicy) -> float:
+    """Return how long a quorum waits for more contributions, in seconds (Decoupled DiLoCo, arXiv:2604.21428).
+
+    clamp(γ (τ ξ_step − ξ_quorum − ξ_sync), 0, cap · ξ_step): the rest of the time in which the fastest worker does not
+    need the merged fragment yet.
+    """
+    if view.step_s is None:
+        return 0.0
+    left = policy.grace_factor * (policy.delay * view.step_s - view.quorum_s - view.sync_s)
+    return min(max(left, 0.0), policy.grace_steps * view.step_s)
+
+
+def decide_quorum(view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
+    """Decide about a decoupled round: a quorum and the grace after it close it, and leases under way go on.
+
+    No round ends before the fastest worker could train a lease in it. Workers that finish one after the other would
+    else close a round each, and H would shrink to a part. Without a quorum it is decided as by `decide_round`.
+    """
+    total = view.contributions + view.training + view.orphans
+    if view.quorum_at is None or view.contributions < policy.quorum or view.contributions == total:
+        return decide_round(view, policy, now)
+    grace = adaptive_grace(view, policy)
+    why = f"{view.contributions} of {total} leases are trained (quorum {policy.quorum})"
+    least = view.started_at + policy.least_steps * (view.step_s or 0.0)
+    ends = max(view.quorum_at + grace, least)
+    if now < least:
+        return RoundVerdict(RoundAction.WAIT, f"{why}; {policy.least_steps} inner steps have no time yet", ends)
+    if now < ends:
+        return RoundVerdict(RoundAction.WAIT, f"{why}; the grace time of {grace:.3f} s is running", ends)
+    return RoundVerdict(RoundAction.CLOSE, f"{why}; the grace time of {grace:.3f} s is over")
 
 
 def admits_latecomer(view: RoundView, now: float, fraction: float = 0.25) -> bool:

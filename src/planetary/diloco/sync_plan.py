@@ -34,6 +34,10 @@ GAPS: Mapping[str, tuple[str, str]] = {
     "rda": ("+0.56 % ± 1.3", "an open LoRA study of a 27B model, 43 outer steps"),
     "eager-diloco": ("that of diloco +0.7 %", "arXiv:2502.12996, 500M, M 2, H 30; one run"),
     "streaming-diloco": ("that of diloco +0.0 %", "arXiv:2502.12996, 500M, M 2, H 30, delay 1; one run"),
+    "decoupled-diloco": (
+        "not given as a loss",
+        "arXiv:2604.21428, from summaries: 88 % goodput at M 8, 58 % elastic DDP",
+    ),
     "diloco-int4": ("that of diloco +0.09 %", "arXiv:2604.21428, from summaries; no error bar"),
     "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
     "rda-sign": ("not published", "measured here: bench/results/sync.md"),
@@ -177,7 +181,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         wait = slowest + 2 * cluster.rtt_s
         if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
-        elif settings["sync.overlap"] == "streaming":
+        elif settings["sync.overlap"] in ("streaming", "decoupled"):
             wait = max(cluster.rtt_s, wait - int(settings["sync.delay"]) * cluster.step_s)
         coded = codecs[0] != "none"
         worker = (2 + 3 * coded) * 4 * params

@@ -369,3 +369,32 @@ def test_a_paused_task_ends_with_its_connection() -> None:
     worker.handle(w.TrainingPaused(7), 1.2)
     out = worker.handle(e.Closed(1, "gone"), 1.3)
     assert [type(i) for i in out][:2] == [w.StopTask, w.EndPaused]
+
+
+def done(task: int, round_: int) -> w.TrainingDone:
+    return w.TrainingDone(task, round_, 4, 40, 1.5, 0.5, 2.0, digest="d")
+
+
+def given_rounds(out: list) -> list[int]:
+    return [i.message.round for i in out if isinstance(i, e.Send) and isinstance(i.message, m.TrainResult)]
+
+
+def test_a_task_under_way_is_counted_in_a_later_round() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    worker.handle(e.Received(1, train_task(7)), 1.1)
+    assert worker.handle(e.Received(1, m.CountIn(task=7, round=2)), 1.2) == [w.CountTaskIn(7, 2)]
+    assert given_rounds(worker.handle(done(7, 2), 2.0)) == [2]
+
+
+def test_a_result_whose_round_closed_meanwhile_is_given_again() -> None:
+    """Whether the word comes while the result is made, or after it was sent."""
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    worker.handle(e.Received(1, train_task(7)), 1.1)
+    worker.handle(e.Received(1, m.CountIn(task=7, round=2)), 1.2)
+    assert worker.handle(done(7, 1), 1.3) == [w.GiveAgain(7, 2)]
+    assert given_rounds(worker.handle(done(7, 2), 1.4)) == [2]
+    assert worker.handle(e.Received(1, m.CountIn(task=7, round=3)), 1.5) == [w.GiveAgain(7, 3)]
+    assert given_rounds(worker.handle(done(7, 3), 1.6)) == [3]
+    assert worker.handle(e.Received(1, m.CountIn(task=6, round=3)), 1.7) == []

@@ -95,6 +95,26 @@ PRESETS: Mapping[str, Preset] = {
             },
         ),
         Preset(
+            "decoupled-diloco",
+            "as streaming, but one worker and a short grace time close a round, and the leases of the others go on",
+            "Decoupled DiLoCo, arXiv:2604.21428 (H 24, τ 2, K 1, γ 1, cap 1, α 0); 12 fragments in place of 24, "
+            "since a round lasts for τ steps here",
+            {
+                **_STAR,
+                "sync.overlap": "decoupled",
+                "sync.fragments": 12,
+                "sync.delay": 2,
+                "sync.mixing": 0.0,
+                "sync.grace_factor": 1.0,
+                "sync.grace_steps": 1.0,
+                "fabric.quorum": 1,
+                "sync.compression": "float32",
+                "sync.broadcast_compression": "none",
+                "train.inner_steps": 2,
+                **_outer(0.7, 0.9),
+            },
+        ),
+        Preset(
             "diloco-int4",
             "as diloco, with updates of 4 bits both ways and error feedback",
             "Douillard et al. 2025, arXiv:2501.18512, section 4.3 (4 bits up); down as well here",

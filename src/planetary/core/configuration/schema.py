@@ -174,7 +174,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     leases: Literal["equal", "measured"] = "equal"
 
 
-OverlapName = Literal["none", "eager", "streaming", "async"]
+OverlapName = Literal["none", "eager", "streaming", "decoupled", "async"]
 Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
 
 
@@ -186,7 +186,8 @@ class SyncConfig(msgspec.Struct, frozen=True):
     topology: Literal["star", "ring"] = "star"
     # the next round is trained while one is reduced. "eager" starts it from the newest parameters and the worker's own
     # part of the round under way (in the star with `compression`); "streaming", in the star, goes on from where the
-    # worker is, and synchronises one of the `fragments` a round; "async" starts from parameters of one outer step
+    # worker is, and synchronises one of the `fragments` a round; "decoupled" is streaming in which `fabric.quorum`
+    # workers and a grace time close a round, and other leases go on; "async" starts from parameters of one outer step
     # before, for comparison
     overlap: OverlapName = "none"
     # "streaming": parts of the parameters, balanced by bytes. A round of `train.inner_steps` ends with one of them, so
@@ -194,6 +195,8 @@ class SyncConfig(msgspec.Struct, frozen=True):
     fragments: FragmentCount = 1
     delay: Index = 0  # "streaming": inner steps of the next round after which the merged fragment is taken
     mixing: Decay = 0.0  # "streaming": part of a worker's own values that it keeps then
+    grace_factor: NotNegative = 1.0  # "decoupled": part of the spare time of `delay` that a quorum waits for others
+    grace_steps: NotNegative = 1.0  # "decoupled": that it waits at most, in inner steps of the fastest worker
     # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
     # two bits). What a codec drops is sent later

@@ -268,18 +268,26 @@ def _check_together(config: Config, origin: str) -> None:
 
 def _check_streaming(config: Config, origin: str) -> None:
     sync, default = config.sync, SyncConfig()
-    if sync.overlap != "streaming":
-        for key in ("fragments", "delay", "mixing"):
-            if (found := getattr(sync, key)) != getattr(default, key):
-                raise UserError(
-                    f'{origin}: sync.{key}: expected {getattr(default, key)} with sync.overlap = "{sync.overlap}", '
-                    f'found {found}: only "streaming" synchronises fragments'
-                )
+    users = {**dict.fromkeys(("fragments", "delay", "mixing"), ("streaming", "decoupled"))}
+    users |= dict.fromkeys(("grace_factor", "grace_steps"), ("decoupled",))
+    for key, overlaps in users.items():
+        if sync.overlap not in overlaps and (found := getattr(sync, key)) != getattr(default, key):
+            raise UserError(
+                f'{origin}: sync.{key}: expected {getattr(default, key)} with sync.overlap = "{sync.overlap}", '
+                f"found {found}: only {' and '.join(overlaps)} use it"
+            )
+    if sync.overlap not in ("streaming", "decoupled"):
         return
     if sync.topology != "star":
         raise UserError(
             f'{origin}: sync.overlap: expected "none", "eager" or "async" with sync.topology = "{sync.topology}", '
-            'found "streaming": the workers of a ring have one outer state; set sync.topology = "star"'
+            f'found "{sync.overlap}": the workers of a ring have one outer state; set sync.topology = "star"'
+        )
+    if sync.overlap == "decoupled" and sync.compression == "none":
+        raise UserError(
+            f'{origin}: sync.overlap: expected "none" or "streaming" with sync.compression = "none", found '
+            '"decoupled": end parameters of a worker that missed a version would undo it; set sync.compression, for '
+            'example to "float32"'
         )
     if sync.delay > config.train.inner_steps:
         raise UserError(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from planetary.diloco.rounds import RoundAction, decide_round
+from planetary.diloco.rounds import RoundAction
 from planetary.fabric.controller.checkpointing import Checkpointing
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
@@ -367,6 +367,7 @@ class RoundTraining:
         self.leases = Leases(desk, topology, guard, now)
         self._began: dict[int, float] = {}  # round under way -> when it was opened
         self._finished_at = -math.inf  # when the last round was finished
+        self._closed_at = now  # when the last round was closed
         self.checkpoint = Checkpointing(desk, guard)
         self.first_round_open = False  # whether this incarnation has opened a round
         self.ask_again_at: float | None = None
@@ -430,10 +431,11 @@ class RoundTraining:
         self.leases.hand_out(opened, now)
         if self._desk.state.closing is not None or not self._topology.may_close:
             return
-        verdict = decide_round(self.leases.view(opened), limits, now)
+        decide = self._topology.overlap.decide
+        verdict = decide(self.leases.view(opened), limits, now)
         if verdict.action is RoundAction.REASSIGN:
             self.leases.reassign(opened, now)
-            verdict = decide_round(self.leases.view(opened), limits, now)
+            verdict = decide(self.leases.view(opened), limits, now)
         if verdict.action is RoundAction.CLOSE:
             self._close_when_answered(opened, verdict.why, now)
             return
@@ -450,8 +452,10 @@ class RoundTraining:
             self._close(opened, why, now)
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
-        self.leases.end(opened, why, now)
-        if self._topology.overlap.overlaps and self._desk.goes_on_after(opened.round):
+        overlap, goes_on = self._topology.overlap, self._desk.goes_on_after(opened.round)
+        self._closed_at = now
+        self.leases.end(opened, why, now, carries=overlap.carries and goes_on)
+        if overlap.overlaps and self._desk.goes_on_after(opened.round):
             self.open(now)
         self._topology.begin(opened, why, now)
 
@@ -477,6 +481,7 @@ class RoundTraining:
 
         Returns the round's metrics when no checkpoint is due; otherwise `checkpoint_done` will.
         """
+        self.leases.synchronised(now - self._closed_at)
         self._topology.made(round_, needed)
         self._topology.announce(round_)
         if self._desk.checkpoint_due(round_):

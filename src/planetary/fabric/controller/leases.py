@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planetary.core.token_slice import joined
-from planetary.diloco.rounds import RoundView, admits_latecomer
+from planetary.diloco.rounds import RoundView, admits_latecomer, exponential_mean
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.pace import SHARES, LeaseTimes, WorkerPaces
@@ -18,6 +18,7 @@ from planetary.fabric.protocol.records import (
     DeltaRejected,
     DeltaWithdrawn,
     LeaseAssigned,
+    LeaseCarried,
     LeaseReturned,
     LeaseStarted,
 )
@@ -40,6 +41,10 @@ class Leases:
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last task
         self._shares = SHARES[desk.policy.leases](desk.policy.length.parts)
         self._finish_until: float | None = None  # until when results of fewer steps are waited for
+        self._counted_at: list[float] = []  # when the contributions to the open round were accepted
+        self._step_s: dict[str, float] = {}  # worker -> exponential mean of its seconds per inner step
+        self._quorum_s: float | None = None  # exponential means; see `RoundView`
+        self._sync_s: float | None = None
         self.pace = WorkerPaces()
 
     # --- handing out ------------------------------------------------------------------------------------------
@@ -48,7 +53,11 @@ class Leases:
         """A round was opened: every worker gets its share of leases, while the run has any left."""
         self._began = self._orphaned_at = self._contributed_at = now
         self._finish_until = None
-        workers = self._able_workers()
+        self._counted_at.clear()
+        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
+            if worker.train is not None:
+                self._carry(worker, worker.train)
+        workers = [worker for worker in self._able_workers() if worker.train is None]
         shares = self._shares.of([worker.worker for worker in workers])
         for worker in workers:
             if leases := self._desk.free_leases(shares[worker.worker]):
@@ -108,7 +117,39 @@ class Leases:
             last_contribution_at=self._contributed_at if opened.contributions else None,
             ready_workers=len(self._able_workers()),
             expected_lease_s=self.expected_s(),
+            quorum_at=self._quorum_at,
+            step_s=min(
+                (self._step_s[w.worker] for w in self._desk.ready_workers() if w.worker in self._step_s), default=None
+            ),
+            quorum_s=self._quorum_s or 0.0,
+            sync_s=self._sync_s or 0.0,
         )
+
+    @property
+    def _quorum_at(self) -> float | None:
+        quorum = self._desk.policy.round.quorum
+        return self._counted_at[quorum - 1] if len(self._counted_at) >= quorum else None
+
+    def synchronised(self, seconds: float) -> None:
+        """Take note of the time from the close of a round to its version."""
+        self._sync_s = exponential_mean(self._sync_s, seconds)
+
+    def _carry(self, worker: WorkerSession, train: TrainInFlight) -> None:
+        """Let a lease of the round that closes go on for the one that was opened."""
+        opened = self._desk.open_round()
+        for lease in train.leases:
+            self._desk.append(
+                LeaseCarried(
+                    round=train.round,
+                    to=opened.round,
+                    lease=lease,
+                    task=train.task,
+                    worker=worker.worker,
+                    steps=train.step,
+                )
+            )
+        self._desk.send(worker.session, m.CountIn(task=train.task, round=opened.round))
+        train.round = opened.round
 
     def _able_workers(self) -> list[WorkerSession]:
         version = self._desk.state.version
@@ -132,9 +173,11 @@ class Leases:
                 ahead_tokens=start.ahead_tokens,
                 after=start.after,
                 mixes=start.mixes,
+                missed=start.missed,
             )
         )
         steps = desk.policy.steps_of(worker.worker, len(leases))
+        worker.mixed = max(version, start.mixes)
         worker.train = TrainInFlight(
             task=task,
             round=opened.round,
@@ -162,6 +205,7 @@ class Leases:
                 ahead_tokens=start.ahead_tokens,
                 after=start.after,
                 mixes=start.mixes,
+                missed=start.missed,
             ),
             TokensOf(False, pieces) if desk.policy.gateway_delivers else None,
         )
@@ -198,6 +242,9 @@ class Leases:
         if train is None or train.task != result.task:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
+        if 0 < result.round < train.round and self._topology.overlap.carries:
+            self._drop(event.attachment)  # the word that it counts in a later round was on its way: it is given again
+            return ""
         worker.train = None
         defect = event.defect or self._defect_of(result, train)
         if defect:
@@ -227,7 +274,7 @@ class Leases:
         train = worker.train
         if train is None or train.task != result.task or self._defect_of(result, train):
             return
-        if self._topology.begins_to_arrive(worker, train.task):
+        if self._topology.begins_to_arrive(worker, train):
             worker.train = None
             self._count(worker, train, result, now)
 
@@ -237,6 +284,11 @@ class Leases:
         self._shares.observe(times)
         trained = len(train.leases) * result.steps // train.steps if train.ends_early else len(train.leases)
         self._contributed_at = now
+        self._counted_at.append(now)
+        if len(self._counted_at) == self._desk.policy.round.quorum:
+            self._quorum_s = exponential_mean(self._quorum_s, now - self._counted_at[0])
+        step_s = times.seconds / max(1, times.trained)
+        self._step_s[worker.worker] = exponential_mean(self._step_s.get(worker.worker), step_s)
         self._seconds[worker.worker] = now - train.assigned_at
         self._desk.append(
             DeltaAccepted(
@@ -256,6 +308,7 @@ class Leases:
                 waited_s=times.waited_s,
                 version_lag=times.version_lag,
                 through=result.through,
+                stale=self._topology.overlap.stale(train, self._desk.policy),
             )
         )
 
@@ -277,10 +330,10 @@ class Leases:
             )
         )
 
-    def end(self, opened: OpenRound, why: str, now: float) -> None:
-        """The round closes: what is not trained goes back to the pool."""
+    def end(self, opened: OpenRound, why: str, now: float, *, carries: bool = False) -> None:
+        """The round closes: untrained leases go back to the pool, or with `carries` those in workers' hands go on."""
         self._judge_pace(opened, now)
-        for worker in self._desk.ready_workers():
+        for worker in () if carries else self._desk.ready_workers():
             if worker.train is None:
                 continue
             train, worker.train = worker.train, None

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from planetary.diloco.rounds import RoundPolicy, RoundVerdict, RoundView, decide_quorum, decide_round
+from planetary.fabric.protocol.policy import ControllerPolicy
+from planetary.fabric.protocol.sessions import TrainInFlight
 from planetary.fabric.protocol.state import OpenRound
 
 
@@ -16,12 +19,14 @@ class LeaseStart(msgspec.Struct, frozen=True):
         ahead: the worker's own tasks of the round under reduction, whose part it begins with.
         ahead_tokens: behind all contributions to that round.
         after: streaming: the worker's own task whose end parameters it goes on from; 0: from the newest version.
+        missed: decoupled: versions since the worker's own values, whose fragments are mixed in at the start.
         mixes: streaming: the version whose fragment is mixed in during the lease; -1: none.
     """
 
     ahead: tuple[int, ...] = ()
     ahead_tokens: int = 0
     after: int = 0
+    missed: tuple[int, ...] = ()
     mixes: int = -1
 
 
@@ -30,18 +35,33 @@ class Overlap:
 
     Attributes:
         overlaps: whether a round opens as soon as the one before it closes.
+        carries: whether leases that are not trained when a round closes go on, for the next one.
     """
 
     overlaps = False
+    carries = False
 
-    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+    def decide(self, view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
+        """Decide whether the open round closes."""
+        return decide_round(view, policy, now)
+
+    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
         """Return where a worker begins its next lease.
 
         Args:
             closing: the round under reduction, if any.
             own: the worker's tasks that contributed to it.
+            behind: versions up to the newest that are not in the worker's own values.
         """
         return LeaseStart()
+
+    def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
+        """Return how many versions a contribution lags behind, where that lowers its weight."""
+        return 0
+
+    def sends(self, train: TrainInFlight | None, version: int) -> bool:
+        """Whether a version is sent to a worker with this lease as soon as it exists."""
+        return True
 
 
 class Delayed(Overlap):
@@ -56,7 +76,7 @@ class Eager(Delayed):
     arXiv:2502.12996, algorithm 2; see `diloco.ring.eager_start`.
     """
 
-    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
         """See `Overlap`."""
         return LeaseStart(tuple(own), closing.tokens) if closing is not None and own else LeaseStart()
 
@@ -68,9 +88,34 @@ class Streaming(Delayed):
     reduction begins at the newest version, with the shared values of all fragments.
     """
 
-    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
         """See `Overlap`."""
-        return LeaseStart() if closing is None else LeaseStart(after=max(own, default=0), mixes=closing.round)
+        if closing is None:
+            return LeaseStart()
+        missed = tuple(behind) if own else ()
+        return LeaseStart(after=max(own, default=0), missed=missed, mixes=closing.round)
+
+
+class Decoupled(Streaming):
+    """Streaming in which a quorum closes a round, and the others' leases go on (arXiv:2604.21428).
+
+    A lease that goes on counts in the round that is open when it ends, for that round's fragment. A worker in such a
+    lease gets no version before the end of it.
+    """
+
+    carries = True
+
+    def decide(self, view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
+        """See `Overlap`."""
+        return decide_quorum(view, policy, now)
+
+    def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
+        """See `Overlap`: of the fragment that it counts for, since the worker's version."""
+        return policy.missed_of_fragment(max(train.version, train.mixes), train.round)
+
+    def sends(self, train: TrainInFlight | None, version: int) -> bool:
+        """See `Overlap`."""
+        return train is None or train.mixes == version
 
 
 OVERLAPS: Mapping[str, type[Overlap]] = {
@@ -78,5 +123,6 @@ OVERLAPS: Mapping[str, type[Overlap]] = {
     "async": Delayed,
     "eager": Eager,
     "streaming": Streaming,
+    "decoupled": Decoupled,
 }
 """By the values of `sync.overlap`."""

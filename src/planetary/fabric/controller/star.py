@@ -18,7 +18,7 @@ from planetary.fabric.protocol.fabric_events import (
     TakeOuterStep,
 )
 from planetary.fabric.protocol.records import ContributionsJudged, Mark, RoundClosed
-from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
@@ -38,7 +38,7 @@ class Star(Topology):
         self._change = (0, "")  # the newest version that the gateway has as a change, and the digest of its bytes
         self._is_partial = False  # whether that version is a change of one fragment
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
-        self._arriving: dict[int, int] = {}  # accepted task whose tensors are not here -> session that sends them
+        self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
         self._trained_by: dict[int, int] = {}  # accepted task of a round that is not reduced -> session
         self._mark = desk.state.mark()  # of the newest version
@@ -82,16 +82,19 @@ class Star(Topology):
         self._attachments[task] = attachment
         self._trained_by[task] = worker.session
 
-    def begins_to_arrive(self, worker: WorkerSession, task: int) -> bool:
+    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
         """See `Topology`."""
         if self.overlap.overlaps:
-            self._arriving[task] = self._trained_by[task] = worker.session
+            self._arriving[train.task] = worker.session, train.round
+            self._trained_by[train.task] = worker.session
         return self.overlap.overlaps
 
     def arrived(self, task: int, event: Received) -> str | None:
-        """See `Topology`."""
-        if self._arriving.pop(task, None) is None:
+        """See `Topology`. A result that is given again for a later round may begin before the first has ended."""
+        message = event.message
+        if not isinstance(message, m.TrainResult) or self._arriving.get(task, (0, 0))[1] != message.round:
             return None
+        del self._arriving[task]
         if event.defect:
             self._unusable[task] = event.defect
             if event.attachment:
@@ -106,12 +109,12 @@ class Star(Topology):
 
     def keeps(self, worker: WorkerSession) -> bool:
         """See `Topology`: results that are arriving."""
-        return worker.session in self._arriving.values()
+        return any(session == worker.session for session, _ in self._arriving.values())
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
         """See `Topology`: those refused or of no use, and those whose worker was lost before they were here."""
         reasons = {**self._refused, **self._unusable}
-        for task, session in self._arriving.items():
+        for task, (session, _) in self._arriving.items():
             if session not in self._desk.workers:
                 reasons[task] = "the worker that sent it was lost"
         lost = {c.task: reasons[c.task] for c in ended.contributions if c.task in reasons}
@@ -162,7 +165,7 @@ class Star(Topology):
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
         """Return what each contribution weighs in the mean, by task: its tokens."""
-        return {c.task: c.tokens for c in ended.contributions}
+        return {c.task: c.weight for c in ended.contributions}
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """See `Topology`."""
@@ -189,7 +192,7 @@ class Star(Topology):
     def _is_short_of(self, ended: OpenRound) -> bool:
         """Whether a contribution that has not arrived never will, or was of no use."""
         return any(
-            c.task in self._unusable or self._arriving.get(c.task, 0) not in {0, *self._desk.workers}
+            c.task in self._unusable or self._arriving.get(c.task, (0, 0))[0] not in {0, *self._desk.workers}
             for c in ended.contributions
         )
 

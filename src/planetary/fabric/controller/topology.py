@@ -13,7 +13,7 @@ from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import OuterStepDone
 from planetary.fabric.protocol.records import EndKind, Mark
-from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
@@ -62,7 +62,8 @@ class Topology(ABC):
     def announce(self, round_: int) -> None:
         """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
         for worker in self._desk.ready_workers():
-            self.send_parameters(worker, round_)
+            if self.overlap.sends(worker.train, round_):
+                self.send_parameters(worker, round_)
 
     def finished(self, round_: int) -> None:
         """Take note that a round is finished: where a checkpoint was due, it is written."""
@@ -84,7 +85,8 @@ class Topology(ABC):
         """Return where a worker begins its next lease."""
         closing = self._desk.state.closing
         own = () if closing is None else [c.task for c in closing.contributions if self.holds(worker, c.task)]
-        return self.overlap.start(closing, own)
+        newest = self._desk.state.version
+        return self.overlap.start(closing, own, range(worker.mixed + 1, newest + 1))
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
         """Whether a worker still has what it contributed as `task`, on the connection on which it trained it."""
@@ -110,7 +112,7 @@ class Topology(ABC):
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """Keep where the result of an accepted task is."""
 
-    def begins_to_arrive(self, worker: WorkerSession, task: int) -> bool:
+    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
         """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on."""
         return False
 

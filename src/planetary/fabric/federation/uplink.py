@@ -212,6 +212,12 @@ class SiteWork:
         self.report(w.StepDone(task.task, 0, None))
         self._post(s.HubAsks(task))
 
+    def count_in(self, task: int, round_: int) -> None:
+        """See `LeaseWork`; a hub's tasks have one round."""
+
+    def give_again(self, task: int, round_: int) -> None:
+        """See `LeaseWork`; a hub's tasks have one round."""
+
     def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
         """See `LeaseWork`; a hub has no fragments."""
         self.report(w.TaskBroke(task.task, "internal", "a site mixes nothing in"))

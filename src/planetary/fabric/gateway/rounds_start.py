@@ -220,7 +220,13 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         length=length,
         config_hash=config_hash(config),
         round=RoundPolicy(
-            quorum=config.fabric.quorum, grace_s=timings.grace_s, deadline_s=config.fabric.round_deadline_s
+            quorum=config.fabric.quorum,
+            grace_s=timings.grace_s,
+            deadline_s=config.fabric.round_deadline_s,
+            grace_factor=config.sync.grace_factor,
+            grace_steps=config.sync.grace_steps,
+            delay=config.sync.delay,
+            least_steps=config.train.inner_steps,
         ),
         startup_grace_s=timings.startup_grace_s,
         first_step_s=FIRST_STEP_S,

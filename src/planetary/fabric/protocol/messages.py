@@ -26,6 +26,7 @@ __all__ = [
     "BlobData",
     "CancelTask",
     "Compression",
+    "CountIn",
     "DeviceRefused",
     "EvalResult",
     "EvalTask",
@@ -315,6 +316,7 @@ class TrainTask(Message, frozen=True, kw_only=True):
     ahead_tokens: int = 0  # behind all contributions to that round
     after: int = 0  # streaming: own task whose end parameters the worker goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in after `Fragmentation.delay` steps; -1: none
+    missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in before the first step
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -334,6 +336,17 @@ class EvalTask(Message, frozen=True, kw_only=True):
     def slices(self) -> tuple[Slice, ...]:
         """All that it is evaluated on."""
         return (self.slice,)
+
+
+class CountIn(Message, frozen=True, kw_only=True):
+    """Decoupled: the round of a task closed; its result counts in a later one, for the fragment of that.
+
+    A worker that has sent the result sends it again.
+    """
+
+    order: ClassVar[Order] = Order.AHEAD
+    task: int
+    round: int
 
 
 class CancelTask(Message, frozen=True, kw_only=True):
@@ -441,7 +454,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    17,
+    18,
     *SESSION,
     Hello,
     WorkerStarted,
@@ -461,6 +474,7 @@ FABRIC = Protocol(
     ReduceFailed,
     TrainTask,
     EvalTask,
+    CountIn,
     CancelTask,
     FinishTask,
     Progress,

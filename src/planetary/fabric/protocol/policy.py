@@ -197,7 +197,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
             eager_rate=eager_rate(self.outer.learning_rate, self.outer.momentum) if self.overlap == "eager" else 0.0,
-            fragments=self.fragments if self.overlap == "streaming" else None,
+            fragments=self.fragments if self.overlap in ("streaming", "decoupled") else None,
             inner_state_of=self.inner_state_of,
         )
 
@@ -217,6 +217,10 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         """Return those of `rounds` that came before one and ended with the same fragment, ascending."""
         count = self.fragments.count
         return sorted(number for number in rounds if number < round_ and (round_ - number) % count == 0)
+
+    def missed_of_fragment(self, version: int, round_: int) -> int:
+        """Return how many newer versions of a round's fragment there are than the one in `version`."""
+        return len(self.rounds_like(round_, range(version + 1, round_)))
 
 
 def _older(worker: str, gateway: str) -> str:

@@ -173,6 +173,18 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     ahead_tokens: int = 0  # behind all contributions to that round
     after: int = 0  # streaming: own task that it goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
+    missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in at the start
+
+
+class LeaseCarried(Record, frozen=True, kw_only=True, tag="lease_carried"):
+    """Decoupled: a round closed before a lease of it was trained; it goes on, and counts in a later round."""
+
+    round: int
+    to: int
+    lease: int
+    task: int
+    worker: str
+    steps: int = 0  # inner steps that its holder had reported
 
 
 class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
@@ -218,6 +230,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     waited_s: float = 0.0  # for which the round waited for it alone
     version_lag: int = 0  # how many versions older than the newest its parameters were
     through: int = 0  # of a site: as of `TrainResult`
+    stale: int = 0  # decoupled: versions of its fragment that its worker had not got; it weighs 1 / (1 + stale)
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
@@ -418,6 +431,7 @@ AnyRecord = (
     | WorkerRecovered
     | RoundStarted
     | LeaseAssigned
+    | LeaseCarried
     | LeaseStarted
     | LeaseReturned
     | DeltaAccepted

@@ -97,6 +97,7 @@ class WorkerSession(msgspec.Struct):
     arriving: dict[int, float] = msgspec.field(default_factory=dict)  # message with tensors -> since when it comes in
     arrived_at: float = 0.0  # when the last of them was here
     arrival_s: float = 0.0  # seconds that it took
+    mixed: int = -1  # the newest version that is in its own values once its lease is trained
     train: TrainInFlight | None = None
     evaluate: EvalInFlight | None = None
 

@@ -18,6 +18,7 @@ from planetary.fabric.protocol.records import (
     DeltaWithdrawn,
     EvalFinished,
     LeaseAssigned,
+    LeaseCarried,
     LeaseReturned,
     LeaseStarted,
     Mark,
@@ -62,10 +63,17 @@ class AcceptedLease(msgspec.Struct):
     more: tuple[int, ...] = ()  # leases trained after `lease`
     untrained: int = 0  # leases of the task that the deadline cut off
 
+    stale: int = 0
+
     @property
     def leases(self) -> tuple[int, ...]:
         """All that are trained, in order."""
         return (self.lease, *self.more)
+
+    @property
+    def weight(self) -> int:
+        """What it weighs in the merged delta, in tokens."""
+        return max(1, self.tokens // (1 + self.stale))
 
 
 class OpenRound(msgspec.Struct):
@@ -208,6 +216,8 @@ class ControllerState(RunFold):
                 _holding(self, record.round, record.lease, record.task).started = True
             case LeaseReturned():
                 _give_back(self, record)
+            case LeaseCarried():
+                _carry(self, record)
             case DeltaAccepted():
                 opened = self.under_way(record.round)
                 _release(self, record, (record.lease, *record.more, *record.untrained))
@@ -230,6 +240,7 @@ class ControllerState(RunFold):
                         record.through,
                         record.more,
                         len(record.untrained),
+                        record.stale,
                     )
                 )
             case RoundClosed():
@@ -329,6 +340,14 @@ def _assign(state: ControllerState, record: LeaseAssigned) -> None:
             raise LocalProtocolError(f"lease {lease} is not the next one to hand out")
         opened.holders[lease] = Holding(record.worker, record.task)
     state.next_task = record.task + 1
+
+
+def _carry(state: ControllerState, record: LeaseCarried) -> None:
+    holding = _holding(state, record.round, record.lease, record.task)
+    if state.open is None or state.open.round != record.to:
+        raise LocalProtocolError(f"lease {record.lease} cannot go on for round {record.to}, which is not open")
+    del state.under_way(record.round).holders[record.lease]
+    state.open.holders[record.lease] = holding
 
 
 def _give_back(state: ControllerState, record: LeaseReturned) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
 from planetary.core.schedules import Schedule
@@ -134,8 +135,10 @@ class Compute:
         self._on_device = False  # whether exactly these are on the device
         self._loaded = False  # whether buffers and optimizer state are on the device
         self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
+        self._last: tuple[Trained, TrainingDone, Tensors | None] | None = None  # and the residual before it
         self._stop: set[int] = set()
         self._ends_early: set[int] = set()
+        self._rounds: dict[int, int] = {}  # task -> the round that it counts in, where that is not its own
         self._unusable: PlanetaryError | None = None  # why the parameters of the tasks to come are not here
         self._ends: dict[int, Tensors] = {}  # what is sent of the last finished train task
 
@@ -155,6 +158,14 @@ class Compute:
     def train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """Start a task; `tokens` is None when they are to be read from the task's slice."""
         self._thread.submit(self._guarded, task, lambda: self._train(task, schedule, tokens))
+
+    def count_in(self, task: int, round_: int) -> None:
+        """Let the result of a task that has not ended count in another round than its own."""
+        self._rounds[task] = round_
+
+    def give_again(self, task: int, round_: int) -> None:
+        """Give the result of a task for another round, if it is the last that was trained."""
+        self._thread.submit(self._give_again, task, round_)
 
     def mix(self, task: TrainTask, take: Callable[[], None]) -> None:
         """Go on with the task that has paused; `take` makes the version that it mixes in the newest."""
@@ -233,7 +244,7 @@ class Compute:
         """Go on with the task that has paused, with the newest version mixed in."""
         run, self._paused = self._paused, None
         assert run is not None
-        assert run.task is task
+        assert run.task.task == task.task
         own = run.start if run.count == 0 else self._executor.read_params()
         self._executor.set_params(self.exchange.mix(own, task.mixes))
         return self._finish(run)
@@ -254,27 +265,46 @@ class Compute:
         task = run.task
         self._advance(run, task.steps)
         assert run.last is not None
-        self._state_round = task.round
-        self._save_inner_state(task.round)
+        round_ = self._rounds.pop(task.task, task.round)
+        self._rounds.clear()  # of tasks that had ended
+        self._state_round = round_
+        self._save_inner_state(round_)
         ends = self._executor.read_params()
         defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
         if defect:
             raise NumericsError(f"after inner step {run.count} of {task.steps}: {defect}")
         tokens_trained = run.count * tokens_of_batch(self._spec)
-        outgoing = self.exchange.give(Trained(task.task, task.round, tokens_trained, run.start, ends))
-        if self._feedback is not None and self.exchange.residual is not None:
-            self._saver.save(self._feedback, task.round, self.exchange.residual)
-        self._ends = {task.task: outgoing.tensors}
-        return TrainingDone(
+        trained, before = Trained(task.task, round_, tokens_trained, run.start, ends), self.exchange.residual
+        done = TrainingDone(
             task.task,
-            task.round,
+            round_,
             run.count,
             tokens_trained,
             run.total / run.count,
             run.last.grad_norm,
             run.seconds,
-            digest=outgoing.digest,
+            digest=self._give(trained),
         )
+        self._last = trained, done, before
+        return done
+
+    def _give(self, trained: Trained) -> str:
+        """Make what is sent of a task, save the feedback that it leaves, and return its digest."""
+        outgoing = self.exchange.give(trained)
+        if self._feedback is not None and self.exchange.residual is not None:
+            self._saver.save(self._feedback, trained.round, self.exchange.residual)
+        self._ends = {trained.task: outgoing.tensors}
+        return outgoing.digest
+
+    def _give_again(self, task: int, round_: int) -> None:
+        if self._last is None or self._last[0].task != task:
+            return
+        trained, done, before = self._last
+        self.exchange.residual = before  # what was sent for the other round is not taken
+        trained = replace(trained, round=round_)
+        done = replace(done, round=round_, digest=self._give(trained))
+        self._last = trained, done, before
+        self._report(done)
 
     def _evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> Event:
         if tokens is None:

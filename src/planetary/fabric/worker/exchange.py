@@ -72,13 +72,16 @@ class Exchange(Protocol):
         """
         ...
 
-    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+    def start(
+        self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
+    ) -> Tensors:
         """Return where a task begins, in the parameters' own element types.
 
         Args:
             ahead: the worker's tasks whose part is subtracted from the newest parameters.
             tokens: behind all contributions to the round of these tasks.
             after: the worker's task whose end parameters it goes on from; 0: from the newest parameters.
+            missed: versions whose fragments are mixed into these end parameters, with the newest shared values.
 
         Raises:
             ProtocolError: the worker does not have these end parameters.
@@ -119,7 +122,9 @@ class WholeParameters:
         """See `Exchange`."""
         self._newest = tensors
 
-    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+    def start(
+        self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
+    ) -> Tensors:
         """See `Exchange`; end parameters have no part that could be told apart."""
         _refuse_chain(after)
         return self._newest
@@ -178,7 +183,9 @@ class CodedUpdates:
             self._shown.receive(tensors[PAYLOAD], message.digest)
         self._newest = self._shown.params
 
-    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+    def start(
+        self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
+    ) -> Tensors:
         """See `Exchange`. What was sent is what the aggregate contains; the rest is in the error feedback."""
         _refuse_chain(after)
         masters = {spec.name: to_master(self._dtype_of(spec), self._newest[spec.name]) for spec in self._specs}
@@ -245,13 +252,18 @@ class FragmentUpdates:
     def _carried(self, message: Parameters) -> Sequence[Exchange]:
         return self._parts if message.since < 0 else [self._parts[self._fragments.number_of(message.version)]]
 
-    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+    def start(
+        self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
+    ) -> Tensors:
         """See `Exchange`."""
         if not after:
             return {name: values for part in self._parts for name, values in part.start().items()}
         if after not in self._ends:
             raise RemoteProtocolError(f"a task goes on from task {after}, whose end parameters are not here")
-        return self._ends[after][1]
+        params = self._ends[after][1]
+        for version in self._fragments.one_each(missed):
+            params = self.mix(params, version)
+        return params
 
     def mix(self, params: Tensors, version: int) -> Tensors:
         """See `Exchange`."""

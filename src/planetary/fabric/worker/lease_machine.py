@@ -10,12 +10,16 @@ from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
+    CountTaskIn,
     EndPaused,
     EvaluationDone,
     FinishTraining,
+    GiveAgain,
     MixIn,
     StartEvaluating,
     StartTraining,
@@ -70,6 +74,8 @@ class LeaseMachine:
         self._job: m.TrainingJob | None = None
         self._queue: deque[m.Parameters | Task] = deque()
         self._running: Task | None = None
+        self._trained_last = 0  # the task whose result was sent last on this connection; 0: none
+        self._asked = 0  # the round that it was asked for last
         self._in_use = -1  # the version that the next task begins from unless it says otherwise
         self.phase = TaskPhase.IDLE
         self._progress_at = 0.0
@@ -86,7 +92,7 @@ class LeaseMachine:
     def disconnected(self) -> list[Instruction]:
         """See `RoleMachine`."""
         self._out = []
-        self._session = None
+        self._session, self._trained_last = None, 0
         self._queue.clear()
         if self._running is not None:
             self._stop_running(self._running)
@@ -157,7 +163,7 @@ class LeaseMachine:
         """Ask for the parameters that a task begins from, unless they are in use."""
         if isinstance(task, m.TrainTask) and (task.ahead or task.after):
             self._in_use = -1
-            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens, task.after))
+            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens, task.after, task.missed))
         elif task.version != self._in_use:
             self._in_use = task.version
             self._out.append(UseParameters(task.version))
@@ -173,6 +179,9 @@ class LeaseMachine:
             case m.Parameters() | m.TrainTask() | m.EvalTask():
                 self._queue.append(message)
                 self._next()
+            case m.CountIn():
+                self._queue = deque(_counted_in(item, message) for item in self._queue)
+                self._count_in(message)
             case m.CancelTask():
                 self._queue = deque(q for q in self._queue if getattr(q, "task", None) != message.task)
                 if self._running is not None and self._running.task == message.task:
@@ -239,21 +248,40 @@ class LeaseMachine:
             self._progress_at = now
             self._send(m.Progress(task=task.task, round=task.round, step=event.step, loss=event.loss))
 
+    def _count_in(self, message: m.CountIn) -> None:
+        task = self._running
+        if isinstance(task, m.TrainTask) and task.task == message.task:
+            self._running = replace(task, round=message.round)
+            self._out.append(CountTaskIn(message.task, message.round))
+        elif message.task == self._trained_last:
+            self._asked = message.round
+            self._out.append(GiveAgain(message.task, message.round))
+
     def _training_done(self, event: TrainingDone) -> None:
-        self._trained(
-            event,
-            m.TrainResult(
-                task=event.task,
-                round=event.round,
-                steps=event.steps,
-                tokens=event.tokens,
-                loss=event.loss,
-                grad_norm=event.grad_norm,
-                seconds=event.seconds,
-                through=event.through,
-                payload="delta" if event.digest else "end_parameters",
-                digest=event.digest,
-            ),
+        task = self._running
+        if isinstance(task, m.TrainTask) and task.task == event.task and task.round > event.round:
+            self._out.append(GiveAgain(event.task, task.round))  # it ended before it was known where it counts
+            return
+        if task is None or task.task != event.task:
+            if event.task == self._trained_last and event.round == self._asked:
+                self._send(self._result_of(event), EndParametersOf(event.task))
+            return
+        self._trained_last = event.task
+        self._trained(event, self._result_of(event))
+
+    @staticmethod
+    def _result_of(event: TrainingDone) -> m.TrainResult:
+        return m.TrainResult(
+            task=event.task,
+            round=event.round,
+            steps=event.steps,
+            tokens=event.tokens,
+            loss=event.loss,
+            grad_norm=event.grad_norm,
+            seconds=event.seconds,
+            through=event.through,
+            payload="delta" if event.digest else "end_parameters",
+            digest=event.digest,
         )
 
     def _is_wanted(self, task: int) -> bool:
@@ -274,3 +302,9 @@ class LeaseMachine:
     def _send(self, message: m.Message, payload: Payload | None = None) -> None:
         if self._session is not None:
             self._out.append(Send(self._session, message, payload))
+
+
+def _counted_in(item: m.Parameters | Task, message: m.CountIn) -> m.Parameters | Task:
+    if isinstance(item, m.TrainTask) and item.task == message.task:
+        return replace(item, round=message.round)
+    return item

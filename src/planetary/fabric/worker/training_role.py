@@ -44,6 +44,14 @@ class LeaseWork(Protocol):
         """See `Compute`."""
         ...
 
+    def count_in(self, task: int, round_: int) -> None:
+        """See `Compute`."""
+        ...
+
+    def give_again(self, task: int, round_: int) -> None:
+        """See `Compute`."""
+        ...
+
     def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
         """See `Compute`."""
         ...
@@ -92,6 +100,10 @@ class TrainingRole:
                 self._compute.train(instruction.task, instruction.schedule, tokens)
             case w.MixIn():
                 self._compute.mix(instruction.task, self._taker(instruction.task.mixes))
+            case w.GiveAgain():
+                self._compute.give_again(instruction.task, instruction.round)
+            case w.CountTaskIn():
+                self._compute.count_in(instruction.task, instruction.round)
             case w.EndPaused():
                 self._compute.mix(instruction.task, lambda: None)
             case w.StartEvaluating():
@@ -136,7 +148,7 @@ class TrainingRole:
 
         def begin() -> Tensors:
             take()
-            return exchange.start(use.ahead, use.ahead_tokens, use.after)
+            return exchange.start(use.ahead, use.ahead_tokens, use.after, use.missed)
 
         return begin
 

@@ -103,6 +103,7 @@ class UseParameters(Instruction, frozen=True):
     ahead: tuple[int, ...] = ()
     ahead_tokens: int = 0  # behind all contributions to that round
     after: int = 0  # streaming: own task whose end parameters the next task begins with instead; 0: none
+    missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed into these
 
 
 class UseOuterState(Instruction, frozen=True):
@@ -169,6 +170,20 @@ class MixIn(Instruction, frozen=True):
     """Go on with a task that has paused, once its version is mixed in; answer as to `StartTraining`."""
 
     task: TrainTask
+
+
+class CountTaskIn(Instruction, frozen=True):
+    """The result of the task under way counts in this round; a task that has ended is left as it is."""
+
+    task: int
+    round: int
+
+
+class GiveAgain(Instruction, frozen=True):
+    """Give the result of the last finished train task for another round; answer with `TrainingDone`."""
+
+    task: int
+    round: int
 
 
 class EndPaused(Instruction, frozen=True):

@@ -273,7 +273,7 @@ class SmallTraining:
         `assigned`: its record, and the digest of the step in use then.
         """
         begun, step = assigned
-        if self.config.sync.overlap == "streaming":
+        if self.config.sync.overlap in ("streaming", "decoupled"):
             return self._streamed(record, begun, states, ends_of)
         start: Tensors = states[begun.version].params
         if begun.ahead:
@@ -292,21 +292,26 @@ class SmallTraining:
         states: Mapping[int, OuterState],
         ends_of: dict[int, Tensors],
     ) -> HeldContribution:
-        def mix(own: Tensors) -> Tensors:
-            shared, alpha = states[begun.mixes].params, self.config.sync.mixing
-            of_round = self.fragments.of_round(begun.mixes)
+        def mixed_in(own: Tensors, version: int, newest: int) -> Tensors:
+            shared, alpha = states[newest].params, self.config.sync.mixing
+            of_round = self.fragments.of_round(version)
             return {**own, **{s.name: mixed(s, own[s.name], shared[s.name], alpha) for s in of_round}}
 
+        def mix(own: Tensors) -> Tensors:
+            return mixed_in(own, begun.mixes, begun.mixes)
+
         start = ends_of[begun.after] if begun.after else states[begun.version].params
+        for version in self.fragments.one_each(begun.missed):
+            start = mixed_in(start, version, begun.version)
         ends = self.trained(start, record.lease, *record.more, mix=mix if begun.mixes >= 0 else None)
         ends_of[record.task] = ends
-        specs = self.fragments.of_round(record.round)
+        specs, weight = self.fragments.of_round(record.round), record.tokens // (1 + record.stale)
         sent = {spec.name: ends[spec.name] for spec in specs}
         if self.config.sync.compression == "none":
-            return HeldContribution(Contribution(record.task, record.tokens, sent), {})
+            return HeldContribution(Contribution(record.task, weight, sent), {})
         newest = max(begun.version, begun.mixes)
         deltas = {name: states[newest].params[name] - values for name, values in sent.items()}
-        return HeldContribution(Contribution(record.task, record.tokens, deltas, form="deltas"), {})
+        return HeldContribution(Contribution(record.task, weight, deltas, form="deltas"), {})
 
     @property
     def _is_exact(self) -> bool:
@@ -356,7 +361,7 @@ class SmallTraining:
                     for a in (a for a in accepted if a.round == record.round):
                         if not self._is_exact:
                             assert received is not None
-                            delta = Contribution(a.task, a.tokens, received[a.task], form="deltas")
+                            delta = Contribution(a.task, a.tokens // (1 + a.stale), received[a.task], form="deltas")
                             parts.append((a.worker, HeldContribution(delta, {})))
                             continue
                         parts.append((a.worker, held[a.task]))

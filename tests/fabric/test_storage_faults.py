@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.store import BlobStore
 from planetary.core.errors import LocalProtocolError, ResourceError, UserError
 from planetary.fabric.controller.run_controller import RunPhase
 from planetary.fabric.gateway.run_files import LOCK, RunLock
@@ -26,7 +28,7 @@ from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.faults import Fault, FaultKind
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
+from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.world import World
 
 MODES = pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
@@ -109,13 +111,21 @@ def test_a_run_folder_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) ->
     assert (tmp_path / LOCK).read_text() == ""
 
 
+def artifact_of(cluster: SimCluster) -> bytes:
+    """Return the bytes that its training makes of the step, in a store of its own."""
+    assert isinstance(cluster.training, SmallTraining)
+    with tempfile.TemporaryDirectory() as folder:
+        store = BlobStore(Path(folder))
+        return store.get(cluster.training.artifact(store, cluster.training.spec))
+
+
 def test_a_damaged_blob_is_fetched_again() -> None:
     cluster = struck(Fault(5.0, "flip_blob", worker=1), Fault(5.1, "kill_worker", worker=1))
     assert cluster.struck == ["flip_blob", "kill_worker"]
     assert [record.worker for record in of(cluster, WorkerLost)] == ["node-1/0"]
     for node in cluster.nodes:
         [blob] = node.cached()
-        assert blob.read_bytes() == b"a small known function"
+        assert blob.read_bytes() == artifact_of(cluster)
 
 
 def test_a_damaged_blob_at_the_gateway_is_never_sent() -> None:
@@ -134,7 +144,7 @@ def test_a_damaged_blob_at_the_gateway_is_never_sent() -> None:
     assert cluster.run(LIMIT_S)
     check(cluster)
     for node in cluster.nodes:
-        assert [path.read_bytes() for path in node.cached()] in ([], [b"a small known function"])
+        assert [path.read_bytes() for path in node.cached()] in ([], [artifact_of(cluster)])
 
 
 def test_a_resumed_run_uses_no_number_of_a_lost_task() -> None:

@@ -19,7 +19,7 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.controller.mixture_events import AssembleModel
-from planetary.moe.controller.mixture_records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
+from planetary.moe.controller.mixture_records import ExpertsAdvanced, ShardGranted, SurrogatesRefreshed, SyncNote
 from planetary.moe.controller.patience import Patience
 from planetary.moe.gateway.payload_work import assembled_model
 from planetary.moe.methods.acceptance import Policy
@@ -478,7 +478,9 @@ def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_
 def test_a_worker_that_hangs_while_it_evaluates_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=42)
     cluster.controller.patience = Patience(5.0)
-    a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
+    a, b = (cluster.start(name) for name in ("a", "b"))
+    cluster.until(lambda: len(of_kind(cluster, ShardGranted)) == 2)  # the third worker evaluates
+    w = cluster.start("w")
     w.hang()
     cluster.until(lambda: cluster.controller.state.round == 2 and a.machine.finished and b.machine.finished)
     assert cluster.finished is None

@@ -76,7 +76,9 @@ def test_the_sending_order_is_declared_on_the_class_and_does_not_travel() -> Non
     assert b"order" not in LARGE.encode(Pong(text="b", id=1), Limits())
     declared = {kind.__name__: kind.order for kind in MIXTURES.messages if kind.order is not Order.IN_TURN}
     assert declared == {
-        **dict.fromkeys(("Progress", "EvalResult", "StepTaken", "RunProgress", "RequestTokens"), Order.AHEAD),
+        **dict.fromkeys(
+            ("CountIn", "Progress", "EvalResult", "StepTaken", "RunProgress", "RequestTokens"), Order.AHEAD
+        ),
         **dict.fromkeys(("SaveShard", "ViewModel"), Order.BESIDE),
     }
     assert Progress in FABRIC.messages

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from planetary.artifacts.store import write_atomically
-    from planetary.cli.errors import EXIT_CODES, EXIT_OK
+    from planetary.cli.exit_codes import EXIT_CODES, EXIT_OK
     from planetary.run.doctor.findings import failure
 
     found, numbers = _examine(args)

@@ -104,9 +104,7 @@ class Ring(Topology):
     @property
     def may_close(self) -> bool:
         """See `Topology`. With overlap everybody must have the parameters that the next outer step is taken from."""
-        return not self.overlap.overlaps or all(
-            w.version == self._desk.state.version for w in self._desk.ready_workers()
-        )
+        return not self.overlap.overlaps or all(w.version == self._desk.state.version for w in self._participants())
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
         """See `Topology`: every worker with the newest parameters takes part."""
@@ -276,14 +274,18 @@ class Ring(Topology):
         return worker.session in self._held_by.values()
 
     def _partners(self) -> list[WorkerSession]:
-        """Return who reduces: able workers, and those that leave as soon as their results are reduced."""
-        able = {w.session for w in self.able_workers()}
-        return sorted(
-            (w for w in self._desk.workers.values() if w.session in able or self._stays(w)), key=lambda w: w.worker
-        )
+        """Return the workers that reduce: those that take part, with the newest parameters."""
+        version = self._desk.state.version
+        return [w for w in self._participants() if w.version == version]
 
-    def _stays(self, worker: WorkerSession) -> bool:
-        return worker.ready and worker.version == self._desk.state.version and self.keeps(worker)
+    def _participants(self) -> list[WorkerSession]:
+        """Return the workers whose results are, or will be, in a sum.
+
+        One that leaves goes on until its results are reduced. While it trains it takes every outer step with the
+        others, since the next sum, with its result, is added to the version after this one.
+        """
+        workers = sorted(self._desk.workers.values(), key=lambda w: w.worker)
+        return [w for w in workers if w.ready and (not w.leaving or w.train is not None or self.keeps(w))]
 
     # --- who has what -----------------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ class Ring(Topology):
         version = desk.state.version
         if self.held == version:
             self._bereft_since = None
-            for worker in desk.ready_workers():
+            for worker in self._participants():
                 if worker.version != version:
                     worker.version = version
                     message = m.RingState(version=version, digest=self._digests[version])
@@ -330,7 +332,7 @@ class Ring(Topology):
             return None
         if any(w.version == version for w in desk.workers.values()):
             self._bereft_since = None
-            if any(w.version != version for w in desk.ready_workers()):
+            if any(w.version != version for w in self._participants()):
                 self._ask(version)
             return None
         # A worker that has it may only have lost its connection.

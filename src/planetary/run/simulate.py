@@ -197,7 +197,7 @@ def _machines(
             raise UserError(f"simulate: expected {workers} {name}, one for each worker, found {len(given)}")
     if not all(speed > 0 for speed in fast):
         raise UserError(f"simulate: expected speeds above 0, found {min(fast)}")
-    return [SimMachine(speed, link) for speed, link in zip(fast, each, strict=True)]
+    return [SimMachine(speed=speed, link=link) for speed, link in zip(fast, each, strict=True)]
 
 
 def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:

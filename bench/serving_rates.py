@@ -43,8 +43,7 @@ from planetary.serve.program.serving_shape import PAGE, decode_name, prefill_nam
 from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.protocol.serving_messages import ComputeCall, Drawing
 from planetary.serve.scheduling.sampling import SamplingOptions
-from planetary.serve.worker.drawing_ahead import next_call
-from planetary.serve.worker.serving_role import LoadedModel
+from planetary.serve.worker.serving_role import LoadedModel, next_call
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TOKENS = 64

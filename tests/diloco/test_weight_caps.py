@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from planetary.diloco.rebase import rebase
-from planetary.diloco.weight_caps import capped
+from planetary.diloco.contributions import capped, rebase
 
 
 def test_weights_are_the_tokens_where_no_cap_is_reached() -> None:

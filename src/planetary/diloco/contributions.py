@@ -7,7 +7,7 @@ depend on the order of arrival. Work goes in blocks, so the temporary memory doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -114,3 +114,54 @@ def blocks(size: int) -> Iterator[slice]:
 def flat(array: np.ndarray) -> np.ndarray:
     """Return an array as one dimension; a copy only where it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1)
+
+
+def rebase(version: Tensors, base: Tensors, newest: Tensors) -> dict[str, np.ndarray]:
+    """Return a displacement on top of another version: `version` + (`newest` − `base`), in float64, rounded once.
+
+    With θ_b the parameters that the displacement begins at, θ the newest ones and P the version that a site goes on
+    from, θ' = P + (θ − θ_b). In a merge in which the site contributes θ' its delta is then P − θ' = θ_b − θ, as if that
+    had been trained from P.
+
+    Args:
+        version: float32 masters by name, from which training goes on.
+        base: float32, where the displacement begins.
+        newest: float32, where it ends.
+    """
+    moved: dict[str, np.ndarray] = {}
+    for name, start in version.items():
+        result = np.empty(start.size, np.float32)
+        flat, begins, ends = (array.reshape(-1) for array in (start, base[name], newest[name]))
+        for block in blocks(start.size):
+            result[block] = flat[block].astype(np.float64) + (ends[block].astype(np.float64) - begins[block])
+        moved[name] = result.reshape(start.shape)
+    return moved
+
+
+def capped(tokens: Mapping[str, int], most_share: Mapping[str, float]) -> dict[str, int]:
+    """Return the weight of each contributor: its tokens, or what gives it exactly its largest share.
+
+    Those above their share are lowered until none is; the others' weights among each other stay as their tokens are.
+    Where the caps of all contributors sum to less than 1 they cannot all hold, and one that contributes alone has the
+    whole weight: then the shares are in proportion to the caps.
+
+    Args:
+        tokens: by contributor, each at least 1.
+        most_share: in (0, 1], by contributor; those that are missing have 1.
+    """
+    caps = {name: most_share.get(name, 1.0) for name in tokens}
+    if all(count <= caps[name] * sum(tokens.values()) for name, count in tokens.items()):
+        return dict(tokens)
+    scale = sum(tokens.values())
+    if sum(caps.values()) <= 1.0:
+        return {name: max(1, round(cap * scale)) for name, cap in caps.items()}
+    lowered: set[str] = set()
+    while True:
+        free = sum(count for name, count in tokens.items() if name not in lowered)
+        left = 1.0 - sum(caps[name] for name in lowered)
+        kept = tokens.keys() - lowered
+        over = {name for name in kept if tokens[name] * left > caps[name] * free * (1 + 1e-12)}
+        if not over:
+            break
+        lowered |= over
+    return {name: max(1, int(caps[name] / left * free)) if name in lowered else count for name, count in tokens.items()}

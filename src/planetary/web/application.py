@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
+import socket
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,7 +21,6 @@ from starlette.routing import Mount, Route
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, ResourceError, TrustError, UserError
 from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
-from planetary.web.host_guard import HostGuard
 from planetary.web.openapi import openapi_document
 from planetary.web.operations import JSON, Handler, Operation, Operations
 from planetary.web.request_bodies import parsed, read_body
@@ -145,3 +148,44 @@ def _allow(operation: Operation, access: Access, request: Request) -> None:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+
+
+class HostGuard:
+    """An ASGI application that refuses requests which another site's page made a browser send.
+
+    A page may have its own name resolve to this machine (DNS rebinding), or send requests across origins. The browser
+    sends both: the name that it asked for, and the page's origin.
+    """
+
+    def __init__(self, app: Any, host: str) -> None:
+        """`host` is listened on."""
+        self._app = app
+        own = socket.gethostname().lower()
+        self._names = frozenset({"localhost", host.lower(), own, own.split(".")[0], f"{own.split('.')[0]}.local"})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, or let the application."""
+        refused = self._refusal(scope) if scope["type"] == "http" else None
+        if refused is not None:
+            await refused.response()(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        asked = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        if asked not in self._names and not _is_address(asked):
+            return ApiError(421, f"This is no server for {asked!r}: use its address, or localhost.", code="wrong_host")
+        origin = headers.get("origin")
+        if origin is not None and origin != f"{scope.get('scheme', 'http')}://{host}":
+            return ApiError(403, f"Pages of {origin} may not use this server.", code="wrong_origin")
+        return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
-from planetary.diloco.contributions import Contribution
+from planetary.diloco.contributions import Contribution, rebase
 from planetary.diloco.outer import OuterState, initial_state, outer_step
-from planetary.diloco.rebase import rebase
 from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,

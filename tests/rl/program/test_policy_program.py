@@ -13,7 +13,7 @@ from policy_model import DECODE, LENGTH, PARAMS, ROWS, SPECS, VOCABULARY, progra
 from planetary.core.tensors import Tensors
 from planetary.models.initial import flat_names
 from planetary.rl.objectives.terms import LossTerms
-from planetary.rl.program.policy_loss import loss_of, policy_loss, token_logprobs
+from planetary.rl.program.policy_program import loss_of, policy_loss, token_logprobs
 from planetary.rl.program.policy_shape import LOGPROBS, SCORE, TOKENS, TRAIN
 from planetary.runtime.program_runner import XlaRunner
 

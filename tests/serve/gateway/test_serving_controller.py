@@ -26,7 +26,7 @@ from planetary.serve.protocol.serving_messages import ComputeCall, ServingJob, S
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import Call, Row
 from planetary.serve.scheduling.texts import TextRequest
-from planetary.serve.worker.drawing_ahead import next_call
+from planetary.serve.worker.serving_role import next_call
 from planetary.version import __version__
 
 

@@ -22,7 +22,7 @@ from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.rebase import rebase
+from planetary.diloco.contributions import rebase
 from planetary.fabric.federation.federation_messages import SiteTerms
 
 FOLDER = "federation"  # in the run folder

@@ -6,8 +6,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
@@ -35,7 +36,7 @@ from planetary.serve.program.serving_shape import (
 )
 from planetary.serve.program.serving_trial import decode_trial
 from planetary.serve.protocol.serving_messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
-from planetary.serve.worker.drawing_ahead import next_call
+from planetary.serve.scheduling.sampling import Candidates, draw
 from planetary.serve.worker.model_check import check_model
 
 log = logging.getLogger(__name__)
@@ -171,3 +172,26 @@ class ServingRole:
         done = Computed(call=message.call, seconds=seconds, last=following is None)
         self._send(done, pack_arrays("results", None, found))
         return following
+
+
+def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
+    """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
+
+    That is so after `message.ahead` further calls, and as soon as a text has ended: another may take its place.
+    Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens from
+    the same numbers when they arrive, and its own count.
+    """
+    if not message.ahead:
+        return None
+    drawn = []
+    for row, drawing in enumerate(message.drawings):
+        full = found[ROW][row] if ROW in found else None
+        position = message.starts[row] + len(message.tokens[row])
+        candidates = Candidates(found[IDS][row], found[VALUES][row], full)
+        drawn.append(draw(candidates, drawing.options, position, most=message.vocabulary).token)
+    if any(token in drawing.ends for token, drawing in zip(drawn, message.drawings, strict=True)):
+        return None
+    starts = tuple(start + len(new) for start, new in zip(message.starts, message.tokens, strict=True))
+    return msgspec.structs.replace(
+        message, tokens=tuple((token,) for token in drawn), starts=starts, ahead=message.ahead - 1
+    )

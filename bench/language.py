@@ -43,7 +43,7 @@ LIMITS = {
     "fabric": (8, 1.5),
     "simulation": (11, 2.5),
     "testing": (10, 0.5),
-    "web": (20, 4.0),
+    "web": (1.5, 0.5),
     "others": (10, 1.0),
 }
 """Per 1,000 words: "what", and the other words of the list."""

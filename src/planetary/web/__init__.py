@@ -1,1 +1,1 @@
-"""What every HTTP interface of a gateway is made of: errors, bodies, tokens, described operations, and the server."""
+"""Building blocks of every HTTP interface of a gateway: errors, bodies, tokens, described operations, the server."""

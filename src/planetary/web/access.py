@@ -1,7 +1,7 @@
-"""Who may do what: bearer tokens with a scope, of which only digests are kept.
+"""Authorisation of requests by bearer tokens with a scope; only digests of tokens are stored.
 
 A token has 32 random bytes, so that one pass of SHA-256 keeps it secret. The file of tokens is read again when it has
-changed; a token that is revoked counts no more.
+changed; a revoked token is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from planetary.core.errors import PlanetaryError, UserError
 
 TOKENS = "api-tokens.jsonl"
 AUTHORITY = "@"
-"""Between a token and the fingerprint of its gateway's certificate authority, which only clients need."""
+"""Separator between a token and the fingerprint of its gateway's authority, which only clients need."""
 
 
 class Scope(IntEnum):
-    """What a token allows; a larger one allows what the smaller ones do."""
+    """Permissions of a token; a larger scope includes the smaller ones."""
 
     READ = 1
     SUBMIT = 2
@@ -34,12 +34,12 @@ class Scope(IntEnum):
 
     @property
     def word(self) -> str:
-        """As people write it."""
+        """Lower-case name of the scope, as in commands and files."""
         return self.name.lower()
 
 
 def scope_named(word: str) -> Scope:
-    """Return the scope that people write so. Raises `UserError`."""
+    """Return the scope with this lower-case name. Raises `UserError` for an unknown one."""
     try:
         return Scope[word.upper()]
     except KeyError:
@@ -47,7 +47,7 @@ def scope_named(word: str) -> Scope:
 
 
 class TokenGrant(msgspec.Struct, frozen=True):
-    """Whose token was shown, and what it allows."""
+    """Name and scope of the token of a request."""
 
     name: str
     scope: Scope
@@ -63,7 +63,7 @@ class TokenMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
 
 
 class TokenRevoked(msgspec.Struct, frozen=True, kw_only=True, tag="revoked"):
-    """The token of this name counts no more."""
+    """The token of this name was revoked."""
 
     name: str
     at: float  # Unix time in seconds
@@ -73,12 +73,12 @@ Line: TypeAlias = TokenMade | TokenRevoked
 
 
 def digest_of_token(token: str) -> str:
-    """Return what is kept of a token."""
+    """Return the SHA-256 of a token, hexadecimal."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def new_token() -> str:
-    """Return a token that nobody has."""
+    """Return a new random token."""
     return f"pl-{secrets.token_urlsafe(32)}"
 
 
@@ -119,7 +119,7 @@ class AccessTokens:
         return token
 
     def revoke(self, name: str, now: float) -> None:
-        """Let a token count no more. Raises `UserError` when there is none of this name."""
+        """Revoke a token. Raises `UserError` when there is none of this name."""
         self.refresh()
         if name not in self.tokens:
             raise UserError(f"there is no token named {name!r}; there are: {', '.join(self.tokens) or 'none'}")
@@ -134,7 +134,7 @@ class AccessTokens:
 
 
 class Access:
-    """Decides what a request may do."""
+    """Grants requests the scope of their token."""
 
     def __init__(
         self,
@@ -143,18 +143,18 @@ class Access:
         anonymous: Scope | None = None,
         known: Mapping[str, tuple[Scope, str]] | None = None,
     ) -> None:
-        """Begin.
+        """Accept the given tokens.
 
         Args:
-            tokens: that count while their file has them.
-            anonymous: what a request without a token may do; None: nothing.
-            known: further tokens by name: what each allows, and the token.
+            tokens: the gateway's token file; read again when it changes.
+            anonymous: scope of a request without a token; None: refused.
+            known: further tokens: name -> (scope, token).
         """
         self._tokens, self._anonymous = tokens, anonymous
         self._known = {name: (scope, digest_of_token(token)) for name, (scope, token) in (known or {}).items()}
 
     def grant(self, connection: HTTPConnection) -> TokenGrant | None:
-        """Return what a request's token, or none, allows; None for a token that is not known, and for no scope at all.
+        """Return the name and scope of a request's token; None: an unknown token, or no token and no anonymous scope.
 
         Every known token is compared, in constant time.
         """
@@ -174,14 +174,14 @@ class Access:
             return
         try:
             self._tokens.refresh()
-        except PlanetaryError:  # a damaged file lets nobody in
+        except PlanetaryError:  # a damaged file grants nothing
             return
         for one in self._tokens.tokens.values():
             yield TokenGrant(one.name, Scope[one.scope.upper()]), one.digest
 
 
 def _shown_token(connection: HTTPConnection) -> str:
-    """Return the bearer token; pages in a browser, which only read, have it in their address."""
+    """Return the bearer token; read-only requests of a browser's pages have it in their query."""
     kind, _, token = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip().partition(AUTHORITY)[0]

@@ -9,15 +9,15 @@ from starlette.responses import Response
 
 
 class ApiError(Exception):
-    """A request that gets no answer.
+    """An error response to a request.
 
     Attributes:
-        status: of HTTP.
-        message: what is wrong and what to do.
+        status: HTTP status.
+        message: the fault and its remedy.
         kind: OpenAI's `type`.
-        param: the parameter that is wrong; None: none.
+        param: the invalid parameter; None: none.
         code: OpenAI's `code`; None: none.
-        headers: of the response.
+        headers: extra headers of the response.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The kind follows from the status."""
+        """`kind` is derived from `status`."""
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
 
     @property
     def kind(self) -> str:
-        """OpenAI's word for errors of this status."""
+        """OpenAI's `type` of errors with this status."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
@@ -51,5 +51,5 @@ class ApiError(Exception):
 
 
 def wrong(param: str, message: str) -> ApiError:
-    """Return the error of a parameter that cannot be."""
+    """Return the error of an invalid parameter."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")

@@ -50,12 +50,12 @@ def application(
     """Return the ASGI application.
 
     Args:
-        groups: of operations; the first that matches a path answers.
-        access: who may do what.
-        host: that is listened on; see `HostGuard`.
-        title, text: of the document, at `/v1/openapi.json`.
-        mounts: other ASGI applications, by the path that they are below; they ask for tokens themselves.
-        most_body: bytes of a request.
+        groups: groups of operations; the first operation that matches a path answers.
+        access: grants scopes to requests.
+        host: the listening host; see `HostGuard`.
+        title, text: title and description of the document at `/v1/openapi.json`.
+        mounts: path -> ASGI application below it; these check tokens themselves.
+        most_body: largest request body, in bytes.
     """
     operations = [operation for group in groups for operation in group.operations()]
 
@@ -81,12 +81,12 @@ def application(
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
-    """Return a response of whatever `msgspec` can encode; it is not to be kept by anybody on the way."""
+    """Return a JSON response of a value that `msgspec` can encode; caches may not store it."""
     return Response(msgspec.json.encode(answer), status, {"cache-control": "no-store"}, JSON)
 
 
 def _by_method(handlers: Mapping[str, Handler]) -> Handler:
-    """Return what answers a path: Starlette would take the first route of it and refuse the methods of the others."""
+    """Return one handler for all methods of a path: Starlette would refuse the methods of every route but the first."""
 
     async def answer(request: Request) -> Response:
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
@@ -122,7 +122,7 @@ def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
 
 
 def _allow(operation: Operation, access: Access, request: Request) -> None:
-    """Raise `ApiError` unless a request's token allows an operation; leave whose it is in the request's state."""
+    """Raise `ApiError` unless a request's token allows an operation; leave the token's name in the request's state."""
     request.state.user = ""
     if operation.scope is None:
         return
@@ -158,13 +158,13 @@ class HostGuard:
     """
 
     def __init__(self, app: Any, host: str) -> None:
-        """`host` is listened on."""
+        """Guard an application that is served on `host`."""
         self._app = app
         own = socket.gethostname().lower()
         self._names = frozenset({"localhost", host.lower(), own, own.split(".")[0], f"{own.split('.')[0]}.local"})
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer, or let the application."""
+        """Refuse the request or pass it on to the application."""
         refused = self._refusal(scope) if scope["type"] == "http" else None
         if refused is not None:
             await refused.response()(scope, receive, send)

@@ -19,16 +19,16 @@ from planetary.net.addresses import address_text, port_holder, resolve_listen_ad
 
 MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
-"""How long a connection may take until its first request has a head."""
+"""Seconds until a connection's first request must have its head."""
 STOP_S = 1
-"""How long answers under way are waited for at the end."""
+"""Seconds that a stopping server waits for responses in progress."""
 
 
 class WebServer:
     """A running server. Made by `start`.
 
     Attributes:
-        host, port: the numeric address that it listens on.
+        host, port: the numeric listening address.
     """
 
     def __init__(self, server: uvicorn.Server, listener: socket.socket, scheme: str) -> None:
@@ -39,12 +39,12 @@ class WebServer:
 
     @staticmethod
     async def start(app: Any, host: str, port: int, *, what: str, tls: ssl.SSLContext | None = None) -> WebServer:
-        """Serve an ASGI application on `host` and `port` (0: any free one); `what` it is, for people.
+        """Serve an ASGI application on `host` and `port` (0: any free one); errors call it `what`.
 
-        `tls`: shows the server's certificate; None: plain HTTP.
+        `tls`: context with the server's certificate; None: plain HTTP.
 
         Raises:
-            ResourceError: the port cannot be had; its holder is named where the system tells.
+            ResourceError: the port is in use or denied; names the process that holds it, where the system permits.
             UserError: the address is not this machine's.
         """
         config = _config(app)
@@ -55,18 +55,18 @@ class WebServer:
 
     @property
     def url(self) -> str:
-        """Of the root, without a slash at its end."""
+        """URL of the root, without a trailing slash."""
         return f"{self._scheme}://{address_text(self.host, self.port)}"
 
     async def close(self) -> None:
-        """Stop listening; answers under way get a moment."""
+        """Stop listening; responses in progress have `STOP_S` seconds to end."""
         self._server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError, TimeoutError):
             await asyncio.wait_for(self._task, 3 * STOP_S)
 
 
 class ThreadServer:
-    """A server with an event loop in a daemon thread of its own, between construction and `close`.
+    """A server with an event loop in its own daemon thread, from construction to `close`.
 
     Attributes:
         host, port: as of `WebServer`.
@@ -94,7 +94,7 @@ class ThreadServer:
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
-    """Return a socket that listens; see `WebServer.start`."""
+    """Return a listening socket; see `WebServer.start`."""
     family, address = resolve_listen_address(host, port)
     listener = socket.socket(family)
     try:
@@ -126,8 +126,9 @@ def _config(app: Any) -> uvicorn.Config:
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's, which ends connections without a request in time, or where there are too many. uvicorn waits for ever,
-    and refuses requests while others are idle.
+    """uvicorn's protocol with a deadline for the first request and a limit of connections.
+
+    uvicorn alone waits for ever, and refuses requests while other connections are idle.
     """
 
     first_request_s = FIRST_REQUEST_S
@@ -141,7 +142,7 @@ class ImpatientProtocol(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """End the connection that has been without a request longest."""
+        """Close the oldest connection without a request."""
         others = [one for one in self.connections if isinstance(one, ImpatientProtocol) and one is not self]
         silent = [one for one in others if one.cycle is None]
         if silent:
@@ -155,7 +156,7 @@ class ImpatientProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to the process that it is a part of."""
+    """uvicorn's server without signal handlers: signals belong to the enclosing process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What an HTTP interface answers, as values: from them come its routes and its OpenAPI document."""
+"""Operations of an HTTP interface as values, from which its routes and its OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from planetary.web.access import Scope
 
 Handler = Callable[[Request], Awaitable[Any]]
-"""Returns a struct or a `Response`; raises `ApiError`, or a `PlanetaryError` that says what cannot be done."""
+"""Returns a struct or a `Response`; raises `ApiError`, or a `PlanetaryError` with the reason for a refusal."""
 
 JSON, TEXT, EVENTS, HTML, BYTES = (
     "application/json",
@@ -38,19 +38,19 @@ class Operation:
     """One method of one path.
 
     Attributes:
-        method, path: of HTTP; `{name}` in a path matches one segment, `{name:path}` several.
+        method, path: HTTP method and path; `{name}` in a path matches one segment, `{name:path}` several.
         name: unique, a verb and a noun.
-        text: what it does, in one sentence.
-        group: by which the document sorts it.
-        scope: what a token has to allow; None: nobody is asked for one.
-        handler: answers it.
-        body: type of the request's JSON; None: it has none.
+        text: its effect, in one sentence.
+        group: its section in the document.
+        scope: least scope of the token; None: no token needed.
+        handler: returns the answer.
+        body: type of the request's JSON; None: no body.
         optional: whether a request may leave the body out.
-        raw: media type of a body that the handler reads itself, piece by piece; "": there is none.
+        raw: media type of a body that the handler streams itself; "": none.
         answer: type of the response's JSON, or the media type of another response.
-        status: of the response.
-        parameters: in the query.
-        refuses: statuses of errors beside those of every operation.
+        status: HTTP status of the response.
+        parameters: query parameters.
+        refuses: error statuses beside those of every operation.
     """
 
     method: str
@@ -73,12 +73,12 @@ class Operations(Protocol):
     """A group of operations that belong together."""
 
     def operations(self) -> Sequence[Operation]:
-        """Return them."""
+        """Return the operations of this group."""
         ...
 
 
 def event_line(data: Any, *, number: int | None = None, name: str = "") -> bytes:
-    """Return a server-sent event; `number` is what a client that comes back sends as Last-Event-ID."""
+    """Return a server-sent event; a reconnecting client sends `number` as Last-Event-ID."""
     head = (f"id: {number}\n" if number is not None else "") + (f"event: {name}\n" if name else "")
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 

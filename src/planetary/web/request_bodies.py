@@ -25,7 +25,7 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def parsed(data: bytes, kind: type[Body]) -> Body:
-    """Decode a body. Raises `ApiError` (400) that names what is wrong with it, and the nearest known parameter."""
+    """Decode a body. Raises `ApiError` (400) that names the fault and the nearest known parameter."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
@@ -39,7 +39,7 @@ def _invalid(error: msgspec.ValidationError, kind: type[Any]) -> ApiError:
     if "unknown field" not in text:
         return ApiError(400, text, code="invalid_value")
     name = text.split("`")[1]
-    if " - at " in text:  # of a part of the body, whose type the error does not say
+    if " - at " in text:  # the field is nested: the error does not name the type that lacks it
         return ApiError(400, f"unknown parameter: {text}", param=name, code="unknown_parameter")
     known = sorted(kind.__struct_fields__)
     message = f"unknown parameter {name!r}{did_you_mean(name, known)} There are: {', '.join(known)}"

@@ -39,7 +39,7 @@ LIMITS = {
     "wire": (3, 0.5),
     "docs": (6.5, 1.5),
     "collectives": (11.5, 1.0),
-    "compat": (13, 0.5),
+    "compat": (0.5, 0.5),
     "fabric": (8, 1.5),
     "simulation": (11, 2.5),
     "testing": (10, 0.5),

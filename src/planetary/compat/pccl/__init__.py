@@ -2,7 +2,7 @@
 
 A training script for the Prime Collective Communications Library runs with this import changed, or with none changed:
 `python -m planetary.compat.pccl script.py` (see `planetary.compat.pccl.alias`). Where PCCL's own behaviour is a fault
-(see `docs/collectives.md`), this is what its users expected instead: topology votes are per peer group, a disagreement
+(see `docs/collectives.md`), this module does as its users expected: topology votes are per peer group, a disagreement
 on count, type or operation is an error on every peer, and host names and IPv6 are understood.
 """
 
@@ -36,7 +36,7 @@ __version__ = "1.0.0"
 
 
 class cuda:
-    """What PCCL says of CUDA."""
+    """PCCL's namespace for CUDA; always unavailable here."""
 
     @staticmethod
     def is_available() -> bool:

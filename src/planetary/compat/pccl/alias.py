@@ -30,7 +30,7 @@ def install() -> None:
             parent = f"{parent}.{part}".lstrip(".")
             if parent not in sys.modules and parent not in NAMES:
                 package = types.ModuleType(parent)
-                package.__path__ = []  # what makes a module a package
+                package.__path__ = []  # a module with a `__path__` is a package
                 sys.modules[parent] = package
         sys.modules[name] = ours
         if parent and parent not in NAMES:

@@ -1,7 +1,7 @@
-"""What programs for PCCL have no words for, from the environment: authority, invite, and a group's new beginning.
+"""Settings without a counterpart in PCCL, from the environment: authority, invite, and restart of a group.
 
-PCCL's classes take an address and nothing else, and its masters listen on all interfaces. So a program that is not
-edited can be given certificates by its environment only.
+PCCL's classes take an address and nothing else, and its masters listen on all interfaces. An unedited program
+therefore receives certificates through its environment only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def authority() -> Authority | None:
     The folder is made if it is not there. An invite for the peers is written into it, as `newest-invite.txt`.
 
     Raises:
-        TrustError: what lies in the folder is no authority.
+        TrustError: the folder's files are no authority.
         UserError: the folder cannot be written.
     """
     folder = os.environ.get(AUTHORITY, "")

@@ -1,4 +1,4 @@
-"""PCCL's enumerations and descriptors; `pccl` offers them together with what works on them."""
+"""PCCL's enumerations and descriptors; `pccl` exports them with the functions that take them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planetary.collectives.reduction.elements import TYPES
 
 
 class Result(enum.IntEnum):
-    """What a call came to."""
+    """Status of a finished call."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -32,7 +32,7 @@ class Result(enum.IntEnum):
 
 
 class PCCLError(Exception):
-    """A call failed; `result` says how, and the text why."""
+    """A call failed: `result` is the status, the text the reason."""
 
     def __init__(self, result: Result, func_name: str, reason: str = "") -> None:
         self.result = result
@@ -50,7 +50,7 @@ class ReduceOp(enum.IntEnum):
 
 
 class Attribute(enum.IntEnum):
-    """What `get_attribute` can tell."""
+    """Attributes that `get_attribute` returns."""
 
     GLOBAL_WORLD_SIZE = 1
     LOCAL_WORLD_SIZE = 2
@@ -204,7 +204,7 @@ class ReduceOpDescriptor:
 
 @dataclass(frozen=True)
 class ReduceInfo:
-    """What a reduction did; bytes are payload."""
+    """Counters of a reduction; bytes are payload."""
 
     local_world_size: int = 0
     tx_bytes: int = 0
@@ -213,7 +213,7 @@ class ReduceInfo:
 
 @dataclass(frozen=True)
 class SharedStateSyncInfo:
-    """What a synchronisation moved; bytes are payload."""
+    """Traffic of a synchronisation; bytes are payload."""
 
     tx_bytes: int
     rx_bytes: int
@@ -271,7 +271,7 @@ class SharedState:
     """Arrays that all peers hold alike, and their revision.
 
     Attributes:
-        state: what planetary calls a shared state.
+        state: the wrapped `collectives.SharedState`.
     """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
@@ -296,7 +296,7 @@ class SharedState:
 
 
 def check_pair(send: Any, recv: Any) -> None:
-    """Raise what PCCL raises for two operands that do not fit."""
+    """Raise PCCL's error for two operands that do not fit."""
     if isinstance(send, np.ndarray) != isinstance(recv, np.ndarray):
         raise ValueError("send and recv must both be torch tensors or both be numpy arrays")
     assert send.dtype == recv.dtype, f"dtypes differ: {send.dtype} and {recv.dtype}"

@@ -42,7 +42,7 @@ LIMITS = {
     "compat": (0.5, 0.5),
     "fabric": (8, 1.5),
     "simulation": (11, 2.5),
-    "testing": (10, 0.5),
+    "testing": (0.5, 0.5),
     "web": (1.5, 0.5),
     "others": (10, 1.0),
 }

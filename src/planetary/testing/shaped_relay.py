@@ -1,11 +1,11 @@
 """TCP connections through a slow network, in user space and without privileges: a relay that delays and limits them.
 
-Listeners announce the relay's address instead of their own. A way is chosen by where a connection comes from,
-so several places can stand on one machine: each has a loopback address of its own, from which its connections leave.
-What is on its way lies in pipes of the kernel, so that one thread carries some gigabytes a second. Linux only.
+Listeners announce the relay's address instead of their own. The source address of a connection selects its way, so
+one machine can stand for several places: each has its own loopback address, from which its connections leave.
+Bytes in flight lie in pipes of the kernel, so that one thread carries some gigabytes a second. Linux only.
 
-What it does not do: the sender's kernel sees the relay's acknowledgements, not the receiver's, so a congestion window
-is not limited by the round trip. `Way.flow_bytes_per_s` stands for that limit.
+Limitation: the sender's kernel sees the relay's acknowledgements, not the receiver's, so a congestion window is not
+limited by the round trip. `Way.flow_bytes_per_s` stands for that limit.
 
 Delays and limits are computed apart from sockets and clocks: how much may enter a link now, and when it comes out.
 """
@@ -28,15 +28,15 @@ from typing import Self
 from planetary.core.errors import UserError
 
 QUANTUM = 32 << 10
-"""Bytes for which it is worth waking up: a flow with room for less waits until there is room for as many. Fast flows
-wait for what `_QUANTUM_S` let through.
+"""Least bytes for a wake-up: a flow with room for fewer waits until there is room for as many. Fast flows wait for the
+bytes that pass in `_QUANTUM_S`.
 """
 
 _QUANTUM_S = 0.003
-_BURST_S = 0.005  # what a rested link lets through at once; several ticks of the relay's timer
-_LATE_S = 0.2  # how late a sender with more to send may be served without loss; busy machines serve late
-_ROUNDING_S = 1e-9  # at the moment that `when` names there is room whatever floats do
-_HELD_MOST = 64 << 20  # bytes of one flow on the way; more wait where they come from
+_BURST_S = 0.005  # a rested link's burst, as seconds of its rate; several ticks of the relay's timer
+_LATE_S = 0.2  # greatest lateness of service without loss of rate; busy machines serve late
+_ROUNDING_S = 1e-9  # guarantees room at the moment that `when` returns, despite rounding
+_HELD_MOST = 64 << 20  # bytes in flight of one flow; more wait at the sender
 
 
 class TokenBucket:
@@ -46,9 +46,9 @@ class TokenBucket:
     """
 
     def __init__(self, bytes_per_s: float, *, burst: int | None = None) -> None:
-        """Full at the start. `bytes_per_s` may be infinite; `burst` is by default what 5 ms let through.
+        """Start full. `bytes_per_s` may be infinite; `burst` is 5 ms of the rate by default.
 
-        Raises `UserError` for a rate or burst that lets nothing pass.
+        Raises `UserError` for a rate or burst of nothing.
         """
         if not bytes_per_s > 0 or (burst is not None and burst < 1):
             raise UserError(f"a link must let something pass: {bytes_per_s} bytes/s with bursts of {burst} bytes")
@@ -103,7 +103,7 @@ class Way:
 class Flow:
     """One direction of one connection: bytes enter as the limits allow and come out `delay_s` later, in order.
 
-    It counts them; who uses it keeps them.
+    It counts bytes; its user holds them.
     """
 
     def __init__(self, way: Way, opens_at: float) -> None:
@@ -134,7 +134,7 @@ class Flow:
         return room if room >= self._quantum else 0
 
     def enter(self, count: int, now: float) -> None:
-        """Bytes enter; `room` said how many may."""
+        """Take `count` bytes in, at most as many as `room` returned."""
         self._resting = False
         for bucket in self._buckets:
             bucket.take(count, now)
@@ -172,7 +172,7 @@ class Flow:
         return max(self._opens_at, now, *(bucket.when(self._quantum) for bucket in self._buckets))
 
 
-_PIPE_BYTES = 1 << 20  # what Linux gives a user without privileges; a page each, however little of it is used
+_PIPE_BYTES = 1 << 20  # largest pipe of an unprivileged user of Linux; a page per write, however short
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class PipePool:
     """
 
     def __init__(self) -> None:
-        """Empty; pipes are made as they are needed."""
+        """Start without pipes; they are made on demand."""
         self._free: list[_Pipe] = []
 
     def take(self) -> _Pipe:
@@ -221,7 +221,7 @@ class PipeLine:
     """Bytes of one stream, in order, in as many pipes as they need."""
 
     def __init__(self, pool: PipePool) -> None:
-        """Nothing in it."""
+        """Start empty."""
         self._pool = pool
         self._pipes: deque[_Pipe] = deque()
 
@@ -268,7 +268,7 @@ class PipeLine:
         return given
 
     def close(self) -> None:
-        """Forget what is in it."""
+        """Discard its bytes."""
         while self._pipes:
             self._pool.give(self._pipes.popleft())
 
@@ -299,7 +299,7 @@ class _Half:
     line: PipeLine
     out: int = 0  # bytes that have arrived and were not taken by the sink yet
     blocked: bool = False  # the sink takes nothing
-    ended: bool = False  # the sink was told that all has arrived
+    ended: bool = False  # the sink's writing side was shut down: all has arrived
 
 
 class ShapedRelay:
@@ -310,7 +310,7 @@ class ShapedRelay:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start to serve; `listen` says what."""
+        """Start the thread; `listen` adds listeners."""
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._halves: dict[socket.socket, tuple[_Half, _Half]] = {}  # socket -> (reads from it, writes to it)
@@ -487,7 +487,7 @@ class ShapedRelay:
             half.sink.shutdown(socket.SHUT_WR)
 
     def _attend(self, sock: socket.socket) -> None:
-        """Be told what is worth knowing of a socket, and no more: what cannot enter would only wake the thread."""
+        """Select only the useful events of a socket: bytes without room in the flow would only wake the thread."""
         reading, writing = self._halves[sock]
         wanted = selectors.EVENT_WRITE if writing.blocked else 0
         if reading.flow.room(self._clock()) and not reading.blocked:

@@ -37,7 +37,7 @@ LIMITS = {
     "serve": (2, 0.5),
     "site": (8, 1.0),
     "wire": (3, 0.5),
-    "docs": (6.5, 1.5),
+    "docs": (3.5, 1.0),
     "collectives": (11.5, 1.0),
     "compat": (0.5, 0.5),
     "fabric": (8, 1.5),

@@ -14,7 +14,7 @@ BEGIN, END = "<!-- presets -->\n", "<!-- end -->\n"
 
 def table() -> str:
     """Return the presets as Markdown."""
-    lines = ["| preset | what it does | settings | published loss against data-parallel training | source |"]
+    lines = ["| preset | method | settings | published loss against data-parallel training | source |"]
     lines.append("|---|---|---|---|---|")
     for preset in PRESETS.values():
         settings = ", ".join(f"`{key} = {toml_value(value)}`" for key, value in preset.settings.items())

@@ -40,7 +40,7 @@ LIMITS = {
     "docs": (3.5, 1.0),
     "collectives": (11.5, 1.0),
     "compat": (0.5, 0.5),
-    "fabric": (8, 1.5),
+    "fabric": (1.5, 1.0),
     "simulation": (11, 2.5),
     "testing": (0.5, 0.5),
     "web": (1.5, 0.5),

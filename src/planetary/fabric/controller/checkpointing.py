@@ -1,4 +1,4 @@
-"""When the checkpoint of a round that has ended is written, and what becomes of the run when it cannot be."""
+"""When the checkpoint of an ended round is written, and how the run goes on when writing fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Checkpointing:
     """One checkpoint at a time. The round that it is of is not finished before it is written, or given up.
 
     The first that cannot be written is given up: the next one will do as well. When that cannot be written either the
-    run waits until it can: more rounds would only be more to lose. The last one is what the run was for, so it is tried
+    run waits until it can: more rounds would only be more to lose. The last one is the run's result, so it is tried
     several times.
 
     Attributes:

@@ -188,7 +188,7 @@ class Controller(RunController[RoundsDesk]):
             return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
 
-    # --- what follows from them -------------------------------------------------------------------------------
+    # --- consequences of events -------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
         """Do everything that has become possible."""
@@ -249,7 +249,7 @@ class Controller(RunController[RoundsDesk]):
         self.desk.use_policy(msgspec.structs.replace(self.policy, spec=offered.spec, buffers=offered.buffers))
         self.desk.out.append(e.UseStep(model))
         for worker in self.desk.workers.values():
-            worker.version = -1  # what it was sent goes with the step that it has loaded
+            worker.version = -1  # its version belongs to the step that it has loaded
             if worker.evaluate is not None:
                 self.evaluation.give_back(worker.evaluate)
                 worker.evaluate = None
@@ -269,7 +269,7 @@ class Controller(RunController[RoundsDesk]):
             self._supply(now)
 
     def _charge(self, now: float) -> None:
-        """Count what was refused, contributions and held-out losses, and NaN, against those who alone had them."""
+        """Count refused contributions, refused held-out losses and NaN against the workers that alone had them."""
         by_name = {worker.worker: worker for worker in self.desk.workers.values()}
         for name, reason in (*self.topology.take_refused(), *self.evaluation.take_refused()):
             worker = by_name.get(name)
@@ -330,7 +330,7 @@ class Controller(RunController[RoundsDesk]):
         self.lines.write(everything=True)
 
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
-        """The gateway's own disk or data is at fault, but trying it again with every worker for ever helps nobody."""
+        """Count a failed send against the worker: the gateway's disk or data is at fault, but retries must end."""
         if not self._strike(worker, f"what {worker.worker} needs cannot be sent: {reason}", "data", now):
             self._lose(worker, reason, now)
 
@@ -409,7 +409,7 @@ class RoundTraining:
         self.leases.begin(now)
 
     def advance(self, now: float) -> int | Mark | None:
-        """Hand out what can be handed out, and close the round when it is time.
+        """Hand out free leases, and close the round when it is due.
 
         Returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to go back
         to when everything that was trained since is lost.
@@ -518,7 +518,7 @@ class RoundTraining:
     # --- losses -----------------------------------------------------------------------------------------------
 
     def withdraw_lost(self, now: float) -> None:
-        """A worker is gone, and with it what it held; a reduction under way says itself what that means."""
+        """Withdraw the contributions that a lost worker held; a reduction under way handles the loss itself."""
         if self.trained is not None:
             self.leases.withdraw_lost(self.trained, now)
 

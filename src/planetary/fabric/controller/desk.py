@@ -63,7 +63,7 @@ class Desk(Generic[Policy_co, State_co]):
     """
 
     def __init__(self, policy: Policy_co, state: State_co) -> None:
-        """Begin with nobody connected; `state` is changed only through `append`."""
+        """Begin with no connection; `state` is changed only through `append`."""
         self._policy, self._state = policy, state
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
@@ -99,7 +99,7 @@ class Desk(Generic[Policy_co, State_co]):
         return self.under_way.sent(session, message)
 
     def forget(self, session: int) -> None:
-        """Drop what is known of a connection that ended. A worker is removed by `Membership`."""
+        """Drop the records of a connection that ended. A worker is removed by `Membership`."""
         self.supervisors.pop(session, None)
         self.under_way.forget(session)
 

@@ -16,12 +16,12 @@ from planetary.fabric.protocol.fabric_events import TokensOf
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
 
-TOLERANCE = 0.02  # relative, between devices; far above rounding, far below what would make a run go back
+TOLERANCE = 0.02  # relative, between devices; far above rounding, far below the limits at which a run goes back
 LOWEST = 0.5  # of the best loss before, less `LOSS_MARGIN`; no round of training gains so much
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What a part of the held-out loss is taken to be."""
+    """The accepted value of a part of the held-out loss."""
 
     loss: float
     wrong: tuple[str, ...] = ()  # who said something else
@@ -67,7 +67,7 @@ class _Version:
         self.batches = batches
         self.losses: dict[int, float] = {}
         self.said: dict[int, dict[str, float]] = {}  # chunk without a loss yet -> worker -> loss
-        self.wrong: dict[str, str] = {}  # worker that said something else than it turned out to be -> what
+        self.wrong: dict[str, str] = {}  # worker whose loss differs from the accepted one -> the difference
 
     @property
     def loss(self) -> float:
@@ -134,7 +134,7 @@ class Evaluation:
                     self._assign(worker, number, chunk, now)
 
     def result(self, worker: WorkerSession, result: m.EvalResult) -> None:
-        """Take what a worker says that a chunk's loss is."""
+        """Take a worker's report of a chunk's loss."""
         flight = worker.evaluate
         if flight is None or flight.task != result.task:
             return
@@ -147,12 +147,12 @@ class Evaluation:
             version.pending = sorted([*version.pending, flight.chunk])
 
     def take_refused(self) -> list[tuple[str, str]]:
-        """Return what was found wrong since the last call, once evaluations were complete: which workers, and why."""
+        """Return the workers with wrong losses in evaluations completed since the last call, and the reasons."""
         told, self._told = self._told, []
         return told
 
     def _settles(self, number: int, version: _Version, chunk: int) -> bool:
-        """Whether enough workers have said what a chunk's loss is; it is taken then."""
+        """Whether enough workers have reported a chunk's loss; it is accepted then."""
         said = version.said[chunk]
         settled = self._settled(number, said)
         if settled is None:

@@ -1,4 +1,4 @@
-"""Who trains what: leases handed out, reported on, given back, and what the results are that count."""
+"""Leases of workers: handed out, reported on, given back, and the results that count."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Leases:
                 self._assign(worker, leases, now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
-        """Give what is free to workers that have not contributed to the round."""
+        """Give free leases to workers that have not contributed to the round."""
         if self._finish_until is not None:
             return  # the round is about to close
         contributed = {c.worker for c in opened.contributions}
@@ -107,7 +107,7 @@ class Leases:
         return self._finish_until if now < self._finish_until else None
 
     def view(self, opened: OpenRound) -> RoundView:
-        """Return what it depends on whether the round closes."""
+        """Return the facts that decide whether the round closes."""
         return RoundView(
             started_at=self._began,
             contributions=len(opened.contributions),
@@ -211,7 +211,7 @@ class Leases:
         )
         worker.train.awaits = desk.under_way.count(worker.session)
 
-    # --- what workers say -------------------------------------------------------------------------------------
+    # --- workers' reports -------------------------------------------------------------------------------------
 
     def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
         """Take note of an inner step."""
@@ -353,7 +353,7 @@ class Leases:
         self.orphans_to_pool(opened, why)
 
     def orphans_to_pool(self, ended: OpenRound, why: str) -> None:
-        """Leases of a round that nobody trained go to a later one."""
+        """Return the untrained leases of a round to the pool, for a later one."""
         parts = self._desk.policy.length.parts
         while ended.orphans:
             lease, *more = ended.orphans[:parts]
@@ -380,7 +380,7 @@ class Leases:
             )
 
     def void(self, reason: str, now: float) -> None:
-        """The run went back to an earlier round, and nobody is to go on with what was under way."""
+        """Cancel all leases under way: the run went back to an earlier round."""
         self._began = self._orphaned_at = self._contributed_at = now
         self._finish_until = None
         self.pace.went_back(self._desk.state.round)
@@ -425,7 +425,7 @@ class Leases:
     def awaits(self, worker: WorkerSession) -> bool:
         """Whether a payload from or to a worker is in flight, or a version that its lease mixes in does not exist.
 
-        A line may be slow, and a result waits behind what was sent before it. A line on which no byte moves ends by
+        A line may be slow, and a result waits behind earlier messages. A line on which no byte moves ends by
         itself.
         """
         train, tasks = worker.train, (worker.train, worker.evaluate)
@@ -446,7 +446,7 @@ class Leases:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _from_the_start(self, train: TrainInFlight) -> bool:
-        """Whether a lease was handed out when its round began, and not to somebody who came late or took over."""
+        """Whether a lease was handed out when its round began, not to a late worker or as an orphan."""
         return train.assigned_at <= self._began
 
     def _times(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> LeaseTimes:

@@ -24,18 +24,18 @@ MOST_TARGETS = (
 )
 DOUBTED_ROUNDS = 10  # in which refused contributions add up
 
-Target = tuple[str, str, str]  # backend, target, features: what a compiled module runs on
+Target = tuple[str, str, str]  # backend, target, features of a compiled module
 
 
 class Membership:
     """Admits, equips, loses and bans workers."""
 
     def __init__(self, desk: AnyDesk, now: float) -> None:
-        """Start at monotonic time `now`, with nobody connected."""
+        """Start at monotonic time `now`, with no worker connected."""
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
         self._asked: dict[str, set[Target]] = {}  # machine -> targets that were compiled because it came
-        self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
+        self._references: dict[str, str] = {}  # artifact -> digest of the reference results of its check
         self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
         self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
@@ -158,7 +158,7 @@ class Membership:
             self._desk.send(worker.session, m.BlobData(digest=message.digest), BlobOf(message.digest))
 
     def ready(self, worker: WorkerSession, now: float, device: str = "", verified: str = "") -> None:
-        """The worker loaded its artifact; what it says of its device and of the check on it."""
+        """Note that a worker loaded its artifact, with its description of its device and of the check on it."""
         if worker.phase is not Phase.LOADING:
             return
         worker.advance("ready")
@@ -239,7 +239,7 @@ class Membership:
         return True
 
     def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> bool:
-        """Take note that what a worker sent was refused; `rounds` has all in which that happened to it.
+        """Take note that a worker's contribution was refused; `rounds` has all rounds in which that happened to it.
 
         After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return True.
         """
@@ -289,7 +289,7 @@ class Membership:
 
     @property
     def hopeless(self) -> bool:
-        """Whether only banned workers are left, nobody else is connected, and other workers would fare no better.
+        """Whether only banned workers are left, no other is connected, and other workers would fare no better.
 
         A target that cannot be compiled or a device that computes wrongly says nothing about the workers to come:
         unless there are none, the run waits for them until its desertion deadline.
@@ -305,7 +305,7 @@ class Membership:
 
     @property
     def desertion_deadline(self) -> float | None:
-        """When the run ends because nobody is connected (monotonic seconds); None while somebody is, or never."""
+        """When the run ends because no worker is connected (monotonic seconds); None while one is, or never."""
         limit_s = self._desk.policy.abandon_after_s
         return self.deserted_at + limit_s if self.deserted_at is not None and limit_s > 0 else None
 

@@ -1,4 +1,4 @@
-"""What is trained while the contributions to a round are reduced: one object per run, the same for star and ring."""
+"""Training while the contributions to a round are reduced: one object per run, the same for star and ring."""
 
 from __future__ import annotations
 

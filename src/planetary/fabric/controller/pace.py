@@ -21,16 +21,16 @@ NEWEST = 0.3  # weight of the newest measurement in an exponential mean
 EVEN = 0.05  # part by which finish times of equal shares may differ before shares do
 MOST_SHARES = 4  # times the average; a worker's parameters drift with its steps
 MARKED = 0.5  # part of the limits' margin that counts for a worker that is marked
-LEAST_PART, LEAST_S = 0.1, 0.1  # what costs less, of the round's time or in seconds, is no reason
+LEAST_PART, LEAST_S = 0.1, 0.1  # of the round's time, and seconds: a smaller cost is no reason
 
 
 class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What one lease of a round took. Seconds.
+    """Durations of one lease of a round. Seconds.
 
     Attributes:
         steps: inner steps of a lease.
         seconds: in inner steps, as the worker reports it; of an unfinished lease since it was handed out.
-        transfer_s: until what the worker needs had left the gateway, and while its result arrived.
+        transfer_s: until the worker's tensors had left the gateway, and while its result arrived.
         waited_s: for which the round waited for this result alone.
         version_lag: how many versions older than the newest the parameters were that it began from.
         trained: inner steps; fewer than `steps` when the round closed without it.
@@ -225,7 +225,7 @@ class Latest(msgspec.Struct):
 
 
 class WorkerPaces:
-    """What is remembered of workers' times, while the controller lives.
+    """Workers' paces in past rounds, kept while the controller lives.
 
     Attributes:
         latest: the newest contribution of each worker.
@@ -243,7 +243,7 @@ class WorkerPaces:
         self.latest[times.worker] = Latest(now, round_, times, None if before is None else before.share)
 
     def forget(self, worker: str) -> None:
-        """A worker is gone; whoever comes back under its name begins anew."""
+        """Forget a lost worker; one that returns under its name begins anew."""
         self._against.pop(worker, None)
 
     def close(
@@ -251,7 +251,7 @@ class WorkerPaces:
     ) -> Iterator[WorkerSlow | WorkerRecovered]:
         """Judge the workers of a round that closes after `round_s` seconds; yield whose mark changes.
 
-        A round that closes again, without what was refused of it, is judged once.
+        A round that closes again, without its refused contributions, is judged once.
         """
         if round_ <= self._judged:
             return

@@ -1,4 +1,4 @@
-"""What is said of a round that is finished: its record, and its line of metrics, which waits for its held-out loss."""
+"""The record of a finished round, and its line of metrics, which waits for its held-out loss."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finished_record(
 
 
 def merged_metrics(opened: OpenRound, outer: OuterConstants, topology: Topology) -> MergedMetrics | None:
-    """Return what is known of the merged delta of a round; None where the gateway sees no deltas."""
+    """Return the metrics of the merged delta of a round; None where the gateway sees no deltas."""
     if topology.delta_norm is None or opened.judged is None:
         return None
     tokens = {c.task: c.tokens for c in opened.contributions}
@@ -64,7 +64,7 @@ def merged_metrics(opened: OpenRound, outer: OuterConstants, topology: Topology)
 
 
 def _contributions(opened: OpenRound, round_s: float) -> tuple[ContributionMetrics, ...]:
-    """Return what is known of each contribution: of those that count, and of those that were refused."""
+    """Return the metrics of each contribution: of those that count, and of those that were refused."""
     counted = {
         c.task: ContributionMetrics(
             worker=c.worker,
@@ -97,7 +97,7 @@ def finished_by_checkpoint(
     """Return the end of the round whose checkpoint is the journal's last deed, though the journal does not know it.
 
     A gateway that dies after it has committed the checkpoint of `round_` and before it has written `round_finished`
-    leaves the round open. The checkpoint is the truth, so the round is finished; the time it took is what lies between
+    leaves the round open. The checkpoint is the truth, so the round is finished; its duration is the time between
     its start (or the end of the one before it) and its closing.
 
     Args:

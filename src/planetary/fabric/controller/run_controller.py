@@ -25,10 +25,10 @@ DeskT = TypeVar("DeskT", bound=AnyDesk)
 
 
 class RunPhase(StrEnum):
-    """Whether a run goes on. What its kind is doing within it (rounds, merges) is durable, in the journal's state."""
+    """Whether a run goes on. The progress within it (rounds, merges) is durable, in the journal's state."""
 
     RUNNING = "running"
-    STOPPING = "stopping"  # a person asked for the end; what is under way is finished first
+    STOPPING = "stopping"  # a person asked for the end; work under way is finished first
     ENDED = "ended"
 
 
@@ -50,7 +50,7 @@ class RunController(ABC, Generic[DeskT]):
     """
 
     def __init__(self, desk: DeskT, grace_s: float, now: float) -> None:
-        """Start at monotonic time `now` with nobody connected; a stall is reported after `grace_s` seconds."""
+        """Start at monotonic time `now` with no worker connected; a stall is reported after `grace_s` seconds."""
         self.desk = desk
         self.membership = Membership(desk, now)
         self.stalls = Stalls(desk, grace_s, now)
@@ -79,7 +79,7 @@ class RunController(ABC, Generic[DeskT]):
         """See `machine.machine.Machine.validate`."""
         check_invariants("the controller", self._invariants())
 
-    # --- what a kind of run adds ------------------------------------------------------------------------------
+    # --- hooks of a kind of run -------------------------------------------------------------------------------
 
     @abstractmethod
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
@@ -95,7 +95,7 @@ class RunController(ABC, Generic[DeskT]):
 
     @abstractmethod
     def _why_nothing_goes_on(self) -> str:
-        """Return whom or what the run waits for without whom it cannot go on; "" while it can."""
+        """Return the worker or resource without which the run cannot go on; "" while it can."""
 
     @abstractmethod
     def _is_done(self) -> tuple[EndKind, str] | None:
@@ -106,7 +106,7 @@ class RunController(ABC, Generic[DeskT]):
         """Return the monotonic times at which the kind's own waits end."""
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield what always holds, with a sentence for when it does not. A kind of run adds its own."""
+        """Yield the invariants, each with a sentence for its violation. A kind of run adds its own."""
         state, workers = self.desk.state, list(self.desk.workers.values())
         end = "no end" if state.ended is None else state.ended.kind
         yield (state.ended is not None) == self._has_ended, f"{self.phase}, and its journal says {end}"
@@ -233,16 +233,16 @@ class RunController(ABC, Generic[DeskT]):
                 self._take_message(worker, event, now)
 
     def _drop_attachment(self, event: e.Received) -> None:
-        """Let the gateway forget tensors that nobody will use."""
+        """Let the gateway forget tensors without a use."""
         if event.attachment:
             self.desk.out.append(e.DropAttachment(event.attachment))
 
-    # --- what follows -----------------------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------------------
 
     def _follow_up(self, event: e.Event, now: float) -> None:
         self._go_on(now)
         if isinstance(event, e.Tick) and not self._has_ended and self._restart_stuck(now):
-            self._go_on(now)  # others take over what the restarted workers had
+            self._go_on(now)  # others take over the leases of the restarted workers
         if not self._has_ended and self._let_idle_go(now):
             self._go_on(now)
         if not self._has_ended:

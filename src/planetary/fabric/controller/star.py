@@ -26,7 +26,7 @@ from planetary.machine.events import Received
 class Star(Topology):
     """See the module. Any ready worker can be sent any version that the gateway keeps.
 
-    A round that closes is collected, measured, judged and stepped: what was lost or refused is withdrawn in between,
+    A round that closes is collected, measured, judged and stepped: lost or refused results are withdrawn in between,
     and when nothing is left the round is trained again. In lock-step a result counts when its tensors are here, so that
     none is collected. With overlap it counts when they begin to arrive: the next lease is trained while they travel.
     """
@@ -45,7 +45,7 @@ class Star(Topology):
         self._why = ""  # the round under way closed
         self._collecting = 0  # the round whose contributions are arriving; 0: none
         self._measuring = 0  # the round whose contributions the gateway compares; 0: none
-        self._table: Table | None = None  # what that gave
+        self._table: Table | None = None  # result of that comparison
         self._refused: dict[int, str] = {}  # tasks whose contributions do not count, and why
         self._told: list[tuple[str, str]] = []  # whose contributions were refused, and why, for `take_refused`
         self._stepping = 0  # the round whose outer step the gateway takes; 0: none
@@ -164,7 +164,7 @@ class Star(Topology):
         self._desk.out.append(TakeOuterStep(ended.round, ended.judged.rule, contributions))
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
-        """Return what each contribution weighs in the mean, by task: its tokens."""
+        """Return the weight of each contribution in the mean, by task: its tokens."""
         return {c.task: c.weight for c in ended.contributions}
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:

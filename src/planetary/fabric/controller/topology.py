@@ -19,10 +19,10 @@ from planetary.machine.events import Received
 
 
 class ReductionOutcome(StrEnum):
-    """What became of the reduction under way."""
+    """Outcome of the reduction under way."""
 
     WAIT = "wait"
-    RETRY = "retry"  # nobody has a result
+    RETRY = "retry"  # no worker has a result
     DONE = "done"  # the round's parameters exist, and are at the gateway where they have to be
 
 
@@ -30,7 +30,7 @@ class Topology(ABC):
     """One per controller of a run in rounds. The defaults are those of a topology without state on workers.
 
     Attributes:
-        overlap: what is trained while a round is reduced.
+        overlap: the training while a round is reduced.
         result: how a worker's `TrainResult` says where its parameters are.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
@@ -89,18 +89,18 @@ class Topology(ABC):
         return self.overlap.start(closing, own, range(worker.mixed + 1, newest + 1))
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
-        """Whether a worker still has what it contributed as `task`, on the connection on which it trained it."""
+        """Whether a worker still holds its contribution of `task`, on the connection on which it trained it."""
         return False
 
     def supply(self, now: float) -> Mark | None:
-        """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
+        """Bring every ready worker to the newest version; return the mark to go back to when none has that."""
         return None
 
     def went_back(self, version: int) -> None:
         """Take note that the run was rolled back to `version`."""
 
     def restored(self, mark: Mark, digest: str) -> None:
-        """The gateway has the outer state after `mark` again, which has this digest; nobody else has a use for his."""
+        """The gateway has the outer state after `mark` again, which has this digest; workers may drop their copies."""
 
     def newest(self) -> int:
         """Return the newest version that anybody may be asked to evaluate; older ones are given up."""
@@ -128,7 +128,7 @@ class Topology(ABC):
         return {}
 
     def keeps(self, worker: WorkerSession) -> bool:
-        """Whether a worker has something that is needed and that nobody else has."""
+        """Whether a worker has the only copy of needed state."""
         return False
 
     def take_refused(self) -> list[tuple[str, str]]:
@@ -149,15 +149,15 @@ class Topology(ABC):
 
     @abstractmethod
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
-        """Reduce what was contributed to a round that closes for the reason `why`."""
+        """Reduce the contributions to a round that closes for the reason `why`."""
 
     @abstractmethod
     def begin_again(self, ended: OpenRound, now: float) -> None:
-        """Reduce what is left, after `ReductionOutcome.RETRY`."""
+        """Reduce the remaining contributions, after `ReductionOutcome.RETRY`."""
 
     @abstractmethod
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
-        """Say what became of the reduction; ask again after every event and at `next_deadline`."""
+        """Return the outcome of the reduction; called after every event and at `next_deadline`."""
 
     def give_up(self) -> Mark | None:
         """Nothing is left to be reduced: the round is trained again.
@@ -172,7 +172,7 @@ class Topology(ABC):
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """Take note that the parameters of `round_` are the newest; `needed` are older ones that are evaluated."""
 
-    # --- what workers and the gateway say -----------------------------------------------------------------------
+    # --- reports of workers and the gateway ---------------------------------------------------------------------
 
     def ready(self, worker: WorkerSession, message: m.Ready) -> None:
         """A worker connected that may still have parameters from before."""

@@ -22,8 +22,8 @@ class Border:
 
     Attributes:
         anchor: the hub's version that the site trains from; None before the first.
-        offered: the last contribution, until a newer version shows what became of it.
-        task: what the hub asks for; None: nothing.
+        offered: the last contribution, until a newer version shows whether it counted.
+        task: the hub's request; None: nothing.
         failure: why the site cannot go on with this hub; "" while it can.
     """
 
@@ -41,10 +41,10 @@ class Border:
         self._waits_until: float | None = None if anchor is None else now + patience_s
         self._is_alone = False
         self._went_on_at = now
-        self._why = ""  # what the site trained is given up
+        self._why = ""  # reason why the site's training is given up
         self._shown = 0  # the last round of which the hub was shown progress
 
-    # --- what the hub says ------------------------------------------------------------------------------------
+    # --- messages of the hub ----------------------------------------------------------------------------------
 
     def arrived(self, event: s.VersionArrived) -> None:
         """Take a version; the newest counts."""
@@ -83,7 +83,7 @@ class Border:
         return self._adopting is not None or self._arrived is not None
 
     def passes(self, now: float, *, evaluates: bool, is_last: bool) -> bool:
-        """Do what is due after the newest round; return whether the next one may begin.
+        """Handle the end of the newest round; return whether the next one may begin.
 
         Asked again after every event while no round is open. `evaluates`: whether the newest parameters still are;
         `is_last`: whether no round follows, so that whatever there is is offered.
@@ -111,7 +111,7 @@ class Border:
         return self.is_adopting or (task is not None and anchor is not None and round_ - anchor.round >= task.steps)
 
     def wait(self) -> str:
-        """Return what the site waits for, for people; "" where the next round may begin."""
+        """Return a sentence on why the site waits; "" where the next round may begin."""
         if self.anchor is None:
             return "waiting for the hub's first version"
         if self._adopting is not None or self._arrived is not None:

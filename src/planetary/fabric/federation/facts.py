@@ -1,4 +1,4 @@
-"""Whether a site trains what its hub trains: one comparison, in words."""
+"""Comparison of a site's model, data and step with its hub's, in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planetary.fabric.preparation.preparation import Prepared
 
 
 def facts_of(config: Config, prepared: Prepared) -> Facts:
-    """Return what the other side of a federation must have, too."""
+    """Return the facts that both sides of a federation must share."""
     model, data = msgspec.to_builtins(config.model), prepared.data
     for values in ("weights", "weights_optional", "smaller"):
         del model[values]
@@ -36,7 +36,7 @@ def facts_of(config: Config, prepared: Prepared) -> Facts:
 def differences(
     hub: Facts, site: Facts, of_hub: Sequence[TensorSpec], of_site: Sequence[TensorSpec], *, same_data: bool
 ) -> str:
-    """Return what keeps a site from training what its hub trains, "" for nothing; sizes and digests are in it.
+    """Return the differences that keep a site from training for its hub, with sizes and digests; "" for none.
 
     `same_data`: whether the site trains a part of the hub's data.
     """

@@ -1,4 +1,4 @@
-"""What a hub says to its sites beside what every gateway says to its workers."""
+"""Messages between a hub and its sites, beside those between every gateway and its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planetary.fabric.protocol import messages as m
 
 
 def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return what crosses a border for parameters of these types: their float32 masters.
+    """Return the specs of tensors that cross a border for these parameters: their float32 masters.
 
     In a narrower type the low bits that an outer step adds would be lost at each border.
     """
@@ -20,18 +20,18 @@ def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub and its sites must have in common, beside the parameters' names, types and shapes."""
+    """Facts that a hub and its sites must share, beside the parameters' names, types and shapes."""
 
-    model: str  # digest of what computes the loss: `[model]` without its initial values
+    model: str  # digest of the loss: `[model]` without its initial values
     vocabulary: int
     tokenizer: str  # digest
     data: str  # `PreparedData.key`: the tokens and their order
     lease: int  # tokens of one lease of a site
-    order: str  # digest of what decides which lease has which tokens
+    order: str  # digest of the options that map leases to tokens
 
 
 class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What one site is in its federation."""
+    """Name and data of one site in its federation."""
 
     entry: SiteEntry
     part: int  # of the hub's data, from 0; where `entry.data` is "own", 0
@@ -52,4 +52,4 @@ class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
 
 
 FEDERATION = m.FABRIC.extended(SiteJob)
-"""What a hub and its sites say."""
+"""The protocol of a hub and its sites."""

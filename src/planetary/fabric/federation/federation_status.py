@@ -1,4 +1,4 @@
-"""What a federation looks like at one moment, from its hub and from one of its sites."""
+"""Status of a federation at one moment, as seen by its hub or by one of its sites."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
     tokens_total: int  # that are in the hub's version; of a site: that it trained
     uncounted: int  # of a site: its tokens that are not in the version that it trains from
-    waits: str  # of a site: what it waits for between two rounds, "" for nothing
+    waits: str  # of a site: why it waits between two rounds, "" if it does not
     sites: tuple[FederatedSite, ...]  # of a hub, in the order of its configuration
 
 
 def terms_in_words(terms: SiteTerms) -> str:
-    """Say what a site is in its federation."""
+    """Describe a site's terms in its federation."""
     entry = terms.entry
     texts = [f"part {terms.part + 1} of {terms.parts}" if entry.data == "part" else "data of its own"]
     texts += ["standby"] if entry.role == "standby" else []

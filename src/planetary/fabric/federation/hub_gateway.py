@@ -144,7 +144,7 @@ class HubGateway(RoundsGateway):
 
 
 def _identity(folder: Path, system: System) -> str:
-    """Return what tells this run of a hub from every other; made once."""
+    """Return the unique identity of this run of a hub; made once."""
     path = folder / HUB
     try:
         return msgspec.json.decode(path.read_bytes(), type=str)
@@ -175,7 +175,7 @@ class Sites(Star):
         self._hub = policy
 
     def able_workers(self) -> list[WorkerSession]:
-        """See `Topology`; a site contributes once to a round, since only its next version says what of it counts."""
+        """See `Topology`; a site contributes once to a round, since only its next version shows its counted tokens."""
         opened = self._desk.state.open
         done = set() if opened is None else {c.worker for c in opened.contributions}
         return [

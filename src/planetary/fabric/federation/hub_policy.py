@@ -19,7 +19,7 @@ from planetary.fabric.protocol.policy import ControllerPolicy
 EVALUATOR = "evaluator"
 """The role of a worker that joins a hub."""
 SITE = "site"
-"""The role of a gateway that joins, and what it names as its backend and its target."""
+"""The role of a gateway that joins; also its backend and its target."""
 
 
 class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ def trusting(judge: Judge, trusted: frozenset[str]) -> Judge:
 
 
 def terms_of(config: Config) -> dict[str, SiteTerms]:
-    """Return what each site is; those that train a part of the hub's data have the parts in their order."""
+    """Return the terms of each site; sites that train a part of the hub's data get the parts in their order."""
     sites = config.federation.sites
     divided = [site.name for site in sites if site.data == "part"]
     parts = config.federation.parts or len(divided)

@@ -93,7 +93,7 @@ class SiteController(Controller):
             case _:
                 super()._take_event(event, now)
 
-    # --- what follows -----------------------------------------------------------------------------------------
+    # --- consequences -----------------------------------------------------------------------------------------
 
     def _may_open(self, now: float) -> bool:
         return super()._may_open(now) and self._passes(now)

@@ -1,4 +1,4 @@
-"""What a site's controller is told of its hub, and what it asks for."""
+"""Events and instructions of a site's controller that concern its hub."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ContributionKept(Event, frozen=True):
 
 
 class SiteFileLost(Event, frozen=True):
-    """What has to outlast the site could not be written."""
+    """A file that has to outlast the site could not be written."""
 
     reason: str
 

@@ -100,7 +100,7 @@ class SiteGateway(RoundsGateway):
         )
 
     def _unfit(self, made: Prepared) -> str:
-        """See `RoundsGateway`: what the hub compares at a border stays as it is."""
+        """See `RoundsGateway`: the facts that the hub compares at a border must not change."""
         assert self.prepared is not None
         if facts_of(made.config, made) == facts_of(self.config, self.prepared):
             return ""

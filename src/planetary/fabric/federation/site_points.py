@@ -1,6 +1,6 @@
 """Where a site stands towards its hub, in files of its run folder that outlast it.
 
-    federation/anchor       the version that the site trains from, and what it was put on top of it
+    federation/anchor       the version that the site trains from, and the parameters that it went on with
     federation/offered      the site's parameters when it last contributed
 
 Between them and the newest parameters lie the tokens that are in no version of the hub. A version comes with the number
@@ -27,7 +27,7 @@ from planetary.fabric.federation.federation_messages import SiteTerms
 
 FOLDER = "federation"  # in the run folder
 
-_VERSION, _START = "version.", "start."  # what the names of a tensor begin with
+_VERSION, _START = "version.", "start."  # prefixes of tensors' names
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class SitePoints:
         )
 
     def forget_after(self, round_: int) -> None:
-        """The run goes on from `round_`: what was agreed on later is void, and the next version is the first one."""
+        """Drop an anchor and a contribution later than `round_`, from which the run goes on."""
         if self.anchor is not None and self.anchor.round > round_:
             self.anchor, self._version, self._start = None, {}, {}
         if self.anchor is None or (self.offered is not None and self.offered.round > round_):
@@ -112,7 +112,7 @@ class SitePoints:
         return start
 
     def offer(self, offered: Offered, newest: Tensors) -> None:
-        """Keep what is about to be contributed. Raises `ResourceError`."""
+        """Save the contribution that is about to be sent. Raises `ResourceError`."""
         write_atomically(self._folder / "offered", pack_arrays("offered", offered, newest), self._files)
         self.offered, self._ends = offered, newest
 

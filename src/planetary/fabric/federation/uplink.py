@@ -1,6 +1,6 @@
 """A site's connection to its hub: the shell of a worker, whose role is the site itself.
 
-The hub's tasks, versions and cancellations become events of the site's controller, and what that offers becomes the
+The hub's tasks, versions and cancellations become events of the site's controller, and its offers become the
 result of a task. So dialling, redialling, invites, refusals and the order of messages are those of every worker.
 """
 
@@ -53,8 +53,8 @@ class Uplink:
     """One per site. Its methods are called on the event loop.
 
     Attributes:
-        terms: what the site is in the federation; None before it was told.
-        hub: which run of which hub it belongs to; "" before it was told.
+        terms: the site's terms in the federation; None before the hub's job.
+        hub: the identity of the hub's run; "" before the hub's job.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SiteShell(WorkerShell):
 
 
 class SiteWork:
-    """What does the hub's tasks: the site. See `LeaseWork`.
+    """The hub's tasks, executed by the site. See `LeaseWork`.
 
     Attributes:
         report: takes the events of the role.
@@ -197,7 +197,7 @@ class SiteWork:
         self.report(w.StepDone(progress.task, progress.rounds, progress.loss))
 
     def abandon(self) -> None:
-        """The connection is over, and with it what the hub asked for."""
+        """Drop the hub's task: its connection is closed."""
         if self._task:
             self._post(s.HubAsksNoMore(self._task))
             self._task = 0

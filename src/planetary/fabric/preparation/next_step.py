@@ -76,7 +76,7 @@ def _decides(section: str, key: str) -> bool:
 
 
 def in_place_of(step: Prepared, current: Prepared) -> Prepared:
-    """Return what `current` is with the training step of another preparation.
+    """Return `current` with the training step of another preparation.
 
     The run keeps its data, configuration and initial parameters; the step's record stands for that configuration from
     now on, so that a resumed run finds it.

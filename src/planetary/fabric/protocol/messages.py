@@ -163,7 +163,7 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         count: P, fragments; 1: a round synchronises all parameters.
         delay: τ, inner steps of the next lease after which a worker takes the merged fragment.
-        mixing: α, what it keeps of its own values then.
+        mixing: α, the fraction of its own values that it keeps then.
     """
 
     count: int = 1
@@ -383,7 +383,7 @@ class TrainResult(Message, frozen=True, kw_only=True):
     grad_norm: float  # of the last inner step, before clipping
     seconds: float  # from the start of the first inner step to the end of the last
     through: int = 0  # of a site: its tokens, since its run began, up to the last of those that count here
-    # held: the worker keeps its end parameters until `Reduce`; delta: they moved by what the tensor "payload" encodes
+    # held: the worker keeps its end parameters until `Reduce`; delta: the tensor "payload" encodes their change
     payload: Literal["end_parameters", "held", "delta"] = "end_parameters"
     digest: str = ""  # of the bytes of a delta
 

@@ -135,7 +135,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
     compression: Compression = Compression()  # of the star
-    overlap: OverlapName = "none"  # what is trained while a round is reduced
+    overlap: OverlapName = "none"  # of the reduction of a round with further training
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any

@@ -72,7 +72,7 @@ class AcceptedLease(msgspec.Struct):
 
     @property
     def weight(self) -> int:
-        """What it weighs in the merged delta, in tokens."""
+        """Weight in the merged delta, in tokens."""
         return max(1, self.tokens // (1 + self.stale))
 
 
@@ -197,7 +197,7 @@ class ControllerState(RunFold):
                 _go_back(self, record.mark)
                 if record.bad:
                     self.retreats.append(record.bad)
-                    self.counted |= counted  # a site does not bring again what made, or followed, a version of no use
+                    self.counted |= counted  # a site never offers again the tokens behind, or after, a bad version
             case ContributionsJudged():
                 _judged(self, record)
             case DeltaWithdrawn():

@@ -25,7 +25,7 @@ class _StepCandidate:
         self._folder = folder
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`; what the step is may be enough to know the choice."""
+        """See `RoleLoader`; the step's digest may suffice to look up the choice."""
         assert isinstance(job, m.TrainingJob)
         if not job.reference:
             return _NothingToTry(self._folder).blobs(job)
@@ -64,7 +64,7 @@ class _NothingToTry:
 
 
 def candidate_roles(folder: Path) -> Roles:
-    """Return what a candidate does with the jobs of a run."""
+    """Return the role loaders of a candidate, by class of job."""
     return {m.TrainingJob: _StepCandidate(folder), m.WorkerJob: _NothingToTry(folder)}
 
 

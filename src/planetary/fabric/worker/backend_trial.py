@@ -150,7 +150,7 @@ class BackendTrial:
         self._ended[backend] = asyncio.ensure_future(child.wait())
 
     async def _known_for_job(self) -> BackendChoice | None:
-        """Wait for the first job; return what is known for its step."""
+        """Wait for the first job; return the remembered choice for its step."""
         job = await self._first("job", TIME_LIMIT_S)
         if job is None:
             return None
@@ -211,7 +211,7 @@ class BackendTrial:
     async def _end(self) -> None:
         await asyncio.gather(*(child.end(1.0) for child in self._children.values()))
 
-    # --- what is remembered -----------------------------------------------------------------------------------------
+    # --- remembered choices -----------------------------------------------------------------------------------------
 
     def _key(self, step: str) -> str:
         versions = " ".join(f"{backend} {runtime_identity(backend)}" for backend in self._candidates)

@@ -1,4 +1,4 @@
-"""What a worker does with a task: the inner loop. Runs in a thread of its own; everything else stays responsive."""
+"""The inner loop of a task, in a thread of its own: the worker's event loop stays responsive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batches_of(spec: StepSpec, tokens: np.ndarray) -> Iterator[Batch]:
 def inner_steps(
     executor: Executor, task: TrainTask, schedule: Schedule, given: Iterable[Batch]
 ) -> Iterator[StepResult]:
-    """Train on each batch with the executor's parameters and optimizer state, and yield what each step reports.
+    """Train on each batch with the executor's parameters and optimizer state, and yield each step's result.
 
     Raises:
         NumericsError: a loss or gradient norm is not finite; the error's `step` counts the steps of the task.
@@ -114,7 +114,7 @@ class Compute:
     ) -> None:
         """Start with an executor that nothing is loaded in.
 
-        `exchange`: what is sent of a task, None: its end parameters; `delay`: inner steps of a task before the version
+        `exchange`: the form of a task's payload, None: its end parameters; `delay`: inner steps before the version
         that it mixes in; `feedback`: its saved residuals, if it has any;
         `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks.
         """
@@ -140,12 +140,12 @@ class Compute:
         self._ends_early: set[int] = set()
         self._rounds: dict[int, int] = {}  # task -> the round that it counts in, where that is not its own
         self._unusable: PlanetaryError | None = None  # why the parameters of the tasks to come are not here
-        self._ends: dict[int, Tensors] = {}  # what is sent of the last finished train task
+        self._ends: dict[int, Tensors] = {}  # payload of the last finished train task
 
     # --- called from the event loop ---------------------------------------------------------------------------
 
     def use_parameters(self, params: Callable[[], Tensors]) -> None:
-        """Later tasks start from what `params` returns in the compute thread; the arrays must not change any more."""
+        """Start later tasks from the result of `params`, called in the compute thread; the arrays must not change."""
 
         def use() -> None:
             try:
@@ -192,7 +192,7 @@ class Compute:
         self._ends_early.add(task)
 
     def end_parameters(self, task: int) -> Tensors:
-        """Return what is sent of a finished train task, once."""
+        """Return the payload of a finished train task, once."""
         return self._ends.pop(task)
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class Compute:
         return done
 
     def _give(self, trained: Trained) -> str:
-        """Make what is sent of a task, save the feedback that it leaves, and return its digest."""
+        """Make the payload of a task, save the feedback that it leaves, and return its digest."""
         outgoing = self.exchange.give(trained)
         if self._feedback is not None and self.exchange.residual is not None:
             self._saver.save(self._feedback, trained.round, self.exchange.residual)
@@ -300,7 +300,7 @@ class Compute:
         if self._last is None or self._last[0].task != task:
             return
         trained, done, before = self._last
-        self.exchange.residual = before  # what was sent for the other round is not taken
+        self.exchange.residual = before  # the payload for the other round is not counted
         trained = replace(trained, round=round_)
         done = replace(done, round=round_, digest=self._give(trained))
         self._last = trained, done, before
@@ -342,7 +342,7 @@ class Compute:
         """Make optimizer state and error feedback those from before `round_`: the newest there are, else zeros."""
         self._ensure_loaded()
         if self._feedback is not None and self.exchange.residual_specs:
-            self._saver.wait()  # what is being saved may be what is needed
+            self._saver.wait()  # the feedback being saved may be the one to load
             kept = self._feedback.load(round_)
             self.exchange.residual = None if kept is None else kept[1]
         if self._reset:

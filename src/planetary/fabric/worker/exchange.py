@@ -1,4 +1,4 @@
-"""What a worker in the star gets and sends: whole parameters, or changes and deltas in a codec with error feedback.
+"""Payloads of a worker in the star: whole parameters, or changes and deltas in a codec with error feedback.
 
 Used in the compute thread: encoding and decoding never hold up the event loop.
 """
@@ -38,7 +38,7 @@ class Trained(msgspec.Struct, frozen=True):
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """What a worker sends of a task.
+    """The payload of a task.
 
     Attributes:
         tensors: that travel.
@@ -97,10 +97,10 @@ class Exchange(Protocol):
         ...
 
     def give(self, trained: Trained) -> Outgoing:
-        """Return what is sent of a task.
+        """Return the payload of a task.
 
         Raises:
-            NumericsError: they, or what is kept from round to round, are not finite.
+            NumericsError: the trained parameters, or the error feedback, are not finite.
         """
         ...
 
@@ -186,7 +186,7 @@ class CodedUpdates:
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """See `Exchange`. What was sent is what the aggregate contains; the rest is in the error feedback."""
+        """See `Exchange`. The aggregate contains the payload as sent; the rest is in the error feedback."""
         _refuse_chain(after)
         masters = {spec.name: to_master(self._dtype_of(spec), self._newest[spec.name]) for spec in self._specs}
         own = [self._held[task][1] for task in ahead if task in self._held]
@@ -299,7 +299,7 @@ def exchange_of(
     eager_rate: float = 0.0,
     fragments: Fragmentation | None = None,
 ) -> Exchange:
-    """Return what a job asks for; the arguments are those of `TrainingJob`.
+    """Return the exchange of a job; the arguments are those of `TrainingJob`.
 
     Raises:
         UserError: a codec is not known, or there are more fragments than tensors.

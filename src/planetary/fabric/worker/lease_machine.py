@@ -1,4 +1,4 @@
-"""What a worker that trains leases decides, as a pure machine: tasks in order, results, progress.
+"""The pure machine of a worker that trains leases: tasks in order, results, progress.
 
 Tasks and parameters are handled strictly in the order in which they arrive, so "the parameters of a task" are always
 the last ones before it. Losing the connection stops the task under way: the controller has given its lease away.
@@ -36,11 +36,11 @@ from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
 
 Task = m.TrainTask | m.EvalTask
-MOST_QUEUED = 8  # messages that a gateway has sent ahead; with more it has forgotten what it had sent
+MOST_QUEUED = 8  # messages that a gateway sends ahead; with more it has lost count of them
 
 
 class TaskPhase(StrEnum):
-    """What a worker that trains leases does with its device."""
+    """Use of the device by a worker that trains leases."""
 
     IDLE = "idle"
     WORKING = "working"  # trains or evaluates
@@ -67,7 +67,7 @@ class LeaseMachine:
     """
 
     def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
-        """`ready`: what the worker says of itself when it begins."""
+        """`ready`: the worker's announcement of itself, sent when it begins."""
         self._ready = ready
         self._progress_every_s = progress_every_s
         self._session: int | None = None  # None: nothing can be sent
@@ -144,7 +144,7 @@ class LeaseMachine:
         if phase is TaskPhase.PAUSED and queued:
             yield False, f"task {running} waits for parameters behind {type(self._queue[0]).__name__}"
 
-    # --- what a topology adds ---------------------------------------------------------------------------------
+    # --- hooks of a topology ----------------------------------------------------------------------------------
 
     def _greeting(self) -> m.Ready:
         return self._ready

@@ -1,4 +1,4 @@
-"""What a worker that trains leases in the ring decides beside its tasks, as a pure machine."""
+"""The pure machine of a worker that trains leases in the ring: reductions and outer states beside the tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_VERSIONS = 3  # of the parameters: the newest, the one before it, and one t
 class RingMachine(LeaseMachine):
     """In the ring: the worker holds its results until the controller says that they are reduced.
 
-    What belongs to the ring (outer states, reductions) has an order of its own beside the tasks: a task waits until the
+    Reductions and outer states of the ring have an order of their own beside the tasks: a task waits until the
     worker has the version that it names, and for nothing else. With overlap the worker keeps one version more than the
     newest, so that a reduction may begin and end while it trains from the older one.
     """

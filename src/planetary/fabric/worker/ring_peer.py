@@ -62,8 +62,8 @@ class RingPeer:
         self._state: OuterState | None = None
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
         self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
-        self._start: Tensors = {}  # of these, what the last task started from
-        self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> its round, and what it gave
+        self._start: Tensors = {}  # of these, the start of the last task
+        self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> its round and contribution
         self._lock = threading.Lock()
         self._left = 0  # how often `leave` was called
         self._group = -1
@@ -93,7 +93,7 @@ class RingPeer:
         self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > kept}
 
     def start_from(self, version: int, ahead: Collection[int] = (), tokens: int = 0) -> Callable[[], Tensors]:
-        """The next tasks start from a version, and the own part of the tasks `ahead`: return what gives its parameters.
+        """Start the next tasks from a version and this peer's part of the tasks `ahead`; return a getter of parameters.
 
         It is called once, before one of these tasks has ended.
         """

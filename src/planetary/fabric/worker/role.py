@@ -1,6 +1,6 @@
-"""What a worker does in a run: its role, and how the role of a job is made.
+"""A worker's role in a run, and the loaders that make the role of a job.
 
-A kind of run has a job, a message; a worker has a table of what makes the role of each job that it can be given. The
+A kind of run has a job, a message; a worker has a table of loaders, one for each job that it can be given. The
 shell and its machine know connections, blobs and this interface, and no role.
 """
 
@@ -45,7 +45,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """What a role has of its worker.
+    """The resources of a worker that its role uses.
 
     Attributes:
         options: of the process.
@@ -65,15 +65,15 @@ class Workplace:
 
 
 class Role(Protocol):
-    """What a worker does in one kind of run. It lives longer than a connection; its methods return at once."""
+    """A worker's part in one kind of run. It lives longer than a connection; its methods return at once."""
 
     @property
     def machine(self) -> RoleMachine:
-        """What the role decides, as part of the worker's machine."""
+        """The role's pure machine, part of the worker's machine."""
         ...
 
     def carry_out(self, instruction: Instruction) -> None:
-        """Do what the role's machine asks for."""
+        """Carry out an instruction of the role's machine."""
         ...
 
     def tensors(self, payload: Payload) -> Tensors:
@@ -81,7 +81,7 @@ class Role(Protocol):
         ...
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """Return what the tensor of this name that comes with a message has to be; None: it is not expected."""
+        """Return the required spec of the tensor of this name in a message; None: it is not expected."""
         ...
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
@@ -109,7 +109,7 @@ class RoleLoader(Protocol):
         ...
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """Load what the role needs onto the device, and check it there. The blobs are in the store.
+        """Load the job's artifact onto the device, and check it there. The blobs are in the store.
 
         Raises:
             CompileError: the device cannot run the artifact, or computes something else than the job's reference.
@@ -120,11 +120,11 @@ class RoleLoader(Protocol):
 
 
 Roles = Mapping[type[m.WorkerJob], RoleLoader]
-"""What makes the role of a job; of several classes that a job has, the nearest counts."""
+"""Loaders of roles, by class of job; of several classes of a job, the nearest counts."""
 
 
 def loader_of(roles: Roles, job: m.WorkerJob) -> RoleLoader:
-    """Return what makes a job's role. Raises `UserError` for a job that this process has no role for."""
+    """Return the loader of a job's role. Raises `UserError` for a job that this process has no role for."""
     for kind in type(job).__mro__:
         if kind in roles:
             return roles[kind]

@@ -32,7 +32,7 @@ PROGRESS_EVERY_S = 0.2
 
 
 class LeaseWork(Protocol):
-    """What does the tasks of a role that trains leases, as `Compute` does."""
+    """The executor of a lease role's tasks, such as `Compute`."""
 
     exchange: Exchange
 
@@ -143,7 +143,7 @@ class TrainingRole:
         self._compute.close()
 
     def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
-        """Return what gives the parameters of later tasks."""
+        """Return a getter of the parameters of later tasks."""
         take, exchange = self._taker(use.version), self._compute.exchange
 
         def begin() -> Tensors:
@@ -153,12 +153,12 @@ class TrainingRole:
         return begin
 
     def _taker(self, version: int) -> Callable[[], None]:
-        """Return what makes the parameters of a version the newest, unless they are."""
+        """Return a function that makes the parameters of a version the newest, unless they are."""
         exchange, came = self._compute.exchange, self._params.pop(version, None)
         return (lambda: None) if came is None else lambda: exchange.take(*came)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
-        """Keep what came with a message; return what is wrong with it."""
+        """Keep the tensors of a message; return their defect, "" for none."""
         match message:
             case m.Parameters():
                 self._params[message.version] = message, tensors
@@ -245,7 +245,7 @@ class OpenStep:
     Attributes:
         executor: with the step.
         buffers: the model's.
-        verified: what the check found, in words; "": there is nothing to compare with.
+        verified: the finding of the check, in words; "": there is nothing to compare with.
     """
 
     def __init__(self, job: m.TrainingJob, place: Workplace, open_executor: OpenExecutor) -> None:
@@ -279,7 +279,7 @@ class TrainingLoader:
     def __init__(
         self, open_executor: OpenExecutor = open_executor, make_communicator: MakeCommunicator = Communicator
     ) -> None:
-        """`open_executor` opens what runs the training step, `make_communicator` what reduces in a ring."""
+        """`open_executor` opens the executor of the training step, `make_communicator` the ring's communicator."""
         self._open_executor, self._make_communicator = open_executor, make_communicator
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:

@@ -51,12 +51,12 @@ class WorkerShell:
         Args:
             options: of the process.
             protocol: has the messages of all kinds of run in which `roles` make this worker a role.
-            roles: what makes the role of a job.
+            roles: the loaders of roles, by class of job.
             system: the machine.
         """
         self._options, self._roles = options, roles
         self._role: Role | None = None
-        self._made_of: tuple[str, ...] = ()  # what the role was loaded for
+        self._made_of: tuple[str, ...] = ()  # `WorkerJob.loads` of the role
         self._loading = threading.Lock()  # a job may come again while it is loaded
         self._store = BlobStore(options.cache, system.files)
         self._ending = False
@@ -132,7 +132,7 @@ class WorkerShell:
             raise RemoteProtocolError("the gateway sent a task before its job")
         return self._role
 
-    # --- what arrives -----------------------------------------------------------------------------------------
+    # --- arrivals ---------------------------------------------------------------------------------------------
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         """Say where a tensor goes, or refuse it before its bytes are taken."""
@@ -176,7 +176,7 @@ class WorkerShell:
     # --- the job ----------------------------------------------------------------------------------------------
 
     def _load(self, job: m.WorkerJob) -> None:
-        """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
+        """Load a job's role, in a thread. Every failure becomes an event, since the gateway waits for this worker."""
         try:
             with self._loading:
                 self._shell.post(self._load_or_miss(job))

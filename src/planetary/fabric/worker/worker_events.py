@@ -11,7 +11,7 @@ from planetary.machine.events import Event, Instruction
 
 
 class RoleMachine(Protocol):
-    """What a worker decides in its role, as a pure part of the worker's machine."""
+    """The pure machine of a role, part of the worker's machine."""
 
     def connected(self, session: int, job: WorkerJob) -> list[Instruction]:
         """The gateway can be spoken to on `session`; `job` is the newest, and of the same loads as the role's own."""
@@ -44,7 +44,7 @@ class RoleConnected(Instruction, frozen=True):
 
 
 class RoleDisconnected(Instruction, frozen=True):
-    """Tell a role that decides by itself that the gateway is out of reach; it goes on with what it has."""
+    """Tell a role that decides by itself that the gateway is out of reach; it goes on with the tasks that it has."""
 
 
 class IndependentMachine:
@@ -63,7 +63,7 @@ class IndependentMachine:
         return []
 
     def validate(self) -> None:
-        """See `RoleMachine`; what can contradict itself is the role's own machine."""
+        """See `RoleMachine`; the role's own machine checks its invariants."""
 
 
 class JobLoaded(Event, frozen=True):
@@ -137,7 +137,7 @@ class FollowRing(Instruction, frozen=True):
 
 
 class LeaveRing(Instruction, frozen=True):
-    """Ring: break off what is under way with the other workers, and forget what is held."""
+    """Ring: abort the reduction under way, and drop held contributions."""
 
 
 class ReduceSucceeded(Event, frozen=True):

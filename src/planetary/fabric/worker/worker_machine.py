@@ -1,6 +1,6 @@
 """The worker's side of the protocol as a pure machine: connect, load the job, and let the role decide the rest.
 
-What a worker does is its role's, whose machine comes with the loaded job; here is what all roles share.
+Training is the role's part, whose machine comes with the loaded job; this module has the parts that all roles share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planetary.machine.state_table import Table, advance
 
 
 class WorkerPhase(StrEnum):
-    """What a worker has of a job. Its connection has states of its own: `machine.redial.LinkState`."""
+    """How far a worker has loaded a job. Its connection has states of its own: `machine.redial.LinkState`."""
 
     WITHOUT_JOB = "without a job"
     LOADING = "loading"  # blobs are fetched, the role is made
@@ -61,7 +61,7 @@ class WorkerMachine:
         self._give_up_s = give_up_s
         self._job: m.WorkerJob | None = None
         self._role: RoleMachine | None = None
-        self._loaded: tuple[str, ...] = ()  # what the role was made of
+        self._loaded: tuple[str, ...] = ()  # `WorkerJob.loads` of the role
         self.phase = WorkerPhase.WITHOUT_JOB
         self._out: list[Instruction] = []
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
 OPERATOR_TOKEN = "api-token.txt"
-"""File in the state folder with the token of whoever may read it: the user that the gateway runs as."""
+"""File in the state folder with the operator's token, readable only by the user that the gateway runs as."""
 
 
 class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions,
 
 
 class _GatewayProcess:
-    """What a gateway's process has around its runs."""
+    """The services of a gateway's process around its runs: authority, access tokens, control API, stop signals."""
 
     def __init__(self, site: SiteOptions, options: HostOptions, *, lab: str = "", admin: str = "") -> None:
         """`lab`: PCP's `lab_id`; `admin`: a token that may do everything, "": none."""
@@ -172,7 +172,7 @@ class _GatewayProcess:
 
 
 def _operator_token(state: Path) -> str:
-    """Return the token in the state folder, made at the first start; whoever can read the file is its user."""
+    """Return the token in the state folder, made at the first start; read access to the file is the authorisation."""
     path = state / OPERATOR_TOKEN
     try:
         return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""One run in a site's process: its gateway, its sinks, and what is written when it has ended."""
+"""One run in a site's process: its gateway, its sinks, and its report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HostedRun:
         """Run to the end, and return how it ended, its report written.
 
         Raises:
-            PlanetaryError: it failed before it could begin, or with what its results cannot be written.
+            PlanetaryError: it failed before it could begin, or its results cannot be written.
         """
         loop, gateway = asyncio.get_running_loop(), self.gateway
 

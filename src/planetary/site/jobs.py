@@ -1,4 +1,4 @@
-"""The jobs of a site as its journal tells them: what was submitted, what became of it, which workers moved.
+"""The jobs of a site, folded from its journal: submissions, their states, and moves of workers.
 
 The state is the fold of the records, as of a run's journal; a site that is killed goes on from it.
 """
@@ -23,7 +23,7 @@ class JobState(StrEnum):
 
     QUEUED = "queued"  # its controller has as many as it runs at once
     RUNNING = "running"
-    CANCELLING = "cancelling"  # it is to end; what must not be torn is finished first
+    CANCELLING = "cancelling"  # it is to end; a checkpoint or round under way is finished first
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -64,7 +64,7 @@ class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
 
 
 class CancelRequested(Record, frozen=True, kw_only=True, tag="job_cancelled"):
-    """Somebody wants a job to end."""
+    """A user requested the end of a job."""
 
     job: str
     by: str = ""

@@ -1,7 +1,7 @@
 """A site: jobs from its journal, their runs in this process, and the workers that they share.
 
-What decides is `worker_scheduler` (who works for which run), the fold of the journal (`jobs`) and each run's own
-controller; here is what carries it out.
+Decisions are those of `worker_scheduler` (which worker for which run), the fold of the journal (`jobs`) and each run's
+controller; this module carries them out.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Site:
     # --- its life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read the journal, take its folder, and let workers connect. Raises what is wrong with either."""
+        """Read the journal, take its folder, and let workers connect. Raises `PlanetaryError` if one of these fails."""
         self.started_at = self._wall()
         folder = self.options.folder
         if folder is not None:
@@ -492,13 +492,13 @@ class Site:
             raise UserError(f"there is no worker {worker!r}; there are: {', '.join(names) or 'none'}")
 
     def look(self) -> None:
-        """Tell the scheduler what the runs want now."""
+        """Pass the present needs of the runs to the scheduler."""
         for name, run in self.runs.items():
             controller = run.gateway.controller
             if controller is None and self._only is None:
                 continue  # it is being prepared, and has nothing for a worker
             if run.gateway.ended_at is not None and self._only is None:
-                self._tell(RunOver(name))  # it writes its report, and needs nobody for that
+                self._tell(RunOver(name))  # it writes its report, which takes no worker
                 continue
             job, demand = self.book.jobs[name], run.gateway.demand
             banned = frozenset(controller.membership.banned) if controller is not None else frozenset()
@@ -517,7 +517,7 @@ class Site:
         self._tell(Tick())
 
     def _tell(self, event: Event) -> None:
-        """Have the scheduler handle an event, and carry out what follows."""
+        """Pass an event to the scheduler, and carry out its instructions."""
         for instruction in self.scheduler.handle(event, self._now()):
             match instruction:
                 case PlaceWorker():

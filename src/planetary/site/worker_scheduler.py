@@ -4,7 +4,7 @@ Runs say how many workers they can use; workers come and go. After every event t
 
 1. in order of priority, then of their beginning, runs get the workers without which they do not go on well,
 2. in the same order, those of a limited demand get the rest of it,
-3. what is left goes to the runs of the highest priority that can use any number, evenly.
+3. the remaining ones go to the runs of the highest priority that can use any number, evenly.
 
 A worker stays where it is unless a rule needs it elsewhere. It is moved at the end of its task: its run is asked to let
 it go, and when it comes again it is placed. A lost worker keeps its place for a while: a restart moves no other.
@@ -279,7 +279,7 @@ class WorkerScheduler:
             del free[one.worker]
 
     def _share(self, level: Sequence[_Need], free: dict[str, SeenWorker], goals: dict[str, tuple[str, str]]) -> None:
-        """Spread what is left over runs of one priority, evenly, and as few moves as that takes."""
+        """Spread the remaining workers over runs of one priority, evenly, with the fewest moves."""
         counts = {need.wants.run: sum(goal == need.wants.run for goal, _ in goals.values()) for need in level}
         by_run = {need.wants.run: need for need in level}
         total = sum(counts.values()) + len(free)
@@ -308,7 +308,7 @@ class WorkerScheduler:
         spare = self._counts.get(one.goal, 0) - source.wants.least
         return 3, source.wants.priority, -spare, one.worker
 
-    # --- what is done about it --------------------------------------------------------------------------------
+    # --- moves of workers -------------------------------------------------------------------------------------
 
     def _carry_on(self) -> None:
         newcomer, self._newcomer = self._newcomer, IDLE

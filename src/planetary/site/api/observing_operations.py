@@ -1,4 +1,4 @@
-"""What is going on: the site, metrics, and events as streams."""
+"""Operations that observe: the site, metrics, and events as streams."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def _lines(
     """Yield the events of a journal after the first `after`, until nothing more can come."""
     tail, number, quiet_s = JsonLinesTail(path), 0, 0.0
     while True:
-        over = is_over()  # before the last look, so that what was appended until then is delivered
+        over = is_over()  # before the last look, so that lines appended until then are delivered
         try:
             records = await asyncio.to_thread(tail.poll)
         except UserError as error:

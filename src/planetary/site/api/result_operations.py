@@ -1,4 +1,4 @@
-"""What runs leave: checkpoints and compiled artifacts."""
+"""Operations on results of runs: checkpoints and compiled artifacts."""
 
 from __future__ import annotations
 

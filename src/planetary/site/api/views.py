@@ -1,4 +1,4 @@
-"""What the control API takes and answers."""
+"""Requests and answers of the control API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SiteView(msgspec.Struct, frozen=True, kw_only=True):
 class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A probe's answer."""
 
-    status: str  # "ok", or what is the matter
+    status: str  # "ok", or the name of the failure
     why: str = ""
 
 
@@ -157,8 +157,8 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     features: str
     nbytes: int
     compiler: str  # version of IREE; "": XLA compiles it on the worker
-    stablehlo: str  # sha256 of what it was compiled from
-    verified: str  # what its check found; "": none is known
+    stablehlo: str  # sha256 of the module that it was compiled from
+    verified: str  # finding of its check; "": none is known
 
 
 class ArtifactList(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ LIMITS = {
     "compiler": (8, 0.5),
     "core": (9.5, 1.0),
     "data": (10, 0.5),
-    "diloco": (9, 0.5),
+    "diloco": (0.5, 0.5),
     "machine": (3, 0.5),
     "models": (7.5, 0.5),
     "moe": (2, 0.5),

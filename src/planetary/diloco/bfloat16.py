@@ -22,7 +22,7 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     """Round float32 `values` to the nearest bfloat16, ties to even; returns its bits as uint16 of the same
     shape.
 
-    The lower half of the bits is what is cut off. Adding 0x7FFF, plus one when the kept part is odd, carries
+    The lower half of the bits is cut off. Adding 0x7FFF, plus one when the kept part is odd, carries
     into the kept part exactly when the cut-off part is above a half, or is a half and the kept part odd; a
     carry out of the largest finite value gives infinity, as IEEE 754 asks. A NaN stays a NaN (quiet, sign
     kept), which the carry alone would not guarantee.

@@ -1,4 +1,4 @@
-"""What workers contribute to a round: their end parameters, and the tokens behind them.
+"""Contributions of workers to a round: their end parameters, and the tokens behind them.
 
 Workers send their parameters after the last inner step, not differences: subtracting in float32 and adding
 back would round twice. They are merged in float64 in the order of the task numbers, so the bits do not
@@ -73,7 +73,7 @@ def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
 
 
 Weighting = Literal["tokens", "tokens_squared"]
-"""What a contribution weighs. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
+"""Weight of a contribution. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
 which is the same where all take as many steps with batches of one size."""
 
 
@@ -139,7 +139,7 @@ def rebase(version: Tensors, base: Tensors, newest: Tensors) -> dict[str, np.nda
 
 
 def capped(tokens: Mapping[str, int], most_share: Mapping[str, float]) -> dict[str, int]:
-    """Return the weight of each contributor: its tokens, or what gives it exactly its largest share.
+    """Return the weight of each contributor: its tokens, or the weight of exactly its largest share.
 
     Those above their share are lowered until none is; the others' weights among each other stay as their tokens are.
     Where the caps of all contributors sum to less than 1 they cannot all hold, and one that contributes alone has the

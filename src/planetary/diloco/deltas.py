@@ -1,7 +1,7 @@
 """Inner products of the workers' deltas: all that judging and clipping need to know of them.
 
 A delta is the start of the round minus a worker's end parameters. With n contributions the table has n² numbers,
-however large the model is, so what decides is a pure function of a small struct.
+however large the model is, so the decision is a pure function of a small struct.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution, blocks
 
 # Of one product of two blocks. OpenBLAS multiplies so little in the calling thread; for more it would wake one for
-# every core, and they spin on what the workers need.
+# every core, and they spin on cores that the workers need.
 _MOST_PRODUCTS = 1 << 17
 
 

@@ -2,10 +2,10 @@
 
 Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
 about equally long and point, a little, the same way. A contribution of another kind shows in the table of inner
-products (`diloco.deltas`). What a lie may still do is bounded: its delta is at most `LONGEST` times as long as the
+products (`diloco.deltas`). The effect of a lie is bounded: its delta is at most `LONGEST` times as long as the
 others' and points no more away from them than honest ones do.
 
-The thresholds are far from what honest workers do, because refusing one costs its work: in the runs of
+The thresholds are far from honest workers' values, because refusing one costs its work: in the runs of
 `bench/results/liars.md` honest lengths differ by less than a tenth, and honest cosines by less than a third.
 
 Lengths are compared with the others of the round where there are three or more. A median of two says nothing: there,
@@ -26,7 +26,7 @@ from planetary.diloco.deltas import Table
 LONGEST = 4.0  # a delta may be so many times as long as is usual, or as short
 LONGEST_LATER = 10.0  # the same where it is compared with the rounds before
 LONGEST_AT_FIRST = 10.0  # in the first round of one or two workers: times the length of the parameters themselves
-LEAST_COSINE = 0.25  # of what is usual among the others, and ...
+LEAST_COSINE = 0.25  # of the usual cosine among the others, and ...
 DEVIATIONS = 4.0  # ... so many standard deviations below it
 COPY = 0.999  # a cosine above which two deltas are one
 NOT_ALIKE = 0.9  # where the usual cosine is below it; above, equal work gives equal deltas
@@ -37,7 +37,7 @@ FEWEST = 3  # contributions that have a usual direction
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What comes with a contribution."""
+    """A worker's report on its contribution."""
 
     task: int
     worker: str
@@ -46,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """What a contribution was found to be."""
+    """The measured size and direction of a contribution, and its verdict."""
 
     task: int
     worker: str
@@ -75,7 +75,7 @@ def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale
         claims: in the order in which they were accepted, which decides who copied whom.
         table: inner products of the deltas of the same tasks.
         history: `Judgement.length` of the rounds before, oldest first.
-        scale: what a length is proportional to, where that differs between rounds: the sum of the learning rates; 0
+        scale: the unit of lengths, where that differs between rounds: the sum of the learning rates; 0
             where nothing can move.
     """
     if scale <= 0:
@@ -96,7 +96,7 @@ def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale
         )
     left = [claim.task for claim in claims if claim.task not in refused]
     pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
-    # A copy stays among those that the others are compared with: it says the same as what it copied. How alike deltas
+    # A copy stays among those that the others are compared with: it points as its original does. How alike deltas
     # usually are is asked of those that point the same way, or liars would make honest ones look like copies.
     refused |= _by_direction(pairs, table.size)
     left = [task for task in left if task not in refused]
@@ -153,7 +153,7 @@ def _by_length(
         }
     if usual <= 0:
         return {}
-    # One or two workers' deltas become short where they have learnt what there is to learn.
+    # One or two workers' deltas become short where a training has converged.
     shortest = usual / most if len(lengths) >= FEWEST else 0.0
     return {
         task: f"its delta is {length / usual:.3g} times as long as those of {of_whom}"
@@ -176,7 +176,7 @@ def _by_loss(
 
 
 def _by_direction(pairs: Mapping[int, Mapping[int, float]], size: int) -> dict[int, str]:
-    """Refuse what has less to do with the others than these have with each other.
+    """Refuse contributions that agree less with the others than these agree with each other.
 
     The median over the others is theirs as long as liars are fewer than half, whatever these agree on. Where the
     deltas are mostly noise, near the end of a training, the cosines of honest ones spread around a small value: how far

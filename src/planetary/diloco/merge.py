@@ -1,4 +1,4 @@
-"""Merge rules: what one outer step takes from several workers' end parameters.
+"""Merge rules: one contribution from several workers' end parameters, for one outer step.
 
 A rule sees the contributions three times. First as a table of inner products of their deltas, from which it may choose
 other weights than the tokens give; then tensor by tensor, in the same way; then coordinate by coordinate. Every rule
@@ -48,7 +48,7 @@ class MergeRule(Protocol):
 
 
 class ByTokens:
-    """What most rules share: weights are shares of the tokens, in every tensor."""
+    """Base of most rules: weights are shares of the tokens, in every tensor."""
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
@@ -98,7 +98,7 @@ class Radial(ByTokens):
 class Senders(ByTokens):
     """The mean of each coordinate over the workers that sent it (SparseLoCo, arXiv:2508.15706, algorithm 1).
 
-    Workers that send few numbers choose different ones; dividing by all of them would shrink what one of them found.
+    Workers that send few numbers choose different ones; dividing by all of them would shrink the update of one.
     """
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ MEAN = Mean()
 
 
 class OuterState(msgspec.Struct, frozen=True):
-    """What the training controller keeps between rounds, all float32, by parameter name.
+    """The outer optimizer's state between rounds, all float32, by parameter name.
 
     `params` is the master copy: it stays float32 even where the model's own parameters are narrower.
     """
@@ -105,7 +105,7 @@ def outer_step(
         learning_rate: η.
         momentum: μ.
         rule: how the end parameters are merged; θ̄ is its result.
-        weighting: what each contribution weighs.
+        weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
 
     Raises:

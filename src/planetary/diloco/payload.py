@@ -1,6 +1,6 @@
-"""A tree of tensors as one run of bytes with a digest, and the error feedback of what its codec drops.
+"""A tree of tensors as one run of bytes with a digest, and the error feedback of its codec.
 
-What a lossy codec drops is kept by the sender and added to the next update: e ← β e + Δ, sent = Q(e), e ← e − sent
+The error of a lossy codec is kept by the sender and added to the next update: e ← β e + Δ, sent = Q(e), e ← e − sent
 (Karimireddy et al. 2019, arXiv:1901.09847). Everything is a pure function of its arguments.
 """
 
@@ -36,7 +36,7 @@ class PayloadForm:
     """How the tensors of a model travel in one codec: one after the other, in the order of their specs.
 
     Attributes:
-        lossy: whether the sender keeps what was dropped.
+        lossy: whether the sender keeps the dropped part.
         spec: of the tensor of bytes.
     """
 
@@ -82,7 +82,7 @@ class PayloadForm:
         return tensors
 
     def compress(self, update: Tensors, residual: Tensors | None) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-        """Return `update` with what was dropped before as bytes, and what they drop.
+        """Return `update`, with the residual of earlier calls added, as bytes, and the new residual.
 
         Args:
             update: float32 by name.
@@ -117,7 +117,7 @@ class PayloadForm:
 
 
 class Shown:
-    """What receivers of changes have of parameters that go on: changes are since that, so no rounding is ever lost.
+    """The receivers' copy of parameters: a change is relative to this copy, so no rounding is ever lost.
 
     The receivers add the same numbers to the same numbers (`receive`), and so have the same bits.
 
@@ -126,7 +126,7 @@ class Shown:
     """
 
     def __init__(self, codec: str, specs: Sequence[TensorSpec], params: Tensors) -> None:
-        """`params`: what the receivers have, float32 by name."""
+        """`params`: the receivers' copy, float32 by name."""
         self._form, self._specs = PayloadForm(codec, specs), tuple(specs)
         self.params: dict[str, np.ndarray] = dict(params)
 

@@ -1,6 +1,6 @@
 """The outer step where the workers reduce among themselves: each adds its share, and all compute the same sum.
 
-All parameters travel as one flat array, in the order of their specs. What is summed depends on `precision`:
+All parameters travel as one flat array, in the order of their specs. The summands depend on `precision`:
 
 - "f32": Σ wᵢ (θ₀ − θᵢ), the deltas weighted by tokens, each worker's share rounded to float32 once.
 - "f64": Σ wᵢ θᵢ, the mean of the end parameters that the gateway's outer step forms. Twice the bytes; with two workers
@@ -15,7 +15,7 @@ the mean length is taken, which is that where all lengths are equal. A single co
 parameters.
 
 With overlap (the one-step-delayed pipeline of the PCCL report, section 3.3) a contribution was trained from an older
-state than the one that the step is taken from: round r from version r − 2, while r − 1 was reduced. What is summed is
+state than the one that the step is taken from: round r from version r − 2, while r − 1 was reduced. The summands are
 always the deltas, each against the parameters that it was trained from, and the step is the usual one with their mean.
 """
 
@@ -46,7 +46,7 @@ VELOCITY = "velocity:"
 def form_of(
     precision: Precision, peers: int, *, overlap: bool = False, radial: bool = False, contributions: int = 0
 ) -> Form:
-    """Return what is summed, of so many contributions."""
+    """Return the form of the summands, for so many contributions."""
     if radial:
         return "mean" if not overlap and contributions == 1 else "directions"
     return "mean" if not overlap and (precision == "f64" or peers == 1) else "delta"
@@ -64,9 +64,9 @@ def share(specs: Sequence[TensorSpec], own: Sequence[HeldContribution], tokens: 
 
     Args:
         specs: the parameters' names, element types and shapes.
-        own: what this worker trained; may be empty, and its share is zero then.
+        own: this worker's contributions; may be empty, and its share is zero then.
         tokens: behind the contributions of all workers.
-        form: what is summed.
+        form: of the summands.
     """
     size = sum(spec.size for spec in specs)
     tail = 2 * len(specs) if form == "directions" else 0
@@ -179,7 +179,7 @@ def outer_step_of_sum(
 
 
 def _factor(directions: np.ndarray, radius: float, moving: float) -> float:
-    """Return what makes a sum of directions as long as the mean length `radius`; see the module."""
+    """Return the factor that makes a sum of directions as long as the mean length `radius`; see the module."""
     squares = sum(
         float(np.add.reduce(np.square(directions[block].astype(np.float64)))) for block in blocks(directions.size)
     )
@@ -209,7 +209,7 @@ def state_of(specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray]) -> 
 
 
 def state_digest(specs: Sequence[TensorSpec], state: OuterState) -> str:
-    """Return what is equal for two outer states with the same bits: BLAKE2b with 128 bits, in hex."""
+    """Return the digest of an outer state's bits: BLAKE2b with 128 bits, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     for table in (state.params, state.velocity):
         for spec in specs:

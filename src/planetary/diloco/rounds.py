@@ -38,7 +38,7 @@ class RoundPolicy(msgspec.Struct, frozen=True):
 
 
 class RoundView(msgspec.Struct, frozen=True):
-    """What the decision looks at."""
+    """The facts that the decision depends on."""
 
     started_at: float
     contributions: int  # leases of this round that are trained and accepted
@@ -58,10 +58,10 @@ MEMORY = 0.125  # weight of the newest value in an exponential mean
 
 
 class RoundAction(StrEnum):
-    """What to do with the round now."""
+    """The decision on a round."""
 
     WAIT = "wait"
-    CLOSE = "close"  # take the outer step with what is there; orphans go back to the pool
+    CLOSE = "close"  # take the outer step with the results that are here; orphans go back to the pool
     REASSIGN = "reassign"  # give orphans to workers that already contributed: the quorum needs them
 
 

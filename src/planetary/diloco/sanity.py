@@ -1,7 +1,7 @@
 """Whether parameters are of any use, by their loss, and how a run goes on after some that were not.
 
 Judging contributions by each other (`diloco.judgement`) is blind where there is one worker, or where most of them lie.
-What they did then shows in the loss. These are the limits of what is taken for damage: a loss that is only somewhat
+The damage then shows in the loss. These are the limits above which a loss counts as damage: one that is only somewhat
 higher is training.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 LOSS_MARGIN = 0.25  # nats per token that a loss may always rise
-MOST_RETREATS = 3  # of a run; after them a somewhat higher loss is taken for what its learning rates do
+MOST_RETREATS = 3  # of a run; after them a somewhat higher loss is attributed to the learning rates
 PATIENCE = 4.0  # by which the rise that is allowed grows then
 CAUTIOUS_ROUNDS = 8  # after a version that was of no use
 CAUTIOUS_RULE = "median"  # how their contributions are merged

@@ -1,10 +1,10 @@
-"""What a way to synchronise costs, by arithmetic: bytes, utilisation and memory of every preset before a run.
+"""Costs of synchronisation, by arithmetic: bytes, utilisation and memory of every preset before a run.
 
 A round of the star is H steps, then the update up and the next parameters down, one after the other. On a worker's link
 that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves
 2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each. With eager
-overlap only what takes longer than the H steps is waited for, in the star a round trip at least. A round of a streaming
-preset moves one fragment, and waits for what takes longer than its delay. Headers and TLS are
+overlap a worker waits only for the time beyond the H steps, in the star a round trip at least. A round of a streaming
+preset moves one fragment, and waits for the time beyond its delay. Headers and TLS are
 `OVERHEAD` of the bytes.
 """
 
@@ -47,7 +47,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is for.
+    """The machines and links that a plan is made for.
 
     Attributes:
         params: of the model.
@@ -85,13 +85,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What one preset costs on a cluster.
+    """Costs of one preset on a cluster.
 
     Attributes:
         inner_steps: H.
         fragments: that parameters travel in, one a round.
         bits_up, bits_down: of a number that travels; of the ring on its way round.
-        up, down: bytes of one worker and round; of the ring what each worker sends and gets.
+        up, down: bytes of one worker and round; of the ring the traffic of each worker.
         compute_s, wait_s: of a round.
         worker_memory: bytes on the host of a worker, without the training step.
         gateway_memory: bytes at the gateway.
@@ -154,7 +154,7 @@ def payload_bytes(codec: str, params: float) -> float:
 
 
 def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Prediction:
-    """Return what a preset costs; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
+    """Return the costs of a preset; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
     check_cluster(cluster)
     if inner_steps < 0:
         raise UserError(

@@ -20,8 +20,8 @@ class Codec(Protocol):
     """Encodes one tensor at a time. Equal values give equal bytes on every machine.
 
     Attributes:
-        lossy: whether what it drops has to be fed back.
-        decay: β of the error feedback e ← β e + Δ; 1 keeps what was dropped until it is sent.
+        lossy: whether the dropped part has to be fed back.
+        decay: β of the error feedback e ← β e + Δ; 1 keeps the dropped part until it is sent.
     """
 
     lossy: bool

@@ -1,6 +1,6 @@
 """One bit a number: signs of a rotated tensor (DRIVE, arXiv:2105.08339, the scale of least error, with error feedback).
 
-A tensor is cut into blocks of 4096 numbers; what is left is filled with zeros to a power of two. The numbers of a block
+A tensor is cut into blocks of 4096 numbers; the rest is filled with zeros to a power of two. The numbers of a block
 get random signs, the block is multiplied with the Hadamard matrix, and the signs of the products travel, with their
 mean magnitude m as float32. Whatever the numbers are, the products are nearly normal, so that ±m leaves a part 1 − 2/π
 of their energy, 36 %; large numbers among small ones, which error feedback makes, do not change that. 32 numbers in

@@ -135,7 +135,7 @@ def _largest(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _buckets(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bucket of each value, uint8, and what each of the four stands for, float32 [4]."""
+    """Return the bucket of each value, uint8, and the mean of each of the four, float32 [4]."""
     wide = values.astype(np.float64)
     centred = wide - wide.mean()
     scale = _SIGMAS / 4 * float(np.sqrt(np.mean(np.square(centred))))

@@ -38,7 +38,7 @@ LIMITS = {
     "site": (1.5, 0.5),
     "wire": (3, 0.5),
     "docs": (3.5, 1.0),
-    "collectives": (11.5, 1.0),
+    "collectives": (1, 0.5),
     "compat": (0.5, 0.5),
     "fabric": (1.5, 1.0),
     "simulation": (11, 2.5),

@@ -1,4 +1,4 @@
-"""What the master holds of one peer group: its peers, their ring, and what it says to them. It decides nothing."""
+"""The master's state of one peer group: its peers, their ring, and the messages to them. It decides nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Peer:
     """A peer as the master knows it.
 
     Attributes:
-        agreed: whether it took part in the synchronisation that the group's revision comes from.
+        agreed: whether it took part in the synchronisation that elected the group's revision.
     """
 
     info: m.PeerInfo
@@ -34,16 +34,16 @@ class Peer:
 
 
 class GroupDesk:
-    """Shared by the parts of a `GroupMachine`.
+    """State and messages that the parts of a `GroupMachine` share.
 
     Attributes:
-        key: what bulk connections within the group show.
+        key: secret of the group, shown by its bulk connections.
         ring: ids of the members, in order.
         epoch: number of the ring.
-        revision: of the shared state that the members agreed on last.
+        revision: revision of the last elected shared state.
         content: digest of that state, by `sync_election.content_digest`.
         seq: number of the last operation.
-        counts: how often calls were answered.
+        counts: answered calls of each kind.
         pending: the last answer to whether newcomers wait.
         out: instructions of the event that is being handled.
     """
@@ -64,7 +64,7 @@ class GroupDesk:
 
     @property
     def emptied(self) -> bool:
-        """Whether a state was agreed on and all that agreed have left: newcomers know nothing of it."""
+        """Whether a state was elected and all peers that agreed on it have left: newcomers do not have it."""
         return self.revision is not None and not any(self.peers[peer].agreed for peer in self.ring)
 
     def agree(self, peers: Iterable[str], revision: int, content: str) -> None:
@@ -76,15 +76,15 @@ class GroupDesk:
         self.remember()
 
     def name(self, peer: str) -> str:
-        """What the user calls a peer."""
+        """Return the user's name of a peer."""
         return self.peers[peer].info.name
 
     def whereabouts(self, peer: str) -> str:
-        """Who a peer is and what it does, for error texts."""
+        """Return the name and activity of a peer, for error texts."""
         return f"{self.name(peer)} is in: {self.peers[peer].doing}"
 
     def doing(self, peer: str, what: str, now: float) -> None:
-        """A peer begins to do something; error texts say it."""
+        """Set a peer's activity, for error texts."""
         self.peers[peer].doing, self.peers[peer].since = what, now
 
     def next_seq(self) -> int:
@@ -93,24 +93,24 @@ class GroupDesk:
         return self.seq
 
     def count(self, **counts: int) -> None:
-        """Remember, beyond a restart, that a call was answered."""
+        """Record the number of answered calls, for a restarted master too."""
         self.counts = msgspec.structs.replace(self.counts, **counts)
         self.remember()
 
     def lay(self, ring: Sequence[str]) -> None:
-        """Make this the ring. What runs on the old one has ended."""
+        """Make this the ring, once all operations on the old one have ended."""
         self.ring = list(ring)
         self.epoch += 1
         if not ring:
-            self.key = self._draw()  # links of the old members are not welcome any more
+            self.key = self._draw()  # refuses links of the old members
         self.remember()
 
     def remember(self) -> None:
-        """Have the journal say what is here."""
+        """Append the group's record to the journal."""
         self.out.append(Append(self.record()))
 
     def record(self) -> GroupRecord:
-        """Return what a restarted master needs."""
+        """Return the group's record for a restarted master."""
         members = (self.peers[peer] for peer in self.ring)
         ring = tuple(MemberRecord(known.info, known.secret, known.digests, known.agreed) for known in members)
         return GroupRecord(
@@ -126,7 +126,7 @@ class GroupDesk:
         )
 
     def topology(self) -> m.RingChanged:
-        """Return the message that describes the ring now."""
+        """Return the message that describes the present ring."""
         world, groups, largest = self._everyone()
         members = [self.peers[peer] for peer in self.ring]
         common = [d for d in members[0].digests if all(d in known.digests for known in members)] if members else []

@@ -1,4 +1,4 @@
-"""What the master of a group knows about the links between peers: measured, broken, or slower than they were."""
+"""Measurements of the links between a group's peers, as the master has them: speed, faults, lost speed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 
 Pair = tuple[str, str]  # from, to
 
-_FAULTS_MOST = 2  # of one link, before the ring is laid another way
-_PROBE_BYTES = 1 << 20  # what a hop is judged by
+_FAULTS_MOST = 2  # faults of one link until the ring avoids it
+_PROBE_BYTES = 1 << 20  # piece whose time is the cost of a hop
 _DROP = 0.5  # of the best speed that operations had over a link
-_SLOW_MOST = 5  # operations in a row below that, before what was measured is forgotten
-_SAMPLES = 3  # measurements by which a link is judged while others than the user ask
+_SLOW_MOST = 5  # operations in a row below that until the measurement expires
+_SAMPLES = 3  # measurements by which the background measurement judges a link
 
 
 class GroupLinks:
-    """Holds no decisions about the ring."""
+    """Costs of the links of one group; decides nothing about the ring."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
+        """Start without measurements."""
         self._measured: dict[Pair, tuple[float, float]] = {}  # bytes/s and seconds
         self._samples: dict[Pair, deque[float]] = {}  # seconds for a piece, of the last measurements
         self._faults: Counter[Pair] = Counter()
@@ -31,12 +31,12 @@ class GroupLinks:
         return {pair for pair, (speed, _) in self._measured.items() if speed > 0}
 
     def measured(self, pair: Pair, bytes_per_s: float, latency_s: float) -> None:
-        """A link was measured; numbers that cannot be mean that it is of no use."""
+        """Record a requested measurement; impossible numbers mark the link as unusable."""
         self._measured[pair] = _possible(bytes_per_s, latency_s)
         self._sample(pair, self._measured[pair])
 
     def sampled(self, pair: Pair, bytes_per_s: float, latency_s: float) -> None:
-        """A link was measured in passing: a failure says little by itself and leaves what was known."""
+        """Record a background measurement; a single failure leaves the earlier measurement in place."""
         found = _possible(bytes_per_s, latency_s)
         if found[0] > 0:
             self._measured[pair] = found
@@ -47,15 +47,15 @@ class GroupLinks:
         return len(self._samples.get(pair, ())) == _SAMPLES
 
     def unusable(self, pair: Pair) -> None:
-        """A link could not be measured, or broke again and again."""
+        """Mark a link that could not be measured, or broke repeatedly."""
         self._measured[pair] = (0.0, math.inf)
         for _ in range(_SAMPLES):
             self._sample(pair, (0.0, math.inf))
 
     def observed(self, pair: Pair, bytes_per_s: float) -> None:
-        """An operation moved its pieces over a link at this speed.
+        """Record the speed of an operation's pieces over a link.
 
-        When that has dropped for a while, what was measured is forgotten: the next optimisation measures it again.
+        After a lasting drop the measurement expires: the next optimisation repeats it.
         """
         if not math.isfinite(bytes_per_s) or bytes_per_s <= 0:
             return
@@ -71,7 +71,7 @@ class GroupLinks:
             self._samples.pop(pair, None)
 
     def blame(self, pair: Pair) -> bool:
-        """Count a fault of a link; true when there were so many that the ring should avoid it."""
+        """Count a fault of a link; true when the ring should avoid it."""
         self._faults[pair] += 1
         return self._faults[pair] >= _FAULTS_MOST
 
@@ -81,11 +81,11 @@ class GroupLinks:
         self.unusable(pair)
 
     def forgive(self) -> None:
-        """An operation succeeded: faults before it are forgotten."""
+        """Reset the faults of all links, after an operation that succeeded."""
         self._faults.clear()
 
     def forget(self, peer: str) -> None:
-        """A peer is gone."""
+        """Remove the links of a lost peer."""
         for table in (self._measured, self._samples, self._faults, self._best, self._slow):
             for pair in [pair for pair in table if peer in pair]:
                 del table[pair]
@@ -99,7 +99,7 @@ class GroupLinks:
     def cautious_costs(self, ring: Sequence[str]) -> tuple[tuple[float, ...], ...]:
         """Seconds for a piece over each hop: of the ring's hops the least, of all others the most that was measured.
 
-        A ring that is cheaper by these costs is so whatever the noise was. Unsettled hops cost infinitely.
+        A ring that is cheaper by these costs is cheaper despite any noise. Unsettled hops cost infinitely.
         """
         present = set(zip(ring, [*ring[1:], *ring[:1]], strict=True))
 

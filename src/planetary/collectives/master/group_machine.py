@@ -38,8 +38,8 @@ class DeclinedCall:
     Attributes:
         peer: that member.
         reason: for the other members.
-        untold: those who have not made the call yet.
-        until: when it is forgotten.
+        untold: members that have not made the call yet.
+        until: time at which it expires.
     """
 
     peer: str
@@ -53,15 +53,15 @@ _VOTE: Key = ("vote", 0)
 
 
 class GroupMachine:
-    """Decides for one group. Every method takes the time and returns what to do.
+    """Decides for one group. Every method takes the time and returns instructions.
 
-    A call is answered as soon as all members have made it, or refused at its deadline with the names of who is
-    missing and what they do instead. A loss aborts what is running, and the ring closes without the lost peer.
+    A call is answered as soon as all members have made it, or refused at its deadline with the names of the
+    missing members and their activity. A loss aborts running operations, and the ring closes without the lost peer.
 
     Attributes:
         desk: members, ring and instructions, which its parts share.
         links: measured links between members.
-        operations: what runs; each in a state of `MASTER_OPERATION`, as is each call that gathers members.
+        operations: running operations; each has a state of `MASTER_OPERATION`, as has each call that gathers members.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GroupMachine:
     # --- events
 
     def request(self, peer: str, message: m.Message, now: float) -> list[Instruction]:
-        """A registered peer said something."""
+        """Handle a message of a registered peer."""
         match message:
             case m.Vote(number=number) if peer in self.desk.ring and number <= self.desk.counts.votes:
                 self.desk.answer(peer, self.desk.topology())
@@ -156,7 +156,7 @@ class GroupMachine:
         return min(times, default=math.inf)
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield what always holds of the group, with a sentence for when it does not."""
+        """Yield the group's invariants: whether each holds, and the text of its violation."""
         ring, peers = self.desk.ring, self.desk.peers
         yield len(set(ring)) == len(ring), f"a peer is twice in the ring {ring}"
         yield peers.keys() >= set(ring), f"the ring {ring} has others than the peers {sorted(peers)}"
@@ -192,7 +192,7 @@ class GroupMachine:
         return self.desk.take()
 
     def returned(self, peer: str, undecided: tuple[int, ...]) -> list[Instruction]:
-        """A member is back after a restart: tell it what became of the operations it left."""
+        """Handle a member that returns after a restart: send it the outcomes of its undecided operations."""
         self.desk.peers[peer].return_by = math.inf
         self.desk.answer(peer, self.desk.topology())
         for seq in undecided:
@@ -335,7 +335,7 @@ class GroupMachine:
             self.desk.lay(ring)
 
     def _take_better(self) -> list[str]:
-        """Return the ring to lay, once: a better one if it has the present members. What was asked for comes first."""
+        """Return the ring to lay, once: a better one if it has the present members. A requested one comes first."""
         ring = self.desk.ring
         better = [
             found for found in (self._measurement.better, self._watch.better) if found and set(found) == set(ring)

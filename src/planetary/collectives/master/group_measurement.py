@@ -33,7 +33,7 @@ class _Probe:
     pair: Pair
     seq: int
     deadline: float
-    disturbed: bool = False  # an operation began meanwhile: the answer says nothing
+    disturbed: bool = False  # an operation began meanwhile: the result is invalid
 
 
 class LinkWatch:
@@ -145,7 +145,7 @@ def _moved(before: tuple[tuple[float, ...], ...], after: tuple[tuple[float, ...]
 
 @dataclass
 class ProbeRound:
-    """Progress of the measurements: what is left, and what is under way."""
+    """Progress of the measurements: remaining rounds, and measurements under way."""
 
     rounds: list[list[Pair]]
     seq: int = 0

@@ -27,13 +27,13 @@ from planetary.machine.state_table import advance
 
 @dataclass(frozen=True)
 class Election:
-    """The result.
+    """The outcome of an election.
 
     Attributes:
         revision: of the elected state; None when there is none, see `failure`.
         removed: peer -> the rule it broke.
-        fetch: peer -> what it lacks; peers that lack nothing have an empty tuple.
-        failure: why nothing could be elected; empty otherwise.
+        fetch: peer -> the arrays that it lacks; an empty tuple for none.
+        failure: the reason for a failed election; empty otherwise.
         content: digest of the elected state.
     """
 
@@ -207,7 +207,7 @@ class GroupOperations:
         self._seeking = False  # whether a way around a broken link is being sought
 
     def begin(self, operation: Running) -> int:
-        """Return the number of an operation that its peers will be told to begin."""
+        """Add an operation and return its number, under which its peers are to begin it."""
         seq = self._desk.next_seq()
         self.running[seq] = operation
         return seq
@@ -250,7 +250,7 @@ class GroupOperations:
         return [(seq, running.fault) for seq, running in self.running.items() if running.fault is not None]
 
     def check(self) -> bool:
-        """End what all peers have completed; true when something has ended."""
+        """End the operations that all peers have completed; true when one has ended."""
         ended = False
         for seq, running in list(self.running.items()):
             if len(running.done) < len(running.peers):
@@ -275,12 +275,12 @@ class GroupOperations:
         return ended
 
     def lose(self, peer: str, name: str, reason: str, *, aborts: bool) -> None:
-        """A member is gone: what it took part in is aborted, except for synchronisations."""
+        """Abort the operations of a lost member, except for synchronisations."""
         for seq, running in list(self.running.items()):
             if peer not in running.peers:
                 continue
             if running.revision is not None:
-                # Donors are replaceable: the others go on, and who cannot says so itself.
+                # Donors are replaceable: the others go on; a peer without a donor reports its own failure.
                 running.peers = tuple(other for other in running.peers if other != peer)
                 running.done.pop(peer, None)
                 if not running.peers:
@@ -342,7 +342,7 @@ class GroupOperations:
 
 
 def disagreement(calls: Sequence[tuple[str, Spec]]) -> str:
-    """Say on what the calls of peers (by name; names may be equal) differ; empty when they do not."""
+    """Describe the fields in which the calls of peers (by name; names may be equal) differ; empty for equal calls."""
     parts = []
     if all(spec == calls[0][1] for _, spec in calls):
         return ""

@@ -129,10 +129,10 @@ class Master:
         """Prepare; `start` listens.
 
         `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and
-        nobody needs a token. `revoked` has the ids of invites that are no longer welcome. `journal`: a file from
+        no peer needs a token. `revoked` has the ids of invites that are no longer welcome. `journal`: a file from
         which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
-        too, where everybody on the network may join, read and change. `remeasure_s`: seconds from one measurement of
+        too, where every host on the network may join, read and change. `remeasure_s`: seconds from one measurement of
         a link in the background to the next, in each group of three and more peers on several machines; 0 for none.
         `ports`: the machine that the master runs on, by default the real one; the simulator passes another one.
         """
@@ -218,7 +218,7 @@ class Master:
             allow_unencrypted=self._allow_unencrypted,
             dismissal=lambda reason: m.Refused(code="protocol", reason=reason),
         )
-        # Nobody was heard yet: the event loop had no turn since the port was taken.
+        # No peer has connected yet: the event loop had no turn since the port was taken.
         try:
             self.on_loopback = is_loopback(server.host)
             self.address = address_text(server.host, server.port)
@@ -235,7 +235,7 @@ class Master:
     async def _close(self) -> None:
         self._problems.put(None)
         server, self._server = self._server, None
-        self._connections.clear()  # the machine is told of no loss: its members may return to the next master
+        self._connections.clear()  # no loss is reported to the machine: its members may return to the next master
         if server is not None:
             await server.close("the master stops")
         if self._timer is not None:
@@ -244,7 +244,7 @@ class Master:
             self._journal.close()
 
     async def _attend(self, connection: Connection) -> None:
-        """Serve a peer or stranger, of whom a message has come."""
+        """Serve a peer or stranger whose first message has come."""
         self._count += 1
         number = self._count
         self._connections[number] = connection
@@ -331,13 +331,13 @@ class Master:
             connection.abort()
             asyncio.get_running_loop().call_soon(self._handle, Closed(number, str(error)))
         except PlanetaryError:
-            return  # it is over: `_attend` says so
+            return  # `_attend` reports the end of the connection
         if isinstance(message, m.Registered):
             connection.keep_alive(message.heartbeat_s, message.silent_after_s)
 
     @staticmethod
     async def _part(connection: Connection, reason: str) -> None:
-        """Close after what was sent, or soon."""
+        """Close once queued messages are sent, or after a short wait."""
         with contextlib.suppress(PlanetaryError, TimeoutError):
             async with asyncio.timeout(_LINGER_S):
                 await connection.send(m.Goodbye(reason=reason))  # behind everything else
@@ -363,7 +363,7 @@ class Master:
             self._set_timer()
 
     def _fail(self) -> None:
-        """End as `stop` does, from within: who waits for the master learns of it."""
+        """End as `stop` does, from within; `wait` returns."""
         if self._server is None or self._loop is None:
             return
         task = asyncio.get_running_loop().create_task(self._close())

@@ -1,4 +1,4 @@
-"""The master: registers peers, and gives what they say to the machine of their group. No I/O, no clock."""
+"""The master: registers peers and passes their messages to the machine of their group. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one i
 
 
 class MasterMachine:
-    """Implements `machine.machine.Machine`. Groups do not know of each other: what happens in one stays in it.
+    """Implements `machine.machine.Machine`. Groups are independent of each other.
 
     Attributes:
         groups: those with peers, by number.
@@ -127,7 +127,7 @@ class MasterMachine:
             yield from group.invariants()
 
     def records(self) -> list[Record]:
-        """Return a journal that says all there is to say."""
+        """Return the records of a complete journal."""
         out: list[Record] = list(self._emptied.values())
         for group in self.groups.values():
             out.append(group.desk.record())

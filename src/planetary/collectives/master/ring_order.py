@@ -61,7 +61,7 @@ def _exact(costs: Costs) -> tuple[int, ...]:
         order.append(end + 1)
         visited, end = visited ^ (1 << end), before[visited][end]
     if len(order) != last:
-        return tuple(range(len(costs)))  # no ring exists; its cost says so
+        return tuple(range(len(costs)))  # no ring exists; the cost of this order is infinite
     return (0, *reversed(order))
 
 

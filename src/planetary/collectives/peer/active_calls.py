@@ -1,4 +1,4 @@
-"""What a call of the user is from the moment at which all members have come: a transfer, or a synchronisation."""
+"""Calls of the user that all members have made: transfers and synchronisations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planetary.collectives.peer.peer_shell import PeerShell
 
 
-_TELLING_BYTES = 1 << 20  # fewer say more about latency than about speed
+_TELLING_BYTES = 1 << 20  # fewer measure latency rather than speed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class CollectiveJob:
 
 
 class ActiveCall(ABC):
-    """What a call does between the moment at which the master lets it begin and its end.
+    """A call from the master's `Commence` to its end.
 
     Attributes:
         sent, received: bytes of payload, once it is over.
@@ -58,12 +58,12 @@ class ActiveCall(ABC):
 
     @property
     def world_size(self) -> int:
-        """How many peers take part; known once it began. 0 for what is no collective."""
+        """Number of peers that take part, once it began; 0 unless it is a collective."""
         return 0
 
     @abstractmethod
     def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
-        """The master lets it begin. Runs under the peer's lock; what is returned runs afterwards, outside."""
+        """Begin, under the peer's lock. The returned function runs afterwards, outside the lock."""
 
     @abstractmethod
     def end(self, ok: bool, value: Any) -> Any:
@@ -126,7 +126,7 @@ class ActiveCollective(ActiveCall):
         return (lambda: shell.complete(operation)) if operation.announce() else None
 
     def _combine(self, contributions: m.Contributions) -> None:
-        """A small operation has succeeded: combine what all peers brought."""
+        """Combine the contributions of all peers to a small operation, which has succeeded."""
         spec, data = self._job.spec, contributions.data
         self._rank, self._world = self._shell.ring.rank, len(data)
         self.sent = data_bytes(spec)
@@ -140,12 +140,12 @@ class ActiveCollective(ActiveCall):
         return self._world
 
     def bytes_per_s(self, now: float) -> float:
-        """At which pieces came, on average; 0 when there were too few to tell."""
+        """Return the mean speed of received pieces; 0 when there were too few."""
         received = self.operation.received if self.operation is not None else 0
         return received / max(now - self._began_at, 1e-6) if received >= _TELLING_BYTES else 0.0
 
     def stalled(self, now: float) -> bool:
-        """Whether nothing has come for too long that was still due."""
+        """Whether the transfer has made no progress for `stall_s` while pieces were due."""
         if self.operation is None or self.operation.complete:
             return False
         if self.operation.received != self._progress:
@@ -208,7 +208,7 @@ class ActiveSync(ActiveCall):
         return lambda: shell.settings.ports.threads.start("planetary state sync", run)
 
     def end(self, ok: bool, value: Any) -> SyncInfo | None:
-        """See `ActiveCall.end`: take over what was fetched, or nothing."""
+        """See `ActiveCall.end`: take over the fetched arrays, or none."""
         session = self._session
         if session is None:
             return None

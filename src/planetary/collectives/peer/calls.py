@@ -22,7 +22,7 @@ _MOST_REASON = 500  # characters
 
 
 class Calls:
-    """What all calls of a `Communicator` have in common.
+    """Common part of all calls of a `Communicator`.
 
     Attributes:
         now: returns monotonic seconds.
@@ -34,7 +34,7 @@ class Calls:
         self.now = shell.settings.ports.clock.monotonic
 
     def limit(self, timeout_s: float | None) -> float:
-        """Return the seconds that a call may take, by default what the communicator was made with."""
+        """Return the seconds that a call may take, by default the communicator's `timeout_s`."""
         return self._shell.settings.timeout_s if timeout_s is None else timeout_s
 
     def stall_s(self, limit: float) -> float:
@@ -55,7 +55,7 @@ class Calls:
         return self.with_retry(timeout_s, start)
 
     def with_retry(self, timeout_s: float | None, start: Callable[[float], Work]) -> Any:
-        """Try again while that can help; what aborts here aborts on all peers, so all of them try again."""
+        """Retry while that can help: an abort is common to all peers, so all of them retry."""
         deadline = self.now() + self.limit(timeout_s)
         while True:
             try:
@@ -87,9 +87,9 @@ class Calls:
 
     @contextlib.contextmanager
     def arguments(self, kind: str, tag: int, timeout_s: float | None) -> Iterator[None]:
-        """Look at a collective's arguments: what is wrong with them is raised here and told to the others at once.
+        """Check a collective's arguments: raise the error here and decline the call for the others at once.
 
-        Those get a `DisagreementError` with the reason; they would wait for this peer otherwise.
+        Those raise a `DisagreementError` with the reason; they would wait for this peer otherwise.
         """
         try:
             yield

@@ -71,7 +71,7 @@ class Communicator:
             token: invite of the master; empty on plain loopback only.
             data_host: address to receive bulk data at; by default the one that reaches the master.
             data_port: port to receive bulk data at; 0: any.
-            advertise: address that other peers are told, by default where the master sees this peer; with a port
+            advertise: address for other peers, by default where the master sees this peer; with a port
                 (`"host:port"`) where the outside port is another one, e.g. behind a router or a relay.
             timeout_s: default of the calls.
             stall_s: an operation that makes no progress for as long, or for its `timeout_s` if that is shorter, fails.
@@ -237,7 +237,7 @@ class Communicator:
         """Combine the arrays of all peers elementwise, in place or into `out`; return the one that was written.
 
         When peers are lost, it is tried again with those that are left until `timeout_s` seconds have passed.
-        On failure `array` holds what it held before on every peer; `out` may hold anything.
+        On failure `array` is unchanged on every peer; `out` may hold anything.
 
         Raises `AbortedError` (`PeerLostError`), `StragglerError`, `DisagreementError`, `TooFewPeersError`, or
         `UserError` for arrays and options that cannot work.

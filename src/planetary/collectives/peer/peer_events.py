@@ -41,7 +41,7 @@ class CallCollective(Event, frozen=True):
     timeout_s: float
     tag: int
     spec: Spec
-    data: bytes | None = None  # of a small operation: what this peer contributes
+    data: bytes | None = None  # of a small operation: this peer's contribution
 
 
 class CallSync(Event, frozen=True):
@@ -119,7 +119,7 @@ class BeginTransfer(Instruction, frozen=True):
 
 
 class BeginFetch(Instruction, frozen=True):
-    """The shared state was elected: fetch what is named here, and serve the rest to others."""
+    """The shared state was elected: fetch the arrays named here and serve the rest to others."""
 
     call: int
     seq: int
@@ -128,7 +128,7 @@ class BeginFetch(Instruction, frozen=True):
 
 
 class FinishCall(Instruction, frozen=True):
-    """A call is over. With an `error`, what it changed is put back before the caller learns of it."""
+    """A call is over. With an `error`, its arrays are restored before the call raises."""
 
     call: int
     error: PlanetaryError | None = None

@@ -39,16 +39,16 @@ class PeerMachine:
     """Implements `machine.machine.Machine` for one peer.
 
     Every call ends: with the master's answer, or with an error when the master is gone for longer than the grace
-    time or forgets a call. What stalls after it began is the shell's to notice: it says so with `LocalFault`.
+    time or forgets a call. The shell detects stalled transfers and reports them with `LocalFault`.
 
     Attributes:
-        grace_s: how long a restarting master is waited for, in seconds.
+        grace_s: seconds within which a restarting master must return.
         state: see `PEER_MEMBERSHIP`. Each call that becomes an operation has a state of `PEER_OPERATION`, and the
             connection one of `machine.redial.LINK`.
         peer: the id that the master gave; "" before.
         topology: the ring, while this peer is a member of it.
-        counts: how often the group's calls were answered, as the master counts.
-        error: why nothing works any more; None while it does.
+        counts: answered calls of the group, by the master's count.
+        error: the reason why every call fails; None while calls may succeed.
     """
 
     def __init__(self, hello: Callable[[], m.Register], *, grace_s: float) -> None:
@@ -81,7 +81,7 @@ class PeerMachine:
                 self._fault(call, reason, blame)
             case e.CallCollective(call, timeout_s, tag, spec, data):
                 title = f"{spec.kind} with tag {tag}"
-                # Who would return to a restarted master could not learn there what became of it.
+                # A restarted master would not know the outcome, so a peer that may return sends no data.
                 data = data if self.grace_s == 0 else None
                 start = m.Start(call=call, timeout_s=timeout_s, tag=tag, spec=spec, data=data)
                 self._call(call, title, timeout_s, start, now)
@@ -153,7 +153,7 @@ class PeerMachine:
 
     @property
     def rank(self) -> int:
-        """The own place in the ring; -1 outside."""
+        """Rank of this peer in the ring; -1 outside."""
         ring = self.topology.ring if self.topology is not None else ()
         return next((i for i, info in enumerate(ring) if info.peer == self.peer), -1)
 

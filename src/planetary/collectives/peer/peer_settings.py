@@ -1,4 +1,4 @@
-"""What the user of a communicator decided, checked."""
+"""Checked settings of a communicator."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class PeerSettings:
 
     Attributes:
         master: host and port.
-        advertise: host and port that other peers are told; "" and 0 for those that the master sees.
-        reach: about the connection to the successor.
+        advertise: host and port for other peers; "" and 0 for those that the master sees.
+        reach: settings of the connection to the successor.
     """
 
     master: tuple[str, int]

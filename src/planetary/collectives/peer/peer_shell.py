@@ -65,16 +65,16 @@ class MasterLine:
             raise
 
     def serve(self, machine: PeerMachine) -> None:
-        """Give what comes to the machine, from now on; it is told of the connection when that is done."""
+        """Pass messages to the machine from now on, and then report the connection to it."""
         self._machine = machine
         self.loop.post(self._start, FIRST_SESSION)
 
     def dial(self, session: int) -> None:
-        """Connect anew; the machine is told what came of it."""
+        """Reconnect and report the outcome to the machine."""
         self.loop.post(lambda: self._keep(self._dial_again(session)))
 
     def send(self, message: Message) -> None:
-        """Send, from any thread. A connection that is over says so to the machine, not here."""
+        """Send, from any thread. A closed connection is reported to the machine, not raised here."""
         try:
             self.connection.post_from_any_thread(message)
         except LocalProtocolError:
@@ -88,13 +88,13 @@ class MasterLine:
         self.loop.stop(_CLOSE_S)
 
     def close(self) -> None:
-        """End, once what was sent is with the master, or soon. Not in the thread of the loop."""
+        """End once the master has the queued messages, or after a short wait. Not in the thread of the loop."""
         with contextlib.suppress(PlanetaryError, concurrent.futures.TimeoutError):
             self.loop.call(self.connection.close("the communicator was closed"), _CLOSE_S)
         self.loop.stop(_CLOSE_S)
 
     def abandon(self) -> None:
-        """End, and say nothing."""
+        """End without a message to the master."""
         self.loop.post(self.connection.abort)
         self.loop.stop(_CLOSE_S)
 
@@ -240,7 +240,7 @@ class CallTable:
             return next((call for call, one in self.transfers.items() if one.operation is operation), None)
 
     def stalled(self, now: float) -> list[tuple[int, ActiveCollective]]:
-        """Return the transfers to which nothing has come for too long."""
+        """Return the stalled transfers."""
         with self._lock:
             return [(call, one) for call, one in self.transfers.items() if one.stalled(now)]
 
@@ -249,8 +249,8 @@ class PeerShell:
     """Gives events to the machine and carries out its instructions. Thread-safe.
 
     Attributes:
-        settings: what the user decided.
-        calls: what has not returned.
+        settings: settings of the communicator.
+        calls: calls that have not returned.
         ring: the connections to other peers.
         lock: guards all of this.
     """
@@ -303,7 +303,7 @@ class PeerShell:
         self.fail_all(ClosedError("the communicator was closed"))
 
     def abandon(self) -> None:
-        """Close all sockets and say nothing, as a process does that is killed. For tests of what the others do then."""
+        """Close all sockets without a message, like a killed process. For tests of the other peers' reaction."""
         self._closing = True
         link, plane, line = self.ring.link, self.ring.plane, self._line
         if line is not None:
@@ -336,7 +336,7 @@ class PeerShell:
 
     @property
     def machine(self) -> PeerMachine | None:
-        """What decides; guarded by this object."""
+        """The deciding machine; guarded by this object."""
         return self._machine
 
     @property
@@ -348,7 +348,7 @@ class PeerShell:
     # --- the machine
 
     def handle(self, event: e.Event) -> None:
-        """Give the machine an event and carry out what it says; what takes time happens outside the lock."""
+        """Pass an event to the machine and carry out its instructions, the slow ones outside the lock."""
         later: list[Callable[[], object]] = []
         with self.lock:
             machine = self._machine
@@ -384,7 +384,7 @@ class PeerShell:
                 name = f"planetary ring measure to {to.name}"
                 self._ports.threads.start(name, partial(self._measure, probe, to))
             case e.Hangup():
-                # Before arrays are restored: nobody must take what they hold then for a piece.
+                # Before arrays are restored: no peer may take their restored content for a piece.
                 later.insert(0, self._hang_up)
             case e.Dial(session):
                 if self._line is not None:
@@ -404,7 +404,7 @@ class PeerShell:
             digests=digest_algorithms(),
         )
 
-    # --- what the connections report
+    # --- reports of the connections
 
     def complete(self, operation: BufferedOperation) -> None:
         """All pieces of an operation have come."""
@@ -425,7 +425,7 @@ class PeerShell:
         self.handle(e.PiecesComplete(call, result, speed))
 
     def _link_fault(self, peer: str, reason: str) -> None:
-        """A connection to or from a neighbour broke: what runs over it fails."""
+        """Fail the transfers over a broken connection to or from a neighbour."""
         for call in self.calls.over(peer):
             self.handle(e.LocalFault(call, reason, peer))
 

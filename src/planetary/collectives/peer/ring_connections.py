@@ -1,4 +1,4 @@
-"""The bulk connections of a peer: what it listens on, and its link to the successor in the ring."""
+"""The bulk connections of a peer: its listener, and its link to the successor in the ring."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class RingConnections:
     """Thread-safe.
 
     Attributes:
-        peer: the own id; "" before registration.
+        peer: id of this peer; "" before registration.
         topology: the ring; None outside a group.
-        rank: the own place in it; -1 outside.
+        rank: this peer's rank in it; -1 outside.
         port: of the own listener.
-        pool: buffers for what operations have to keep.
+        pool: buffers for the backups and encoded pieces of operations.
         plane: serves the connections of others; None while closed.
         link: to the successor; None in a ring of one.
     """
@@ -45,7 +45,7 @@ class RingConnections:
         fault: Callable[[str, str], None],
         spoil: Callable[[BufferedOperation, str, str], None],
     ) -> None:
-        """See `DataPlane` for what is called. `lock` guards the peer's state, of which this is a part."""
+        """See `DataPlane` for the callbacks. `lock` guards the peer's state, of which this is a part."""
         self._settings, self._lock = settings, lock
         self._complete, self._fault, self._spoil = complete, fault, spoil
         self._certificate: PeerCertificate | None = None
@@ -116,7 +116,7 @@ class RingConnections:
             self.forward(seq, operation, outgoing)
 
     def end(self, seq: int) -> None:
-        """What still comes of this operation is stale."""
+        """Treat further pieces of this operation as stale."""
         plane = self.plane
         if plane is not None:
             plane.end(seq)
@@ -137,7 +137,7 @@ class RingConnections:
         *,
         stall_s: float,
     ) -> Fetcher:
-        """Return what fetches arrays of the shared state from the members of a ring."""
+        """Return a fetcher of the shared state's arrays from the members of a ring."""
         return Fetcher(
             session,
             wanted,

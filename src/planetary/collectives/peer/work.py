@@ -43,15 +43,15 @@ class Work:
 
 
 class OpenWork(Work):
-    """The same, for who has to end it."""
+    """The same call, with `end` for its owner."""
 
     def __init__(self, title: str, threads: Threads, active: ActiveCall | None = None) -> None:
-        """`active`: what goes on once the master lets it begin; None for a call that the master answers."""
+        """`active`: the transfer or synchronisation that follows; None for a call that the master answers."""
         super().__init__(title, threads)
         self.active = active
 
     def end(self, error: PlanetaryError | None, value: Any) -> None:
-        """The outcome is known: keep or restore what was changed, and let those go on that wait. Runs once."""
+        """Set the outcome: keep or restore changed arrays, and wake the waiting threads. Runs once."""
         if self.active is not None:
             try:
                 value = self.active.end(error is None, value)

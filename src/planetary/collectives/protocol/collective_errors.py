@@ -1,10 +1,10 @@
-"""What can go wrong in a collective, below the classes of `planetary.core.errors`.
+"""Errors of collectives, below the classes of `planetary.core.errors`.
 
 PeerError
 ├── AbortedError             the operation failed on every peer; inputs are intact and it can be retried at once
 │   └── PeerLostError        ... because a peer, or the master, is gone
-├── StragglerError           a deadline passed; the text names who is missing and what they do instead
-└── RemovedError             the master removed this peer, and says why
+├── StragglerError           a deadline passed; the text names the missing peers and their activity
+└── RemovedError             the master removed this peer; the text has the reason
 UserError
 ├── DisagreementError        peers called the same operation with different arguments; nothing was changed
 └── TooFewPeersError         the group is smaller than the caller allows
@@ -16,10 +16,10 @@ from planetary.core.errors import PeerError, PlanetaryError, UserError
 
 
 class AbortedError(PeerError):
-    """An operation failed on all peers alike; its arrays hold what they held before.
+    """An operation failed on all peers alike; its arrays are unchanged.
 
     Attributes:
-        peers: names of the peers that are held responsible; empty when there are none.
+        peers: names of the responsible peers; empty for none.
     """
 
     def __init__(self, text: str, peers: tuple[str, ...] = ()) -> None:

@@ -28,7 +28,7 @@ Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "abort
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
-    """What the other members know of a peer."""
+    """Description of a peer for the other members."""
 
     peer: str  # id, drawn by the master
     name: str  # for people
@@ -146,7 +146,7 @@ class SyncDone(Message, frozen=True, kw_only=True):
 
 
 class Optimize(Message, frozen=True, kw_only=True):
-    """Measure what is not known and find a better ring."""
+    """Measure the unknown links and find a better ring."""
 
     call: int
     number: int
@@ -251,7 +251,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class SyncPlan(Message, frozen=True, kw_only=True):
-    """Answers `Sync`: what to fetch from whom."""
+    """Answers `Sync`: the arrays to fetch, each with its donors."""
 
     call: int
     seq: int
@@ -302,6 +302,6 @@ STRANGER = Limits(
     message_bytes=16 * KIB, declaration_bytes=0, header_bytes=0, tensor_bytes=0, tensors=0, messages_under_way=0
 )
 MEMBER = msgspec.structs.replace(STRANGER, message_bytes=16 * MIB)
-"""What may be sent before and after registration: a message names every array of the shared state; none has tensors."""
+"""Limits before and after registration: a message names every array of the shared state; none has tensors."""
 
 COLLECTIVES = Protocol(PROTOCOL, *get_args(FromPeer), *get_args(FromMaster), Heartbeat, Goodbye, limits=MEMBER)

@@ -40,7 +40,7 @@ class SyncStrategy(enum.StrEnum):
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """What one operation is. All peers must state the same; the master compares."""
+    """Description of one operation. It must be equal on all peers; the master compares."""
 
     kind: str  # "all_reduce", "reduce_scatter", "all_gather", "broadcast" or "barrier"
     dtype: str = ""  # element type in the project's spelling, e.g. "f32"

@@ -1,4 +1,4 @@
-"""Element types, and the flat numpy view of whatever array a caller has: numpy, PyTorch on the CPU, or JAX."""
+"""Element types, and the flat numpy view of a caller's array: numpy, PyTorch on the CPU, or JAX."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
         if not hasattr(array, "__array__"):
             raise UserError(f"{what} is a {type(array).__name__}; give a numpy, torch (CPU) or JAX array")
         array = np.asarray(array)
-    if isinstance(array, np.matrix):  # has two dimensions whatever is asked of it
+    if isinstance(array, np.matrix):  # has two dimensions even when flattened
         raise UserError(f"{what} is a numpy.matrix, which cannot be made flat; give numpy.asarray(it)")
     if isinstance(array, np.ma.MaskedArray):
         raise UserError(

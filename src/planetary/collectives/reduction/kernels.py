@@ -32,7 +32,7 @@ def combine(op: ReduceOp, dtype: str, own: np.ndarray, other: np.ndarray, out: n
 
 
 def finish(op: ReduceOp, dtype: str, values: np.ndarray, world: int) -> None:
-    """Turn a sum into what `op` asks for: AVG divides by the world size. Integers are truncated toward zero."""
+    """Turn a sum into the result of `op`: AVG divides by the world size. Integers are truncated toward zero."""
     if op is not ReduceOp.AVG or world == 1:
         return
     if dtype == "bf16":

@@ -1,7 +1,7 @@
 """One collective on one peer: its buffers and its place in the ring, without sockets.
 
-A shell begins it, hands it every piece that arrives, and sends what it says. The caller's array can be restored
-until `commit`: what is overwritten in place was saved first.
+A shell begins it, passes it every piece that arrives, and sends the pieces that it returns. The caller's array can be
+restored until `commit`: elements are saved before they are overwritten in place.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class BufferedOperation(BufferGuard):
         pool: BufferPool | None = None,
         threads: Threads = THREADS,
     ) -> None:
-        """`backup`, like `work`, is given when `work` holds what must be restorable. Encoded pieces are in `pool`."""
+        """`backup`, like `work`, is given when `work` must be restorable. Encoded pieces are in `pool`."""
         super().__init__(threads)
         self.spec, self.plan, self.source, self.work = spec, plan, source, work
         self._backup = backup
@@ -100,7 +100,7 @@ class BufferedOperation(BufferGuard):
             return first
 
     def begin(self) -> list[OutgoingPiece]:
-        """Return what is sent without waiting for anything."""
+        """Return the pieces that are sent before any has arrived."""
         chunk = self.plan.first
         if chunk is None:
             return []
@@ -134,7 +134,7 @@ class BufferedOperation(BufferGuard):
     def target(self, stage: int, index: int) -> memoryview | None:
         """Where a piece may be received straight into; None when it must be combined or decoded first.
 
-        What stands there is saved before. The caller holds `enter` for every access.
+        Its elements are saved before. The caller holds `enter` for every access.
         """
         if self.spec.bits or self.plan.action(stage) is not PieceAction.STORE:
             return None
@@ -159,7 +159,7 @@ class BufferedOperation(BufferGuard):
             kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
 
     def arrived(self, stage: int, index: int, data: memoryview | None) -> OutgoingPiece | None:
-        """Take a whole piece; return what to pass on.
+        """Take a whole piece; return the piece to pass on.
 
         `data` is None when it is in its `target` already, or was taken by `reduce_part` from beginning to end. The
         memory of `data` may be used again afterwards.
@@ -189,19 +189,19 @@ class BufferedOperation(BufferGuard):
         return OutgoingPiece(stage + 1, index, passed)
 
     def count_sent(self, nbytes: int) -> None:
-        """A piece is about to be sent, by one of several threads."""
+        """Count the bytes of a piece before it is sent; called by several threads."""
         with self._condition:
             self.sent += nbytes
 
     def close(self) -> None:
         """See `BufferGuard.close`."""
         super().close()
-        # What is still on its way is of an operation that failed on all: it may become anything.
+        # Pieces in flight are of an operation that failed on all peers: their content does not matter.
         while self._lent:
             self._pool.give(self._lent.pop())
 
     def restore(self) -> None:
-        """After `close`: put back what the caller's array held."""
+        """After `close`: restore the caller's array."""
         if self._backup is not None:
             for start, stop in self._saved:
                 self.work[start:stop] = self._backup[start:stop]
@@ -219,7 +219,7 @@ class BufferedOperation(BufferGuard):
                 self._saved.append((start, stop))
 
     def _take_encoded(self, action: PieceAction, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
-        """Decode, combine and encode; return the encoding of what `own` is now."""
+        """Decode, combine and encode; return the new encoding of `own`."""
         if action is PieceAction.STORE:
             if self.spec.dtype == "f32":
                 quantise.decode(data, self.spec.bits, own)
@@ -241,7 +241,7 @@ class BufferedOperation(BufferGuard):
         if finishes:
             kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
         encoded = self._encoded(own)
-        if finishes:  # the owner keeps what the others will decode, not what it knows better
+        if finishes:  # the owner keeps the decoded values of the others, not its more exact ones
             _store_wide(self._decoded(encoded, len(own)), self.spec.dtype, own)
         return encoded
 

@@ -8,7 +8,7 @@ for 16·(offset + q·|step|).
 
 MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly.
 ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole
-steps, so that 0 is a code's exact value; what lies beyond ±6σ saturates.
+steps, so that 0 is a code's exact value; values beyond ±6σ saturate.
 Codes are rounded to nearest, ties to even: no bias.
 
 Where numba is installed the loops are `quantise_kernels`'; the bits are the same.
@@ -134,7 +134,7 @@ def add_encode(
 ) -> None:
     """Out ← own + decoded, float32 [n] each, and encode that. `out` may be `own`.
 
-    With a `divisor` the sum is complete: it is divided, encoded, and becomes what the others will decode.
+    With a `divisor` the sum is complete: it is divided, encoded, and replaced by the values that the others decode.
     """
     kernels = compiled()
     if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:
@@ -212,7 +212,7 @@ def _encode_blocks(
         low, step = _offset_and_step(values, bits, algorithm)
         wide = ~_covered(low, step, top) & np.isfinite(values).all(axis=1)
         if wide.any():
-            # A product with a power of two is exact, and what is too small for that no step can tell apart.
+            # A product with a power of two is exact; values too small for that are below any step.
             values = np.where(wide[:, None], values / WIDE, values)
             low_there, step_there = _offset_and_step(values[wide], bits, algorithm)
             too_far = ~np.isfinite((low_there + step_there * top) * WIDE)

@@ -108,7 +108,7 @@ def store(codes: np.ndarray, head: np.ndarray, block: int, out: np.ndarray) -> N
 
 @njit(nogil=True, cache=True)
 def add(codes: np.ndarray, head: np.ndarray, block: int, own: np.ndarray, out: np.ndarray) -> None:
-    """Own float32 [n] plus what the codes stand for -> out float32 [n]; `out` may be `own`."""
+    """Own float32 [n] plus the values of the codes -> out float32 [n]; `out` may be `own`."""
     for b in range(len(head)):
         low, step = head[b, 0], np.abs(head[b, 1])
         grow = _WIDE if head[b, 1] < _ZERO else _ONE
@@ -139,10 +139,10 @@ def add_encode(
     how: tuple[int, np.float32, np.float32, bool],
     encoded: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Block by block: own float32 [n] plus what `received` stands for -> `target`, and that -> `encoded`.
+    """Block by block: own float32 [n] plus the values of `received` -> `target`, and that -> `encoded`.
 
     `received` and `encoded` are codes [n] and heads; `target` float32 [n] and the same memory as int32. `how`:
-    block, top, divisor, finish. With `finish` the sum is divided before, and becomes what its codes stand for after.
+    block, top, divisor, finish. With `finish` the sum is divided before, and replaced by the values of its codes after.
     """
     codes, head = received
     new_codes, new_head = encoded

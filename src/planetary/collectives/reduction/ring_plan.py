@@ -1,4 +1,4 @@
-"""Who sends what to whom in a ring: chunks, stages and pieces, as pure functions of rank and world size.
+"""Schedule of a ring: chunks, stages and pieces, as pure functions of rank and world size.
 
 The tensor is cut into as many chunks as there are peers (pipelined ring, Patarasuk & Yuan 2009; the PCCL report,
 algorithm 5). At stage s a peer receives one chunk from its predecessor; a chunk travels in pieces, and each piece is
@@ -14,10 +14,10 @@ from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
 
 class PieceAction(enum.Enum):
-    """What to do with a received piece."""
+    """Treatment of a received piece."""
 
-    REDUCE = "reduce"  # combine with our own
-    FINISH = "finish"  # combine, and the piece is complete: ours is the last contribution
+    REDUCE = "reduce"  # combine with this peer's own
+    FINISH = "finish"  # combine, and the piece is complete: this peer's contribution is the last
     STORE = "store"  # it is complete: take it over
 
 
@@ -51,13 +51,13 @@ class RingPlan:
         return (self.rank - self.shift - stage - 1) % len(self.chunks)
 
     def action(self, stage: int) -> PieceAction:
-        """What to do with what arrives at a stage."""
+        """Return the treatment of the pieces of a stage."""
         if stage >= self.reduces:
             return PieceAction.STORE
         return PieceAction.FINISH if stage == self.reduces - 1 else PieceAction.REDUCE
 
     def forwards(self, stage: int) -> bool:
-        """Whether what arrives at a stage is passed on as stage + 1."""
+        """Whether the pieces of a stage are passed on as stage + 1."""
         return stage < self.last_sent
 
     def pieces(self, chunk: int) -> int:

@@ -1,8 +1,8 @@
-"""Operations so small that their data goes to the master with the call, and from it to everybody: one round trip.
+"""Operations so small that the master relays their data to all peers: one round trip.
 
-The master looks at no number: it passes on the contributions, in the order of the ring, and each peer combines them
-by itself, in the order in which a ring would have. What everybody has been given is decided: there is nothing left
-that could fail on one peer and not on another.
+The master reads no number: it passes on the contributions, in the order of the ring, and each peer combines them
+by itself, in the order in which a ring would have. Their delivery decides the operation: no later step could fail on
+one peer and not on another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planetary.collectives.reduction.elements import TYPES
 from planetary.collectives.reduction.ring_plan import split
 
 _OWN_MOST = 4 << 10  # bytes of one peer
-_ALL_MOST = 64 << 10  # bytes of all peers: what each of them is sent
+_ALL_MOST = 64 << 10  # bytes of all peers, which each of them receives
 
 
 def is_small(spec: Spec, world: int) -> bool:
@@ -28,7 +28,7 @@ def is_small(spec: Spec, world: int) -> bool:
 
 
 def data_bytes(spec: Spec) -> int:
-    """Bytes that each peer brings."""
+    """Bytes of each peer's contribution."""
     return spec.count * TYPES[spec.dtype].itemsize if spec.dtype in TYPES else 0
 
 

@@ -38,7 +38,7 @@ _ANSWER_S = 10.0
 
 
 def accept_slots(connection: DataConnection, introduction: Introduction) -> SlotReader | None:
-    """Open the shared memory that a peer offers, if any, and say whether it could be."""
+    """Open the shared memory that a peer offers, if any, and answer whether that succeeded."""
     if not introduction.shared:
         return None
     try:
@@ -52,7 +52,7 @@ def accept_slots(connection: DataConnection, introduction: Introduction) -> Slot
 
 
 def accept_loan(connection: DataConnection, loan: Loan) -> Borrower | None:
-    """Try to read the memory that a peer lends, and say whether it could be."""
+    """Try to read the memory that a peer lends, and answer whether that succeeded."""
     challenge = draw_challenge()
     connection.write(_ANSWER_S, memoryview(challenge))
     if not any(challenge):
@@ -115,7 +115,7 @@ class DataPlane:
         self._door = Door(STRANGERS)
         self._threads.start("planetary ring accept", self._accept)
 
-    # --- what the communicator tells it
+    # --- calls of the communicator
 
     def admit_key(self, key: str) -> None:
         """Accept connections that show this secret."""
@@ -125,14 +125,14 @@ class DataPlane:
                 self._condition.notify_all()
 
     def begin(self, seq: int, operation: BufferedOperation) -> None:
-        """Pieces of this operation are welcome."""
+        """Accept pieces of this operation."""
         with self._condition:
             self._operations[seq] = operation
             self._commenced = max(self._commenced, seq)
             self._condition.notify_all()
 
     def end(self, seq: int) -> None:
-        """What still comes of this operation is stale."""
+        """Treat further pieces of this operation as stale."""
         with self._condition:
             self._operations.pop(seq, None)
 
@@ -191,7 +191,7 @@ class DataPlane:
                         self._receive_pieces(connection, accept_slots(connection, introduction))
                     elif (borrower := accept_loan(connection, introduction.loan)) is not None:
                         self._receive_lent(connection, peer, borrower)
-                    # Who is declined comes again another way.
+                    # A declined peer connects again without a loan.
                 case "state":
                     self._serve_state(connection)
                 case "probe":
@@ -202,7 +202,7 @@ class DataPlane:
             if not self._closed:
                 if known:
                     log.info("a connection from %s ended: %s", place.host, error)
-                else:  # anybody can cause this, as often as they like
+                else:  # any host can cause this, as often as it likes
                     self._door.turned_away(f"from {place.host} without the key of this group")
                     if news := self._door.news(self._clock.monotonic()):
                         log.warning("%s; the last one: %s", news, error)
@@ -219,7 +219,7 @@ class DataPlane:
                 incoming.close()
 
     def _introduced(self, incoming: Incoming, place: Place) -> tuple[Introduction, DataConnection]:
-        """Return what a stranger introduces itself with, once it has shown the key of the group.
+        """Return a stranger's introduction, once it has shown the key of the group.
 
         There is one deadline for all of it, a TLS handshake included.
         """
@@ -436,5 +436,5 @@ class DataPlane:
 
 
 def _enough(scratch: memoryview, nbytes: int) -> memoryview:
-    """So many bytes of `scratch`, or new ones for a piece that is larger than most."""
+    """Return `nbytes` of `scratch`, or a fresh buffer if the piece does not fit."""
     return scratch[:nbytes] if nbytes <= len(scratch) else memoryview(bytearray(nbytes))

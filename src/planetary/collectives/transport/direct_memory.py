@@ -1,14 +1,14 @@
-"""Bulk data between processes of one machine that may read each other's memory: a piece is taken from where it lies.
+"""Bulk data between processes of one machine by direct reads of the sender's memory.
 
 One copy where a socket makes two. The system must allow it (Linux, the same user, a debugger could attach); whether it
 does is found when a connection begins, and otherwise `shared_memory` or the socket itself carries the pieces.
 
-What keeps a stale piece out: beside every piece the receiver reads the lender's word, after the piece. A lender that
-leaves its ring for good clears the word before it changes any of its arrays.
+Against stale pieces: after every piece the receiver reads the lender's word. A lender that leaves its ring for good
+clears the word before it changes any of its arrays.
 
-What keeps a liar out: the word has the value that the receiver chose when the connection began. Only who can write the
-memory of a process makes the receiver read it, so nobody gets at a process that is not its own; and the process is told
-from another one that got its number.
+Against forged loans: the word has the value that the receiver chose when the connection began. Only a sender that can
+write the memory of a process can make the receiver read it, so no sender reaches the memory of a foreign process; and
+a process that has got the number of an ended one does not have the word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD_BYTES = CHALLENGE_BYTES = 8
 
 
 class Loan(msgspec.Struct, frozen=True):
-    """What a receiver must know to read a lender's memory."""
+    """A lender's offer: all that a receiver needs to read its memory."""
 
     pid: int
     word: int  # its address

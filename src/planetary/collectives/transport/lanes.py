@@ -61,7 +61,7 @@ class Route:
 
 @dataclass
 class _Piece:
-    """What a lane is to send."""
+    """A piece in the queue of a lane."""
 
     seq: int
     operation: BufferedOperation
@@ -117,7 +117,7 @@ class Lane:
         self._queue.put(piece)
 
     def close(self) -> None:
-        """Close the connection; what is not sent yet is dropped, and what was lent cannot be taken any more."""
+        """Close the connection; queued pieces are dropped, and lent memory is revoked."""
         self._closed = True
         self._lender.revoke()
         self._queue.put(None)
@@ -138,7 +138,7 @@ class Lane:
         try:
             piece.done = connection.try_write(*parts)
         except PeerError:
-            return False  # the thread meets the same error, and says so
+            return False  # the thread meets the same error, and reports it
         if piece.done < sum(len(part) for part in parts):
             self._begun = piece if piece.done else None
             return False

@@ -72,7 +72,7 @@ class Link:
         lane.put(seq, operation, outgoing)
 
     def close(self) -> None:
-        """Close all connections; what is not sent yet is dropped, and what was lent cannot be taken any more."""
+        """Close all connections; queued pieces are dropped, and lent memory is revoked."""
         for lane in self.lanes:
             lane.close()
 
@@ -91,8 +91,8 @@ def measure(
         length, begun, speed = 256 << 10, now(), 0.0
         while True:
             spent = _transfer(connection, length, now)
-            moving = max(spent - min(trips), 1e-6)  # without the trip, which says nothing about the speed
-            speed = max(speed, length / moving)  # what disturbs only ever slows down
+            moving = max(spent - min(trips), 1e-6)  # without the trip, which is latency, not speed
+            speed = max(speed, length / moving)  # disturbances only ever slow down
             left = seconds - (now() - begun)
             if moving > seconds / 4 or left < spent * 2 or length >= 64 << 20:
                 return speed, latency

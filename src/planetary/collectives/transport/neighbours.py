@@ -1,4 +1,4 @@
-"""How bulk data gets to the next peer of the ring: what is best within a machine, and between machines."""
+"""Choice of the transport to the next peer of the ring, within a machine and between machines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ STREAMS = 2  # to a peer, where nothing else is asked for
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reach:
-    """What the user of a communicator decided about its connections.
+    """Settings of a communicator's connections.
 
     Attributes:
-        connections: to the successor; None: as many as seem good.
+        connections: number of connections to the successor; None: `STREAMS`, or 1 within a machine
+            that has no processors for more.
         direct: whether a peer on the same machine may be given pieces without a socket.
-        piece_bytes: of a piece; None: depends on the tensor.
+        piece_bytes: size of a piece; None: depends on the tensor.
     """
 
     connections: int | None

@@ -1,4 +1,4 @@
-"""What travels between peers: an introduction, and then, on a ring connection, pieces behind a fixed header."""
+"""Frames between peers: an introduction, and then, on a ring connection, pieces behind a fixed header."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planetary.core.errors import RemoteProtocolError
 
 INTRODUCTION_BYTES = 4 << 10
 PIECE_MOST = 64 << 20
-"""Longest piece that is accepted, in bytes: what one frame can make a receiver wait for."""
+"""Longest accepted piece, in bytes: the limit on a receiver's wait for one frame."""
 
 _HEADER = struct.Struct(">QIII")
 HEADER_BYTES = _HEADER.size
@@ -22,7 +22,7 @@ class Introduction(msgspec.Struct, frozen=True):
     """First bytes of every connection between peers, as JSON behind its length."""
 
     purpose: Literal["ring", "state", "probe"]
-    peer: str  # id of who connects
+    peer: str  # id of the connecting peer
     key: str  # secret of the group
     shared: str = ""  # a ring connection within one machine: name of the shared memory; answered by one byte
     slot_bytes: int = 0

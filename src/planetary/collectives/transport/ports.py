@@ -1,4 +1,4 @@
-"""What a master or a peer uses of the machine it runs on: `HERE` is the real one, the simulator passes its own."""
+"""Services of the machine under a master or a peer: `HERE` is the real one, the simulator passes its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planetary.net.network import TCP, Network
 
 
 def machine_identity() -> str:
-    """Return what is equal for two peers on one machine, and differs between machines."""
+    """Return an identity that is equal for peers on one machine and differs between machines."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + socket.gethostname()
     return f"{uuid.getnode():x}{socket.gethostname()}"
@@ -42,7 +42,7 @@ class Ports:
 
     Attributes:
         clock: for deadlines and durations.
-        threads: starts threads and makes what they wait with.
+        threads: starts threads and makes their locks and queues.
         start_loop: starts an event loop beside the threads, from a name.
         network: of control connections.
         bulk: of bulk connections.

@@ -90,7 +90,7 @@ class SlotReader:
         self._view = memoryview(self._map)
 
     def view(self, slot: int, length: int) -> memoryview:
-        """Return the bytes in a slot. Raises `RemoteProtocolError` for what cannot be in one."""
+        """Return the bytes in a slot. Raises `RemoteProtocolError` for an impossible slot or length."""
         if slot >= SLOTS or length > self._slot_bytes:
             raise RemoteProtocolError(f"{length} bytes in slot {slot} were announced")
         return self._view[slot * self._slot_bytes : slot * self._slot_bytes + length]

@@ -45,7 +45,7 @@ def digest(algorithm: str, flat: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class SyncInfo:
-    """What a synchronisation did on this peer.
+    """Result of a synchronisation on this peer.
 
     Attributes:
         revision: of the state now.
@@ -117,7 +117,7 @@ class StateSession(BufferGuard):
         return raw(flat.flat)[offset : offset + length]
 
     def commit(self) -> tuple[str, ...]:
-        """After `close`: take over what was fetched. Returns the names."""
+        """After `close`: take over the fetched arrays. Returns their names."""
         for name, content in self.fetched.items():
             flat = self._state.flats[name]
             flat.flat[...] = content
@@ -152,8 +152,8 @@ class Fetcher:
         self.rx_bytes = 0
 
     def run(self) -> None:
-        """Fetch all into the session. Raises `PeerError` when the donors do not suffice, `TrustError` when what came
-        has another digest than was elected.
+        """Fetch all into the session. Raises `PeerError` when the donors do not suffice, `TrustError` when an array
+        has another digest than the elected one.
         """
         donors = sorted({donor for item in self._wanted for donor in item.donors if donor in self._peers})
         parts = [
@@ -185,7 +185,7 @@ class Fetcher:
         self._session.fetched = self._buffers
 
     def _from_donor(self, donor: str, work: Queue[tuple[Fetch, int]], left: dict[tuple[str, int], Fetch]) -> None:
-        """Fetch what is in `work`; on an error the rest stays there, which marks the donor as failed."""
+        """Fetch the parts in `work`; on an error the rest stays there, which marks the donor as failed."""
         connection: DataConnection | None = None
         item_offset: tuple[Fetch, int] | None = None
         try:

@@ -31,7 +31,7 @@ class SocketOptions:
 
 
 def near_options(given: SocketOptions) -> SocketOptions:
-    """Within a machine nothing has to be paced, and what is in flight should fit into the processor's cache."""
+    """Return the options within a machine: no pacing, and bytes in flight that fit into the processor's cache."""
     return replace(given, congestion=given.congestion or "cubic", buffer_bytes=given.buffer_bytes or _NEAR_BYTES)
 
 
@@ -101,11 +101,11 @@ class DataConnection(ABC):
 
     @abstractmethod
     def try_read(self, into: memoryview) -> int:
-        """Read what is there; 0 when nothing is. Raises `PeerError` at the end of the stream."""
+        """Read the available bytes and return their number, 0 for none. Raises `PeerError` at the end of the stream."""
 
     @abstractmethod
     def try_write(self, *parts: memoryview) -> int:
-        """Write what there is room for; 0 when there is none. Raises `PeerError`."""
+        """Write as many bytes as there is room for and return their number, 0 for none. Raises `PeerError`."""
 
     @abstractmethod
     def wait_readable(self, timeout_s: float | None) -> bool:
@@ -278,7 +278,7 @@ def _block(head: bytearray, most: int) -> bytearray:
 
 
 def _drop_written(left: list[memoryview], count: int) -> None:
-    """Remove the first `count` bytes from what is left to write, and empty parts before the next ones."""
+    """Remove the first `count` bytes from the unwritten parts `left`, and empty parts before the next ones."""
     while left and count >= len(left[0]):
         count -= len(left.pop(0))
     if count:

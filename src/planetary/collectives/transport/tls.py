@@ -22,7 +22,7 @@ class PeerCertificate:
 
     Attributes:
         fingerprint: SHA-256 of the certificate, hexadecimal.
-        context: what the listening side shows.
+        context: TLS context of the listening side, with the certificate.
     """
 
     def __init__(self) -> None:

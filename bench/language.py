@@ -37,7 +37,7 @@ LIMITS = {
     "serve": (2, 0.5),
     "site": (1.5, 0.5),
     "wire": (3, 0.5),
-    "docs": (3.5, 1.0),
+    "docs": (1, 0.5),
     "collectives": (1, 0.5),
     "compat": (0.5, 0.5),
     "fabric": (1.5, 1.0),

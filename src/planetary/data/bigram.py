@@ -68,7 +68,7 @@ def bigram_baseline(data: PreparedData, held_out: list[tuple[Slice, int]]) -> Bi
 
     Args:
         data: prepared data on a local path.
-        held_out: what the network is evaluated on (`PreparedData.eval_chunks`), so that the losses compare.
+        held_out: the network's evaluation chunks (`PreparedData.eval_chunks`), so that the losses compare.
     """
     if data.vocab_size > LARGEST_VOCABULARY:
         return BigramBaseline(

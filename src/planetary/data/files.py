@@ -1,6 +1,6 @@
 """The files that a source of data consists of: a path, a folder, a pattern or any fsspec URL, compressed or not.
 
-What a file is, is read from its first bytes and not from its name: a compressed or binary file that nothing here
+The format of a file is read from its first bytes and not from its name: a compressed or binary file that nothing here
 understands would otherwise be trained on as if its bytes were text.
 """
 
@@ -22,13 +22,13 @@ import msgspec
 from planetary.core.errors import PlanetaryError, ResourceError, UserError
 
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 << 12  # looked at to see what a file is
+HEAD_BYTES = 1 << 12  # read to recognise a file's format
 SUPPORTED = (
     "text, .jsonl, .csv, .tsv, parquet, arrow, tar (all of them also as .gz, .bz2, .xz or .zst), folders and patterns "
     "of those, .u8, .u16 or .u32 tokens"
 )
 
-# What begins a file -> what it is. A container that ends with its mark, or has it elsewhere, is looked for there.
+# First bytes of a file -> its format. A container that ends with its mark, or has it elsewhere, is looked for there.
 _COMPRESSIONS: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
@@ -84,7 +84,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
     @property
     def suffix(self) -> str:
-        """The ending of its name that says what is in it: `".jsonl"` of `x.jsonl.gz`; lower case."""
+        """The ending of its name without that of its compression: `".jsonl"` of `x.jsonl.gz`; lower case."""
         name = PurePosixPath(self.name)
         if name.suffix.lower() in _COMPRESSED_SUFFIXES - {".tgz"}:
             name = name.with_suffix("")
@@ -186,13 +186,13 @@ def open_raw(source: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_file(file: SourceFile) -> Iterator[tuple[str, IO[bytes]]]:
-    """Open a file of data, without its compression, and say what it is.
+    """Open a file of data, without its compression, and recognise its format.
 
     Yields:
-        What it is ("parquet", "arrow", "tar", "json lines", "csv", "tsv" or "text"), and its bytes from the start.
+        Its format ("parquet", "arrow", "tar", "json lines", "csv", "tsv" or "text"), and its bytes from the start.
 
     Raises:
-        UserError: it is of a kind that cannot be trained on, or is not what its name says; and as `telling`.
+        UserError: its format cannot be trained on, or contradicts its name; and as `telling`.
     """
     with open_raw(file.url) as stored:
         head = stored.read(HEAD_BYTES)
@@ -213,10 +213,10 @@ def open_file(file: SourceFile) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 def kind_of(head: bytes, file: SourceFile) -> str:
-    """Return what a file is by its first bytes, without compression, and its name; see `open_file`.
+    """Return the format of a file by its first bytes, without compression, and its name; see `open_file`.
 
     Raises:
-        UserError: it cannot be trained on, or is not what its name says.
+        UserError: it cannot be trained on, or contradicts its name.
     """
     for place, mark, kind in _CONTAINERS:
         if head[place : place + len(mark)] == mark:

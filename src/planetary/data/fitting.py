@@ -1,4 +1,4 @@
-"""Fits a run to the data that there is: a tiny source makes a tiny run, and the log says what became smaller."""
+"""Fits a run to its data: a tiny source makes a tiny run, and the log names the reduced keys."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LeasePlan(Protocol):
         ...
 
     def within_epochs(self, config: Config, tokens: int) -> Config:
-        """Return `config` with what `data.max_epochs` of a data set of so many tokens makes smaller."""
+        """Return `config` reduced to `data.max_epochs` of a data set of so many tokens."""
         ...
 
 
 class RoundLeases:
-    """A lease is what one worker reads in a round."""
+    """A lease is one worker's tokens of a round."""
 
     def most_inner_steps(self, config: Config, batches: int) -> int:
         """See `LeasePlan`; there has to be one lease."""
@@ -88,7 +88,7 @@ ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
 
 
 def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LEASES) -> Config:
-    """Return `config` with what the data is too small for made smaller, each with a warning that has both numbers.
+    """Return `config` with keys reduced where the data is too small, each with a warning that has both numbers.
 
     `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and a
     mixture's `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in
@@ -121,7 +121,7 @@ FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup
 
 
 def changes(given: Config, fitted: Config) -> str:
-    """Return what `fit_to_data` changed, for a display; "" for nothing."""
+    """Return the changes of `fit_to_data`, for a display; "" for none."""
     found = []
     for dotted in FITTED:
         section, key = dotted.split(".")

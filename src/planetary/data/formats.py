@@ -31,7 +31,7 @@ _MEMBER_TEXTS = (".txt", ".text", ".md", ".json")
 class Document(msgspec.Struct, frozen=True):
     """A text, or a part of one that continues in the next document of the same name."""
 
-    name: str  # what decides whether the whole text is held out
+    name: str  # key of the decision whether the whole text is held out
     text: bytes
     last: bool = True  # whether the text ends here
 
@@ -40,13 +40,13 @@ def read_documents(kind: str, stream: IO[bytes], file: SourceFile, field: str) -
     """Yield the documents of an opened file, in its order.
 
     Args:
-        kind: what the file is, as `files.open_file` says.
+        kind: the file's format, as `files.open_file` yields it.
         stream: its bytes.
         file: where they come from, for error texts.
         field: of the record that holds the text; `"message.text"` is the field `text` of the field `message`.
 
     Raises:
-        UserError: the file, or a record in it (which is named), is not what it must be.
+        UserError: the file, or a record in it (which is named), is malformed.
     """
     return _READERS[kind](stream, file, field)
 

@@ -2,8 +2,8 @@
 
 A block is `sequence_length + 1` tokens: one sequence and its shifted target. Shuffling the blocks on disk
 lets a lease be one contiguous range, read with one range request, while its batches are still drawn from
-everywhere. Several sources are mixed on disk too, in the shares that their weights say (`data.mixing`): what reads
-the files knows nothing of it.
+everywhere. Several sources are mixed on disk too, in the shares that their weights say (`data.mixing`): readers of
+the files know nothing of it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _FLAT_FILES = ("train.flat", "held_out.flat")
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """What `prepared.json` in the cache says; its presence says that the folder is complete."""
+    """The contents of `prepared.json` in the cache; its presence marks the folder as complete."""
 
     format: int
     key: str
@@ -158,7 +158,7 @@ class _Flat(msgspec.Struct, frozen=True):
 
 
 def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
-    """Write the files, and last `prepared.json`, into `folder`, and return what that says.
+    """Write the files, and last `prepared.json`, into `folder`, and return the latter's contents.
 
     Raises:
         UserError: a source or a token is not usable, or there is no whole sequence to train on or to hold out.
@@ -446,7 +446,7 @@ def _load(folder: Path, key: str) -> Preparation | None:
         if all(_file_digest(Path(file.url)) == file.digest for file in files):
             return preparation
     if folder.exists():
-        shutil.rmtree(folder)  # it is a cache: what is damaged is made again
+        shutil.rmtree(folder)  # it is a cache: a damaged folder is made again
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with a slice: read its tokens with one range read, and cut them into batches.
+"""Read the tokens of a worker's slice with one range read, and cut them into batches.
 
 Needs numpy and fsspec only.
 """

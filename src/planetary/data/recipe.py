@@ -1,4 +1,4 @@
-"""What prepared token files depend on, and the key under which they are kept."""
+"""Inputs of prepared token files, and the key under which the files are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RecipePart(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """What it is made of."""
+        """Element type of its tokens, or "documents" or "text"."""
         return self.dtype or ("documents" if self.contents.has_many_documents else "text")
 
     def documents(self) -> Iterator[Document]:
@@ -41,7 +41,7 @@ class RecipePart(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What decides about the prepared files before the sources are tokenised."""
+    """All inputs of the prepared files, known before the sources are tokenised."""
 
     key: str
     parts: tuple[RecipePart, ...]
@@ -60,12 +60,12 @@ class Recipe(msgspec.Struct, frozen=True):
         return [part.weight for part in self.parts]
 
     def least_of(self, index: int) -> int:
-        """Return how many blocks of a source must be held out, so that what is mixed of them is `least_held_out`."""
+        """Return how many blocks of a source must be held out, so that the mixture of them has `least_held_out`."""
         return math.ceil(self.least_held_out * self.parts[index].weight / sum(self.weights))
 
 
 def recipe_of(config: Config) -> Recipe:
-    """Read the sources to their ends and return what decides about the files that are made of them.
+    """Read the sources to their ends and return the recipe of the files that are made of them.
 
     Raises:
         UserError: a source or the tokenizer is not usable, or they do not fit together.

@@ -1,7 +1,7 @@
 """Seeded permutations that are the same on every machine and with every numpy version.
 
-numpy guarantees the raw stream of a bit generator and of `SeedSequence`, but not what `Generator.permutation`
-makes of it (NEP 19), so the permutation is built here from raw words.
+numpy guarantees the raw stream of a bit generator and of `SeedSequence`, but not the result of `Generator.permutation`
+(NEP 19), so the permutation is built here from raw words.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class SliceOrder(msgspec.Struct, frozen=True):
     """Maps leases to slices of a token file.
 
     The file is cut into whole slices, and each epoch hands each of them out exactly once: in an order drawn from the
-    seed, or, with `sampling` "fifo", from the file's start to its end. What is left over at the ends (less than one
+    seed, or, with `sampling` "fifo", from the file's start to its end. The remainder at the ends (less than one
     slice) sits out the epoch; the cut starts at another block in each epoch, so that over time no token is left out.
     "fifo" always begins at the file's start.
 
@@ -152,7 +152,7 @@ class LeaseLedger(msgspec.Struct):
         self._release(lease, "completed")
 
     def retract(self, lease: int) -> None:
-        """Make a trained lease a held one again: what was trained on it is lost before it counted.
+        """Make a trained lease a held one again: its training is lost before it counted.
 
         Raises:
             LocalProtocolError: it is not trained.
@@ -166,7 +166,7 @@ class LeaseLedger(msgspec.Struct):
         return LeaseLedger(self.next, list(self.returned), list(self.held))
 
     def without_holders(self) -> LeaseLedger:
-        """Return a copy in which every held lease is free again: what is left after all workers are gone."""
+        """Return a copy in which every held lease is free again: the state after all workers are lost."""
         return LeaseLedger(self.next, sorted([*self.returned, *self.held]), [])
 
     def _release(self, lease: int, what: str) -> None:
@@ -178,7 +178,7 @@ class LeaseLedger(msgspec.Struct):
 
 
 def check_ledger(ledger: LeaseLedger) -> str:
-    """Return what is wrong with a ledger that was read from a file, or "" when it is consistent."""
+    """Return the defect of a ledger that was read from a file, or "" when it is consistent."""
     for name, leases in (("returned", ledger.returned), ("held", ledger.held)):
         if leases != sorted(set(leases)) or (leases and not 0 <= leases[0] <= leases[-1] < ledger.next):
             return f"its {name} leases are not ascending numbers below {ledger.next}"

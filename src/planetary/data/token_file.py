@@ -22,7 +22,7 @@ def smallest_dtype(vocab_size: int) -> str:
 
 
 class TokenFile(msgspec.Struct, frozen=True):
-    """Where a token file is, and what is in it. `url` is a path or any fsspec URL."""
+    """The place of a token file, and its contents. `url` is a path or any fsspec URL."""
 
     url: str
     dtype: str

@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """What identifies the tokenizer: equal digests encode equally."""
+        """Identity of the tokenizer: equal digests encode equally."""
         ...
 
     def encode(self, text: bytes) -> np.ndarray:

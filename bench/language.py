@@ -23,7 +23,7 @@ LIMITS = {
     "artifacts": (6, 0.5),
     "cli": (7, 0.5),
     "compiler": (8, 0.5),
-    "core": (9.5, 1.0),
+    "core": (0.5, 0.5),
     "data": (0.5, 0.5),
     "diloco": (0.5, 0.5),
     "machine": (3, 0.5),

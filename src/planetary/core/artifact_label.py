@@ -1,4 +1,4 @@
-"""What a compiled artifact says about itself, readable before anything in it is loaded.
+"""The label of a compiled artifact, readable before anything in it is loaded.
 
 The label is one line of JSON baked into the module as reflection text. It is found by searching the bytes,
 so a worker can refuse an artifact of another compiler version or another CPU without handing it to the
@@ -18,7 +18,7 @@ _PATTERN = re.compile(rb"planetary-artifact (\{[^\x00]*?\})\x00")
 
 
 class ArtifactLabel(msgspec.Struct, frozen=True):
-    """What a compiled module was made from and for."""
+    """Source, compiler and target of a compiled module."""
 
     iree: str  # version of the compiler
     backend: str  # "cpu", "cuda", "hip", "vulkan", "metal"

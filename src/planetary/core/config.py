@@ -85,7 +85,7 @@ DEFAULTS: Mapping[str, Any] = {
     "outer_loop_steps": 100,
     "nesterov_momentum": 0.9,
 }
-"""What PCP takes for a key that is absent, where the default here is another."""
+"""PCP's default of a key, where the default here is another."""
 
 FIXED: Mapping[str, Mapping[str, Any]] = {
     "optimizer": {
@@ -96,7 +96,7 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
         "decay_min_rank": 0,
     },
 }
-"""What no key of PCP's sets and PCP does in a way that is not the default here: AdamW at a constant rate, which decays
+"""Fixed behaviour of PCP, without a key, that is not the default here: AdamW at a constant rate, which decays
 every parameter (`src/optimizers/adam_mlir.zig`). `--set` changes it."""
 
 BLOCKS: Mapping[str, Mapping[str, str]] = {
@@ -148,7 +148,7 @@ SAME_HERE: Mapping[str, Any] = {
     "aggregation_strategy": "diloco",
     "outer_gradient_compression": "none",
 }
-"""Value of a key in `NO_EFFECT` that describes what happens here anyway, and needs no warning."""
+"""Value of a key in `NO_EFFECT` that equals the behaviour here, and needs no warning."""
 
 _NOT_PRETRAINING = (
     "it belongs to reinforcement learning or inference; `planetary train` trains on the tokens of data_path"
@@ -291,7 +291,7 @@ FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a TOML configuration, or PCP's `experiment.json`, with `overrides` in place of its values.
 
-    What is checked is the result, so that an override can repair a file. See `apply_overrides` for their form. With a
+    Checks apply to the result, so that an override can repair a file. See `apply_overrides` for their form. With a
     compiled model the shape of the batch is the model's own (0) unless the file says one. A folder with a pretrained
     model is the model that it describes (see `configuration.pretrained`).
 
@@ -356,7 +356,7 @@ def _toml_tables(text: str, origin: str) -> dict[str, Any]:
 
 
 def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
-    """Complete every relative path among the values; what is no path, or not even text, stays as it is."""
+    """Complete every relative path among the values; other values, text or not, stay as they are."""
 
     def complete_in(table: dict[str, Any], key: str, names: Callable[[str], bool]) -> None:
         value = table.get(key)
@@ -474,7 +474,7 @@ def to_toml(config: Config) -> str:
 
 
 _RL_LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "tolerance", "cache_mb", "held_out"}
-"""Keys of `[rl]` that do not change what a run computes."""
+"""Keys of `[rl]` that do not change the mathematics of a run."""
 
 
 def config_hash(config: Config) -> str:
@@ -482,7 +482,7 @@ def config_hash(config: Config) -> str:
 
     Two configurations with equal hashes train the same model on the same data in the same way, so a
     checkpoint of one may be resumed under the other. Left out are names, places, machines, time limits, how
-    often something is written or measured, what only saves memory, and how long the run is: a finished run may
+    often something is written or measured, options that only save memory, and how long the run is: a finished run may
     be resumed with more rounds, and a cosine schedule is then stretched from there on. Of a local path only
     the last part counts, so that a folder may be moved; digests of the contents are kept in the checkpoint.
     """

@@ -43,7 +43,7 @@ def worst_of(errors: Mapping[str, float]) -> tuple[str, float]:
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What is accepted of one result: largest error of an element, and how many elements may exceed it."""
+    """Tolerance of one result: largest error of an element, and how many elements may exceed it."""
 
     error: float
     spared: int = 0
@@ -67,7 +67,7 @@ def accepted_of(
         before: parameters and optimizer state that the step was given.
         expected: results of the reference.
         factor_rounding: relative spacing of the factors of the model's contractions.
-        noise: by name, what the rounding of 16-bit arithmetic between contractions changes; default: nothing.
+        noise: by name, the change from rounding in 16-bit arithmetic between contractions; default: none.
     """
     noise = noise or {}
     change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
@@ -97,7 +97,7 @@ def errors_of(
     *,
     noise: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return, by name, the errors of all results as fractions of what `accepted_of` accepts; see `error_of`.
+    """Return, by name, the errors of all results as fractions of the errors that `accepted_of` returns; see `error_of`.
 
     `found` are the results of the artifact; the other arguments are those of `accepted_of`.
     """

@@ -4,7 +4,7 @@
     ├── UserError            the input is wrong: a config key, a path, a flag, a data file
     ├── CompileError         a model cannot be turned into a training step
     │   └── UnsupportedOpError   an operation without a differentiation rule lies on a gradient's path
-    ├── TrustError           a token, certificate, digest or version is not what it must be
+    ├── TrustError           a token, certificate, digest or version is not as required
     ├── ProtocolError        bytes or messages that break the protocol
     │   ├── LocalProtocolError   we were about to send or do something illegal: a bug here
     │   └── RemoteProtocolError  the other side sent something illegal: its connection is closed
@@ -28,7 +28,7 @@ class PlanetaryError(Exception):
 
 
 class UserError(PlanetaryError):
-    """The user's input is wrong; the text says which input and what would be right."""
+    """The user's input is wrong; the text names the input and the expected form."""
 
 
 class CompileError(PlanetaryError):
@@ -50,7 +50,7 @@ class UnsupportedOpError(CompileError):
 
 
 class TrustError(PlanetaryError):
-    """A token, certificate, digest or version is not what it must be; nothing was executed or loaded."""
+    """A token, certificate, digest or version is not as required; nothing was executed or loaded."""
 
 
 class ProtocolError(PlanetaryError):

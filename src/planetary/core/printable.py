@@ -1,4 +1,4 @@
-"""Names and texts of other machines, as they may be shown: a terminal obeys what a line contains."""
+"""Names and texts of other machines, as they may be shown: a terminal obeys control characters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 """Of workers, nodes and peers."""
 
-# C0 and C1 controls, line and paragraph separators, and what changes the direction of the text after it.
+# C0 and C1 controls, line and paragraph separators, and marks that change the direction of the text after them.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -17,7 +17,7 @@ def is_name(text: str) -> bool:
 
 
 def as_name(text: str) -> str:
-    """Return `text` with what a name must not have replaced by "-", shortened, and never empty."""
+    """Return `text` with "-" for characters that a name must not have, shortened, and never empty."""
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", text)[:128] or "-"
 
 

@@ -1,7 +1,7 @@
-"""Every function of a program on random numbers, and what a reference execution made of them.
+"""Every function of a program on random numbers, and the results of a reference execution.
 
-The sibling of `core.step_trial` for modules whose functions are called one by one, as those of mixtures are: what an
-artifact was compared with travels to every worker, and each repeats the comparison on its own device. Arguments are not
+The sibling of `core.step_trial` for modules whose functions are called one by one, as those of mixtures are: the
+reference of an artifact travels to every worker, and each repeats the comparison on its own device. Arguments are not
 in it: they are drawn again from the digest of the module.
 
 How far a result may be off is measured where the reference is made: the reference runs a second time on arguments that
@@ -66,8 +66,8 @@ class FunctionTrial:
     def arguments(self, integers_below: int) -> dict[str, np.ndarray]:
         """Return random arguments: bit for bit the same for the same module, on every machine.
 
-        The state of an optimizer is positive and away from zero, as in a step's trial: it is what is overwritten
-        beside the parameters, which are what a gradient is given for.
+        The state of an optimizer is positive and away from zero, as in a step's trial: the state is overwritten
+        beside the parameters, and has no gradient.
         """
         names = {spec.name for spec in self.function.arguments}
         overwritten = {self.function.arguments[i].name for i in self.function.replaced}
@@ -103,7 +103,7 @@ class FunctionTrial:
         return {tensor.name: made(tensor) for tensor in self.function.arguments}
 
     def numbers(self, index: int, arguments: Arrays, results: Arrays, block: int) -> np.ndarray:
-        """Return what is compared of a result: the changes of its elements, or sums over blocks of them.
+        """Return the compared numbers of a result: the changes of its elements, or sums over blocks of them.
 
         Changes are from the argument that the result overwrites, or from 0.
         """
@@ -126,7 +126,7 @@ class ProgramReference(msgspec.Struct, frozen=True):
     against: str  # the execution that it comes from, e.g. "XLA"
 
     def errors(self, name: str, function: FunctionSpec, run: Run) -> dict[str, float]:
-        """Run one function; return by result, as `RESULT of FUNCTION`, errors as fractions of what is accepted."""
+        """Run one function; return by result, as `RESULT of FUNCTION`, errors as fractions of the accepted ones."""
         trial = FunctionTrial(self.stablehlo, name, function)
         given = trial.arguments(self.integers_below)
         found = run(name, given)
@@ -139,13 +139,13 @@ class ProgramReference(msgspec.Struct, frozen=True):
 
 
 def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, against: str) -> ProgramReference:
-    """Run every function twice and return what travels.
+    """Run every function twice and return the reference that travels to workers.
 
     Args:
         spec: of the program.
         run: the reference execution.
         factor_rounding: relative spacing of the factors of the program's contractions.
-        against: what executes, for people.
+        against: name of the reference execution, for people.
 
     Raises:
         CompileError: a result is not finite.
@@ -177,7 +177,7 @@ def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, again
 
 
 def _accepted(numbers: np.ndarray, beside: np.ndarray, rounding: float, ties: int) -> Accepted:
-    """Return what is accepted of the numbers of one result, which a nudge of the arguments turns into `beside`.
+    """Return the tolerance of the numbers of one result, which a nudge of the arguments turns into `beside`.
 
     `ties`: numbers that are spared in any case, as far as there are enough.
     """

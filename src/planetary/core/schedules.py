@@ -15,7 +15,7 @@ from planetary.core.errors import UserError
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learning-rate schedule: linear warm-up to `peak`, then what `kind` says.
+    """A learning-rate schedule: linear warm-up to `peak`, then the curve `kind`.
 
     Step s (0-based) of the warm-up has rate `peak · (s + 1) / warmup_steps`: the first step moves, and step
     `warmup_steps - 1` has the peak.

@@ -58,5 +58,5 @@ class ProgramSpec(msgspec.Struct, frozen=True):
 
     model: str  # a name for people
     functions: dict[str, FunctionSpec]
-    integers_below: int  # what integer arguments may be, for checks on random numbers: sizes of vocabularies
+    integers_below: int  # exclusive bound of integer arguments, for checks on random numbers: sizes of vocabularies
     stablehlo_digest: str  # sha256 of the portable artifact that all functions were compiled from

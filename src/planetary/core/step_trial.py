@@ -1,7 +1,7 @@
-"""One training and one evaluation step on random numbers, and what a reference execution made of them.
+"""One training and one evaluation step on random numbers, and the results of a reference execution.
 
 A compiler can lie, and so can a driver: a module that is right on the gateway's CPU may be wrong on a worker's GPU. So
-what an artifact was checked against travels to every worker, and each repeats the comparison on its own device. A
+the reference of an artifact's check travels to every worker, and each repeats the comparison on its own device. A
 `StepReference` is small for any model: inputs are drawn again from the digest of the step and the quantiles of the
 initial parameters; expected results travel as the changes of the elements, or as sums over blocks of them, with random
 signs. An element that is off by more than is accepted shows in the sum of its block.
@@ -32,13 +32,13 @@ from planetary.core.trial_numbers import (
 TRIAL_STEP = 7  # any index will do
 TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out from the rounding of the parameters
 REFERENCE_BYTES = 8 << 20
-"""What the expected results of large models take together, about: 3.3M parameters under AdamW travel as sums of 8."""
+"""Approximate bytes of the expected results of a large model: 3.3M parameters under AdamW travel as sums of 8."""
 _QUANTILES = 65
 _SAMPLE = 1 << 20  # elements that the quantiles of a large parameter are taken from
 
 
 class StepRunner(Protocol):
-    """What runs a compiled step here; `planetary.runtime.executor.Executor` is one."""
+    """Runs a compiled step in this process; `planetary.runtime.executor.Executor` is one."""
 
     def load(
         self,
@@ -85,14 +85,14 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class ParameterValues(msgspec.Struct, frozen=True):
-    """What a parameter's trial values are drawn from: its own initial values, or their quantiles at equal steps."""
+    """The distribution of a parameter's trial values: its own initial values, or their quantiles at equal steps."""
 
     exact: bytes = b""  # float32
     quantiles: tuple[float, ...] = ()
 
 
 def values_of(spec: StepSpec, params: Mapping[str, np.ndarray]) -> dict[str, ParameterValues]:
-    """Return what a trial has to know of the initial parameters, by name."""
+    """Return the distributions of the initial parameters for a trial, by name."""
     found = {}
     for tensor in spec.params:
         values = as_float(params[tensor.name], tensor.dtype).astype(np.float32).reshape(-1)
@@ -169,7 +169,7 @@ class StepReference(msgspec.Struct, frozen=True):
     def errors(
         self, spec: StepSpec, before: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]
     ) -> dict[str, float]:
-        """Return, by name, the errors of `found` as fractions of what is accepted.
+        """Return, by name, the errors of `found` as fractions of the accepted ones.
 
         Args:
             spec: signature of the step.
@@ -197,7 +197,7 @@ def make_reference(
     against: str,
     noise: Mapping[str, float] | None = None,
 ) -> StepReference:
-    """Return what travels of a reference execution.
+    """Return the compact reference of a reference execution, for workers.
 
     Args:
         spec: signature of the step.
@@ -217,7 +217,7 @@ def make_reference(
         changes = _changes(spec, tensor, before, expected, block)
         if block > 1:
             # Roundings of single elements, which have any sign, add up like the root of their number; those accepted
-            # are some ten times what compilers leave. A spared element may change by twice the largest update.
+            # are some ten times those between compilers. A spared element may change by twice the largest update.
             spared = 4 * one.spared / max(tensor.size, 1) * block * 2 * float(np.max(np.abs(changes), initial=0.0))
             one = Accepted(one.error * max(1.0, block**0.5 / 8) + spared)
         tensors[tensor.name] = ExpectedResult(changes.astype("<f4").tobytes(), block, one)

@@ -1,6 +1,6 @@
-"""Threads and what they wait for each other with. `THREADS` are the operating system's; a simulator passes others.
+"""Threads and their synchronisation. `THREADS` are the operating system's; a simulator passes others.
 
-Only what may wait, or may be held by a thread that waits, has to come from here: a lock under which nothing ever waits
+Only primitives that block, or that a blocked thread may hold, have to come from here: a lock under which nothing waits
 can be a `threading.Lock` in both worlds.
 """
 
@@ -38,7 +38,7 @@ class Condition(Protocol):
     """See `threading.Condition`; its lock is not reentrant."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `predicate` is true, `timeout` seconds at most; return what it is."""
+        """Wait until `predicate` is true, `timeout` seconds at most; return its value."""
         ...
 
     def notify_all(self) -> None:
@@ -77,7 +77,7 @@ class Thread(Protocol):
 
 
 class Threads(Protocol):
-    """Starts threads and makes what they wait with."""
+    """Starts threads and makes their synchronisation primitives."""
 
     def start(self, name: str, work: Callable[[], object]) -> Thread:
         """Call `work` in a thread of its own, which does not keep the program from ending."""

@@ -1,4 +1,4 @@
-"""Random numbers of trials, the same bits everywhere, and what travels of their expected results.
+"""Random numbers of trials, the same bits everywhere, and the compact form of their expected results.
 
 A bit generator's raw words are the same in every version of numpy (NEP 19), its distributions are not.
 """
@@ -40,7 +40,7 @@ def _seed(text: str) -> int:
 
 
 class ExpectedResult(msgspec.Struct, frozen=True):
-    """What a reference made of one tensor: float32 changes of its elements, or signed sums of `block` of them each."""
+    """A reference's result for one tensor: float32 changes of its elements, or signed sums of `block` of them each."""
 
     changes: bytes
     block: int
@@ -69,7 +69,7 @@ def block_sums(signs: str, after: np.ndarray, before: np.ndarray | None, block: 
     """Return the changes of a tensor's elements, or their signed sums over blocks, as float32.
 
     Args:
-        signs: what the random signs are drawn from; without them, swapped elements would cancel.
+        signs: the seed of the random signs; without them, swapped elements would cancel.
         after: numbers of any shape.
         before: numbers of the same shape; None: zeros.
         block: elements of a sum; 1: every change as it is.

@@ -21,7 +21,7 @@ class MixtureOptions(msgspec.Struct, frozen=True):
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
     rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
     delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
-    # how a refresh travels: surrogates whole, or what has changed of them in fewer bits
+    # how a refresh travels: surrogates whole, or their changes in fewer bits
     refresh_form: RefreshForm = "exact"
     fitted_by: FittedBy = "composers"  # who fits surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
@@ -29,6 +29,6 @@ class MixtureOptions(msgspec.Struct, frozen=True):
     sketch_fraction: Share = 1.0  # part of the tokens that a sketch keeps
     inner_steps: Count = 1  # of an expert worker on one sketch
     trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
-    # how expert updates travel: what a lossy form drops is kept and added to the next one
+    # how expert updates travel: the error of a lossy form is kept and added to the next one
     update_form: UpdateForm = "exact"
     update_keep: Share = 0.1  # part of an update's elements that "topk" sends, its largest

@@ -22,7 +22,7 @@ def chosen_rule(rounds: int) -> dict[str, Any]:
 
 
 def why_chosen(outer: Any, rounds: int) -> str:
-    """Return why a run has its outer step, for people; "" when it is not what `chosen_rule` gives a short run."""
+    """Return why a run has its outer step, for people; "" when it is not `chosen_rule` of a short run."""
     if any(getattr(outer, key) != value for key, value in FEW.items()) or rounds >= FEW_OUTER_STEPS:
         return ""
     return (

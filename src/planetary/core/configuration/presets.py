@@ -22,7 +22,7 @@ class Preset(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as `--preset` takes it.
-        summary: what it does.
+        summary: its effect, in one line.
         source: where its numbers are from.
         settings: keys and values.
         alone: keys that differ for one worker.

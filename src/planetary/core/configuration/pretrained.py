@@ -1,7 +1,7 @@
 """Folders as `transformers` keeps pretrained models (`from_pretrained`, `save_pretrained`), and the same models here.
 
 A folder has `config.json`, the weights in safetensors files, and most have `tokenizer.json`. Of some families the model
-here has the same parameters under the same names; a `Layout` says what is called how in both directions.
+here has the same parameters under the same names; a `Layout` translates the names of the options in both directions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planetary.core.errors import UserError
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 _ABSENT = object()
-_SCALINGS: Mapping[str, tuple[str, ...]] = {  # types of stretched rotary positions, and what each has
+_SCALINGS: Mapping[str, tuple[str, ...]] = {  # types of stretched rotary positions, and the keys of each
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
@@ -45,7 +45,7 @@ class Layout(Protocol):
         """Return the options of `source` that a `config.json` stands for.
 
         Raises:
-            UserError: it asks for what the model here does not have.
+            UserError: it asks for a feature that the model here lacks.
         """
         ...
 
@@ -175,7 +175,7 @@ class LlamaLayout:
         return {**found, "mlp_bias": True} if published.get("mlp_bias") else found
 
     def _own_published(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `config.json` says of the options of `_own`."""
+        """Return the keys of `config.json` for the options of `_own`."""
         return {"attention_bias": bool(options.get("output_bias")), "mlp_bias": bool(options.get("mlp_bias"))}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
@@ -287,7 +287,7 @@ def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
 
 
 def pretrained_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a configuration's tables with what a pretrained folder as `model.source` stands for.
+    """Return a configuration's tables, completed from a pretrained folder that is `model.source`.
 
     That is `model.source`, `options`, `weights` and `weights_optional`, and `data.tokenizer` where nothing is said.
 

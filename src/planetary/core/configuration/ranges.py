@@ -39,7 +39,7 @@ InnerOptimizer = Literal["adamw", "sgd", "lion", "adafactor", "muon"]
 
 
 def describe(kind: inspect.Type) -> str:
-    """Say in words what a key takes, e.g. `"a whole number >= 1"`."""
+    """Describe the values of a key in words, e.g. `"a whole number >= 1"`."""
     if isinstance(kind, inspect.Metadata):
         return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
     if isinstance(kind, inspect.BoolType):

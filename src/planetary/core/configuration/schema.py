@@ -1,7 +1,7 @@
 """Every key of a configuration file, with its type, range, default and meaning.
 
 A key is one line here: its type and range are enforced when a file is read, its default stands beside it, and
-the comment says what it means and in which unit.
+the comment gives its meaning and unit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planetary.core.configuration.ranges import (
 from planetary.core.configuration.sinks import AnySink
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 
-# What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
+# Runtime of the training step: a driver of IREE, or XLA through PJRT; "auto": the fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
 BACKEND_ALIASES = {"rocm": "hip"}
 """Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
@@ -48,7 +48,7 @@ class RunConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """`[model]`: what is trained."""
+    """`[model]`: the model, as code or as an exported module."""
 
     # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file, of an exported folder, or of a
     # folder with a pretrained GPT-2, Llama or Qwen as `transformers` keeps it
@@ -75,7 +75,7 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataConfig(msgspec.Struct, frozen=True):
-    """`[data]`: what it is trained on."""
+    """`[data]`: the training data, its tokenizer and its held-out part."""
 
     # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .csv, parquet, arrow tar or tokens
     source: Text = "stdlib"
@@ -110,7 +110,7 @@ class TrainConfig(ComputeOptions, frozen=True):
 
     rounds: Count = 12  # outer steps
     # above 0: `planetary train` sets rounds and warm-up so that the whole command takes about so long on this machine,
-    # unless it is told the rounds; the run's `config.toml` has what it chose, and 0 here. Not for a mixture
+    # unless the rounds are given; the run's `config.toml` has the chosen values, and 0 here. Not for a mixture
     target_minutes: NotNegative = 0.0
     inner_steps: Count = 30  # H: inner steps of each worker in one round
     # sequences in a batch of one worker; 0, and with a compiled model the default: as that model takes them
@@ -125,7 +125,7 @@ class OptimizerConfig(UpdateOptions, frozen=True):
     name: InnerOptimizer = "adamw"  # the kind
     learning_rate: Positive = 3e-3  # at its peak, after the warm-up; "lion" wants a third to a tenth of adamw's
     warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
-    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # what follows the warm-up
+    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # the curve after the warm-up
     final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
     cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
 
@@ -134,7 +134,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     """`[outer]`: the outer step that the training controller takes.
 
     A configuration without `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has fewer than
-    1,000 rounds, in lock-step; the run's `config.toml` has what was chosen.
+    1,000 rounds, in lock-step; the run's `config.toml` has the chosen values.
     """
 
     learning_rate: Positive = 0.7  # of the step along the workers' merged deltas
@@ -143,7 +143,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"
     merge: Literal["mean", "rda", "senders", "median", "trimmed_mean", "centred_clipping"] = "mean"
-    # what a contribution weighs in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
+    # the weight of a contribution in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
     weights: Literal["tokens", "tokens_squared"] = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
     # which contributions count: "others": those whose delta is about as long as the others' and points their way;
@@ -164,7 +164,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     host: Text = "127.0.0.1"  # that the gateway listens on
     port: Port = 0  # that the gateway listens on; 0: any free one
     backend: Backend = "cpu"  # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine
-    # what the step is compiled for: "host", "baseline", or a chip such as "sm_80"; PJRT compiles it on the worker
+    # the target of the compiled step: "host", "baseline", or a chip such as "sm_80"; PJRT compiles it on the worker
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
     threads: Index = 0  # per worker; 0: the workers of one machine share its cores
@@ -197,11 +197,11 @@ class SyncConfig(msgspec.Struct, frozen=True):
     mixing: Decay = 0.0  # "streaming": part of a worker's own values that it keeps then
     grace_factor: NotNegative = 1.0  # "decoupled": part of the spare time of `delay` that a quorum waits for others
     grace_steps: NotNegative = 1.0  # "decoupled": that it waits at most, in inner steps of the fastest worker
-    # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
+    # "star": codec of workers' updates. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
-    # two bits). What a codec drops is sent later
+    # two bits). The error of a codec is sent later
     compression: Codec = "none"
-    # "star": codec of what workers get. "none": all parameters; else the change since the version that the worker has,
+    # "star": codec of the versions sent to workers. "none": all parameters; else the change since a worker's version,
     # for workers that send deltas
     broadcast_compression: Codec = "none"
     precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
@@ -234,8 +234,8 @@ class MoeConfig(MixtureOptions, frozen=True):
     spectral_ratio: NotNegative = 0.0  # the same of the largest singular values, per matrix; 0: not looked at
     redundant: Fraction = 0.0  # part of the updates that two expert workers make, who must agree
     audited: Fraction = 0.0  # part of the updates whose claimed gain, and effect on other tokens, is computed again
-    # "free": nobody waits, merges and surrogates are taken when they are there; "lockstep": everybody waits for
-    # everybody, which equals a training in one process bit for bit
+    # "free": no worker waits, merges and surrogates are taken when they are there; "lockstep": all workers wait for
+    # each other, which equals a training in one process bit for bit
     pace: Literal["free", "lockstep"] = "free"
     quorum: Count = 1  # publications that suffice to merge a fragment once the grace time is over
     store: str = ""  # folder or fsspec URL of the payloads; empty: `payloads` in the run's folder
@@ -264,12 +264,12 @@ class ServeConfig(msgspec.Struct, frozen=True):
     name: str = ""  # by which clients ask for it; empty: the folder's
     host: Text = "127.0.0.1"  # of the endpoint; others than loopback need `keys`
     port: Port = 8000  # of the endpoint; 0: any
-    # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: nobody does
+    # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
     keys: str = ""
     follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
     context: Index = 0  # the longest text, prompt included, in tokens; 0: as long as the model was trained for
     batch: ServedBatch = 8  # texts that a worker continues at once
-    queue: Count = 256  # texts that may wait for a worker; what comes then is refused (429)
+    queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
     cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
     # of the parameters: in fewer bits they take less memory; they are widened where they are used
@@ -317,14 +317,14 @@ class RlConfig(msgspec.Struct, frozen=True):
     # "reverse", "add", "sort", "countdown", or "module:name" or "file.py:name" of a reward function or of a class of
     # dialogues; empty: this is no reinforcement learning
     task: str = ""
-    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and what the reward needs; empty:
+    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
     # a built-in task makes them
     prompts: str = ""
     # run folder, checkpoint folder of one, or folder of a pretrained model that the policy starts as; empty: as
     # `[model]` says
     start: str = ""
     # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
-    # "grpo", "dr-grpo", "dapo": as published; "distillation": what `teacher` finds likelier than the policy
+    # "grpo", "dr-grpo", "dapo": as published; "distillation": tokens that `teacher` finds likelier than the policy
     objective: Literal["importance", "grpo", "dr-grpo", "dapo", "distillation"] = "importance"
     groups: Count = 16  # prompts of a round
     completions: Count = 8  # of each prompt
@@ -384,7 +384,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_slice(self) -> int:
-        """Tokens of one slice: what one worker reads in one round, if all are equally fast."""
+        """Tokens of one slice: those of one worker in one round, if all are equally fast."""
         return self.train.inner_steps * self.tokens_per_batch
 
     @property

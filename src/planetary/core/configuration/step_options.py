@@ -1,4 +1,4 @@
-"""How a training step updates the parameters: the options, without what they compile to."""
+"""How a training step updates the parameters: the options, without their compiled form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ComputeOptions(msgspec.Struct, frozen=True):
     micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
     precision: Factors = "f32"  # of the factors in matrix products; parameters stay float32
     rounding: Rounding = "nearest"  # of parameters to bf16 or f16
-    # what a model computes in float64: "demote" computes it in float32 and says so, "refuse" is an error
+    # float64 arithmetic of a model: "demote" computes it in float32, with a note; "refuse" is an error
     f64: Float64 = "demote"
     # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
     remat: Memory = "none"

@@ -1,6 +1,6 @@
 """From plain tables to a typed `Config`: nothing unknown, nothing of the wrong type, nothing out of range.
 
-The rules come from the types in `schema`; this file only finds the words for what is wrong.
+The rules come from the types in `schema`; this file only words the errors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LISTS: Mapping[str, Mapping[str, type[msgspec.Struct]]] = {
 """Name of an array of tables -> the tables' types by their `kind`."""
 
 FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
-"""Section name -> key -> what is known about the key."""
+"""Section name -> key -> type and default of the key."""
 
 
 def _meant_key(section: str, key: str) -> str:
@@ -99,7 +99,7 @@ def takes_table(section: str, key: str) -> bool:
 
 
 def check_value(section: str, key: str, value: object, origin: str) -> Any:
-    """Return `value` as the type that the known key takes, or raise `UserError` saying what was expected."""
+    """Return `value` as the type that the known key takes, or raise `UserError` with the expected type or range."""
     kind = FIELDS[section][key].type
     wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
     if isinstance(value, str):
@@ -175,7 +175,7 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
 
 
 def _check_together(config: Config, origin: str) -> None:
-    """Check what no key can check alone."""
+    """Check the rules that involve several keys."""
     if config.fabric.quorum > config.fabric.workers:
         raise UserError(
             f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "

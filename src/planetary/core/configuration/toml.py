@@ -39,7 +39,7 @@ def _float(number: float) -> str:
 
 
 def toml_value(value: object) -> str:
-    """Return `value` (what `tomllib` can return) as TOML; tables become inline tables.
+    """Return `value` (of a type that `tomllib` returns) as TOML; tables become inline tables.
 
     Raises:
         UserError: the value has no TOML form.

@@ -41,7 +41,7 @@ LIMITS = {
     "collectives": (1, 0.5),
     "compat": (0.5, 0.5),
     "fabric": (1.5, 1.0),
-    "simulation": (11, 2.5),
+    "simulation": (0.5, 0.5),
     "testing": (0.5, 0.5),
     "web": (1.5, 0.5),
     "others": (10, 1.0),

@@ -1,7 +1,7 @@
-"""A machine's disk: files in a real folder, which outlive simulated processes, and everything that a disk can do wrong.
+"""A machine's disk: files in a real folder, which outlive simulated processes, and the faults of disks.
 
-Nothing is really brought to the device, so a simulation is fast on any disk; the disk keeps account of it instead, and
-`cut_power` takes back what was appended and never synced.
+Nothing is really synced to the device, so a simulation is fast on any disk; the simulated disk counts synced bytes
+instead, and `cut_power` takes back appended bytes that were never synced.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from planetary.simulation.process import Process
 
 
 class SimulatedDisk:
-    """The state of a disk, and what is to go wrong on it next.
+    """The state of a disk, and its next faults.
 
     Attributes:
         full: how many of the next large files (those of a checkpoint) find no space; small ones still fit.
         no_space: whether nothing fits.
         unwritable: a folder in which no file can be written; None: none.
-        was_short: whether that was noticed.
+        was_short: whether an operation has failed for lack of space.
         torn: whether the process dies in the midst of its next append, which leaves half of it.
         dies_after: operations until the process dies before the next one; None: it does not.
-        lies: whether what is synced is lost like what is not.
+        lies: whether a power cut loses synced bytes, too.
         struck: is called with the kind of a fault that happens.
     """
 
@@ -54,7 +54,7 @@ class SimulatedDisk:
         return files
 
     def cut_power(self, process: Process) -> None:
-        """Kill the process; of what it appended since it last synced, some part or nothing is left."""
+        """Kill the process; of the bytes appended since its last sync some part or nothing is left."""
         process.kill()
         for path, synced in self._synced.items():
             size = path.stat().st_size if path.exists() else 0
@@ -62,11 +62,11 @@ class SimulatedDisk:
                 os.truncate(path, self._source.randint(synced, size))
 
     def make_room(self) -> None:
-        """There is space again."""
+        """End the lack of space."""
         self.no_space = self.was_short = False
 
     def opened(self, path: Path) -> None:
-        """A file will be appended to; what is in it by now is safe."""
+        """A file will be appended to; its present bytes are safe."""
         self._synced[path] = path.stat().st_size
 
     def synced(self, path: Path) -> None:
@@ -88,7 +88,7 @@ class SimulatedFiles(DurableFiles):
         self._open: dict[int, Path] = {}
 
     def release(self, _: Process) -> None:
-        """Close what the process had open, as its system does: locks are given back."""
+        """Close the process's open files, as its system does: locks are released."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()
@@ -204,7 +204,7 @@ class SimulatedFiles(DurableFiles):
         super().remove_file(path)
 
     def free_bytes(self, path: Path) -> int | None:
-        """See `DurableFiles`; the disk is full when it is told to be, and has no size."""
+        """See `DurableFiles`; None: the disk has no size, and is full by its faults only."""
         return None
 
     def remove_folder(self, path: Path) -> None:
@@ -214,7 +214,7 @@ class SimulatedFiles(DurableFiles):
 
 
 def flip_bit(path: Path, source: random.Random) -> None:
-    """Change one bit of a file, and nothing that the file system would tell of it."""
+    """Change one bit of a file, without a trace in the file system."""
     times = path.stat().st_mtime_ns
     data = bytearray(path.read_bytes())
     data[source.randrange(len(data))] ^= 1 << source.randrange(8)

@@ -1,8 +1,8 @@
 """A deterministic asyncio event loop in simulated time, which all simulated processes share.
 
 Nothing here reads a clock or waits: when no callback is ready, time jumps to the next timer. Callbacks belong to the
-process in whose context they were scheduled; those of a process that was killed never run, so a kill is a stop at
-whatever `await` the process had reached, without any cleanup.
+process in whose context they were scheduled; those of a process that was killed never run, so a kill stops the
+process at its present `await`, without any cleanup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=No
 
 
 class ProcessKilled(BaseException):
-    """Unwinds whatever a killed process was doing; no `except Exception` of the process sees it."""
+    """Unwinds the stacks of a killed process; no `except Exception` of the process sees it."""
 
 
 def current_process() -> Process:
@@ -59,7 +59,7 @@ class ProcessTask(asyncio.Task[T]):
 
     def forget(self) -> None:
         """Let the task vanish without the warning that it had not ended."""
-        self._log_destroy_pending = False  # of `asyncio`, which has no other word for it
+        self._log_destroy_pending = False  # asyncio's only switch for that warning
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -74,7 +74,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Start at time 0."""
         self.clock = FakeClock()
         self.random = random.Random(seed)
-        self.errors: list[dict[str, Any]] = []  # contexts of exceptions that nobody handled
+        self.errors: list[dict[str, Any]] = []  # contexts of unhandled exceptions
         self._ready: deque[tuple[Process | None, Callback]] = deque()
         self._timers: list[tuple[float, int, Process | None, Timer]] = []
         self._count = itertools.count()
@@ -122,7 +122,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return True
 
     def close(self) -> None:
-        """Forget everything that was still to happen."""
+        """Drop all scheduled callbacks."""
         self._closed = True
         self._ready.clear()
         self._timers.clear()
@@ -140,7 +140,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Keep what nobody handled, in `errors`; that of a process's end is its own affair."""
+        """Append an unhandled exception to `errors`, except for `ProcessKilled`."""
         if not isinstance(context.get("exception"), ProcessKilled) and not self._closed:
             self.errors.append(context)
 
@@ -237,7 +237,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 result = func(*args)
             except ProcessKilled:
                 return
-            except Exception as raised:  # noqa: BLE001 - whoever awaits the future gets it
+            except Exception as raised:  # noqa: BLE001 - raised where the future is awaited
                 error = raised
             finally:
                 _set_running_loop(self)

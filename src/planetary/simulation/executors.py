@@ -1,4 +1,4 @@
-"""What simulated workers compute with: executors whose steps take simulated time."""
+"""Executors of simulated workers: their steps take simulated time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Health:
         step_s: seconds that a step takes.
         is_hung: whether the next step never ends.
         is_poisoned: whether the next parameters that are read contain a NaN.
-        flips: whether the next sum that it gets from a ring is another than everybody's.
+        flips: whether its next sum from a ring differs from the other workers'.
     """
 
     step_s: float
@@ -144,7 +144,7 @@ class View:
         self._params, self._opt_state = executor.read_params(), executor.read_opt_state()
 
     def restore(self, executor: Executor) -> None:
-        """Get the turn."""
+        """Load this view's state into the executor."""
         executor.load(self._params, self._buffers, self._opt_state)
 
     def peak_memory(self) -> int:

@@ -1,4 +1,4 @@
-"""Fault plans: what goes wrong and when, drawn from a seed."""
+"""Fault plans: kinds and times of faults, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FaultKind = Literal[
     "poison_worker",  # its next result contains a NaN
     "drop_link",  # its connections break
     "partition",  # its node is cut off for a while
-    "mute_node",  # nothing that its node sends arrives for a while; it hears the others
-    "deafen_node",  # nothing arrives at its node for a while; the others hear it
+    "mute_node",  # nothing that its node sends arrives for a while; it still receives
+    "deafen_node",  # nothing arrives at its node for a while; its messages arrive
     "repeat_result",  # its last result is sent again
     "flip_blob",  # a bit changes in a file of its node's cache
     "stop_gateway",  # the gateway is asked to stop, as by SIGTERM, and started again with --resume
     "kill_gateway",  # the gateway dies and is started again with --resume
     "kill_gateway_writing",  # the same, before one of its next operations on the disk
     "torn_write",  # the same, in the midst of a line of the journal or the metrics
-    "cut_power",  # the same, and what it appended since it last synced is lost
+    "cut_power",  # the same, and bytes appended since its last sync are lost
     "full_disk",  # the next checkpoint cannot be written
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
@@ -32,8 +32,8 @@ FaultKind = Literal[
     "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
 ]
 
-# What plans are drawn from. A flipped bit and lies are left out: of two workers nobody can say which one is right. A
-# worker that is let go is no fault.
+# Plans are drawn from these. A flipped bit and lies are left out: of two workers the run cannot decide which one is
+# right. A worker that is let go is no fault.
 KINDS: tuple[FaultKind, ...] = (
     "kill_worker",
     "hang_worker",
@@ -56,16 +56,16 @@ KINDS: tuple[FaultKind, ...] = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong in a simulated run.
+    """One fault in a simulated run.
 
     Attributes:
         at_s: when, in simulated seconds.
         kind: see `FaultKind`.
         worker: which one, where it applies; the first is 0.
         seconds: how long, where it applies.
-        lie: what it sends: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
+        lie: its forgery: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
             "free_rider" or "false_loss"; see `planetary.simulation.lies`.
-        text_lie: what it sends in reinforcement learning: "logprobs", "copied_texts" or "other_weights"; see there.
+        text_lie: its forgery in reinforcement learning: "logprobs", "copied_texts" or "other_weights"; see there.
     """
 
     at_s: float

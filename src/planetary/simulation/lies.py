@@ -1,4 +1,4 @@
-"""Workers that do not tell the truth: what they send in place of what they trained."""
+"""Workers with false results: forged parameters, losses and texts in place of the trained ones."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Lie = Literal[
     "false_loss",
 ]
 """huge: a million times the end parameters; largest: 3·10³⁸ everywhere; constant: a million everywhere; flipped: the
-delta with the other sign; flipped_10: that ten times as long; zero: the parameters that it was given; noise: a delta of
-the right length in a random direction; stale: the end parameters of its task before; copied: those that another worker
-sent last; free_rider: a little noise on what it was given, and an invented loss; false_loss: a held-out loss that would
-make the run go back."""
+delta with the other sign; flipped_10: that ten times as long; zero: the start parameters; noise: a delta of the right
+length in a random direction; stale: the end parameters of its task before; copied: those that another worker sent last;
+free_rider: a little noise on the start parameters, and an invented loss; false_loss: a held-out loss that would make
+the run go back."""
 
 LIES: tuple[Lie, ...] = get_args(Lie)
 
@@ -40,14 +40,14 @@ completion is a copy of the one before it; other_weights: texts and log-probabil
 given."""
 
 TEXT_LIES: tuple[TextLie, ...] = get_args(TextLie)
-INVENTED_LOSS = 0.8  # of what was found
-FALSE_LOSS = 100.0  # that would make a run go back
-COPYING_S = 0.2  # that it waits at each step for what the others will have sent
+INVENTED_LOSS = 0.8  # times the true loss
+FALSE_LOSS = 100.0  # high enough for a run to go back
+COPYING_S = 0.2  # wait at each step for the results of the others
 
 
 @dataclass
 class Gossip:
-    """What liars hear of the others, and what they want.
+    """The liars' knowledge of the other workers, and their lies.
 
     Attributes:
         newest: the end parameters that an honest worker read last.
@@ -59,7 +59,7 @@ class Gossip:
 
 
 class DoubtfulExecutor:
-    """An executor around another one, whose worker may lie about what that gives; see `Executor`."""
+    """An executor around another one, whose worker may forge its results; see `Executor`."""
 
     def __init__(self, inner: Executor, number: int, gossip: Gossip) -> None:
         """`number`: of the worker."""
@@ -139,7 +139,7 @@ class DoubtfulExecutor:
 
 
 _Tell = Callable[[np.ndarray, np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
-"""(start, honest end, somebody else's or an earlier end, random) -> what is sent."""
+"""(start, honest end, another worker's or an earlier end, random) -> the sent end parameters."""
 
 
 def _noise(start: np.ndarray, end: np.ndarray, length: float, random: np.random.Generator) -> np.ndarray:

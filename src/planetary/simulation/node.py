@@ -27,18 +27,18 @@ from planetary.wire.protocol import Protocol
 
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection
-LOAD_S = 0.3  # at most, for whatever a worker reads in a thread
+LOAD_S = 0.3  # at most, for a worker's reads in a thread
 GIVE_UP_S = 60.0
 STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
 
 
 @dataclass(frozen=True)
 class NodeWork:
-    """What the workers of a machine do.
+    """Work of a machine's workers.
 
     Attributes:
         protocol: of the run.
-        roles: of a worker process of some health: what makes its role.
+        roles: (worker process, its health) -> the makers of its roles.
         allowed: roles that the machine's operator allows; empty: all.
     """
 
@@ -104,7 +104,7 @@ class SimulatedNode:
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
     ) -> None:
-        """Join at once; `ended` is called with each process that has ended. `site`: what its name begins with."""
+        """Join at once; `ended` is called with each process that has ended. `site`: prefix of its name."""
         self.world, self.node = world, f"{site}node-{number}"
         self.name = name or f"{self.node}/0"
         self.blobs = folder / self.node

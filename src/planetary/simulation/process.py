@@ -115,7 +115,7 @@ class Process:
         return self._whole.is_stopped if self._whole is not None else self._stopped_until > self.loop.clock.monotonic()
 
     def stop(self, seconds: float) -> None:
-        """Stand still for so long: connections stay, and what happens meanwhile is seen afterwards, in order."""
+        """Stand still for `seconds`: connections stay, and events meanwhile are delivered afterwards, in order."""
         self._stopped_until = max(self._stopped_until, self.loop.clock.monotonic() + seconds)
         nobody = copy_context()
         nobody.run(CURRENT.set, None)
@@ -135,7 +135,7 @@ class Process:
                 self.loop.run_soon(process, handle)
 
     def exit(self, status: int) -> None:
-        """End with a status; the system closes what the process had open."""
+        """End with a status; the system closes the process's files and connections."""
         if not self.alive:
             return
         self.alive, self.status = False, status
@@ -158,11 +158,11 @@ class Process:
                 for _ in range(20):  # a `finally` may await, which refuses to be closed; then the next one is reached
                     try:
                         self.in_context(coroutine.close)  # type: ignore[union-attr]
-                    except BaseException:  # noqa: BLE001 - whatever a dead process makes of its end
+                    except BaseException:  # noqa: BLE001 - a dead process may raise anything
                         continue
                     break
 
-    # --- what the process itself does -------------------------------------------------------------------------
+    # --- calls of the process itself --------------------------------------------------------------------------
 
     def adopt(self, task: ProcessTask[Any]) -> None:
         """Count a task as a part of this process."""
@@ -179,7 +179,7 @@ class Process:
         return source.uniform(0.0, self.thread_s), source.uniform(0.0, self.thread_s)
 
     def aside(self, name: str, work: Callable[[], object]) -> None:
-        """Call a function in a thread that nobody waits for; see `fabric.shell.system.System.aside`."""
+        """Call a function in a detached thread; see `fabric.shell.system.System.aside`."""
         self.threads(name).submit(work)
 
     def start_thread(self, name: str, work: Callable[[], object]) -> SimulatedThread:
@@ -255,7 +255,7 @@ class SimulatedThread(Executor):
         self._busy = False  # whether the thread is in the midst of a call
         self._due = False  # whether a resumption is scheduled
         self._turn = 0  # which parking it is; a timer of an earlier one resumes nothing
-        self._hurry = False  # whether somebody waits for the end: sleeping takes no time
+        self._hurry = False  # whether a caller waits for the end: sleeping takes no time
         self._closed = False
         self._over = False  # whether the real thread does nothing any more
         self._hangs_until = 0.0
@@ -402,7 +402,7 @@ class SimulatedThread(Executor):
                 if result.set_running_or_notify_cancel():
                     try:
                         result.set_result(call())
-                    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    except Exception as error:  # noqa: BLE001 - raised by `result`
                         result.set_exception(error)
                 self._busy = False
             self._turn += 1

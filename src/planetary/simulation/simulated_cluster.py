@@ -1,6 +1,6 @@
 """A whole run in one process: the production shells of gateway, supervisors and workers in a simulated world.
 
-Only the world is simulated: time, connections, processes, what can go wrong on a disk, and how long a step takes. The
+Only the world is simulated: time, connections, processes, faults of a disk, and the duration of a step. The
 journal, checkpoints, blobs, payloads and locks are files in a temporary folder. A kind of run derives from
 `SimulatedCluster` and makes its gateway and its workers' roles.
 """
@@ -41,7 +41,7 @@ from planetary.wire.protocol import Protocol
 PORT = 18010
 RESTART_GATEWAY_S = 1.5  # until a person, or systemd, starts it again with --resume
 COMPILE_S = 3.0
-THREAD_S = 0.1  # at most, for whatever the gateway does in a thread, and as much until it sees the result
+THREAD_S = 0.1  # at most, for the gateway's calls in a thread, and as much until it sees the result
 RESTART_S = (0.1, 5.0)  # pauses of the supervisors
 
 GatewayT = TypeVar("GatewayT", bound=Gateway[Any, Any, Any])
@@ -64,7 +64,7 @@ class SimMachine:
 
 @dataclass(frozen=True)
 class SimPlace:
-    """Where a cluster is in its world: what the names of its machines begin with, and the port of its gateway."""
+    """A cluster's place in its world: the prefix of its machines' names, and the port of its gateway."""
 
     world: World
     site: str = ""
@@ -91,7 +91,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         struck: kinds of the faults that really hit something, in that order.
         failures: of processes that ended with an exception, and of machines in an impossible state.
         events: how many events machines handled.
-        waits_for: what the run waited for that did not end in time.
+        waits_for: the unmet condition of a run that did not end in time.
         step_s: seconds that a step of a healthy worker takes.
         local_threads: see `GatewayOptions`.
     """
@@ -118,8 +118,8 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             seed: of all that is random.
             config: of the run.
             nodes: how many machines with a worker.
-            plan: what goes wrong; it names nodes by number.
-            cache: with the blobs of what was prepared; None: there are none.
+            plan: its faults; they name nodes by number.
+            cache: folder with prepared blobs; None: none were prepared.
             step_s: of a healthy worker.
             place: in a world that has other clusters, of another `seed`; None: a world of its own.
             machines: of the workers, by number; those beyond are as `SimMachine()`.
@@ -146,7 +146,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         for fault in plan:
             self.world.at(fault.at_s, lambda fault=fault: self.strike(fault))
 
-    # --- what a kind of run adds ------------------------------------------------------------------------------
+    # --- methods of a kind of run -----------------------------------------------------------------------------
 
     @abstractmethod
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> GatewayT:
@@ -154,12 +154,12 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
 
     @abstractmethod
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
-        """Return what makes the roles of node `number`'s worker process."""
+        """Return the makers of the roles of node `number`'s worker process."""
 
     def _check(self, gateway: GatewayT, machine: Validated) -> None:
-        """Assert what must be true of a gateway after each event of a machine."""
+        """Assert the invariants of a gateway after each event of a machine."""
 
-    # --- what a test asks ---------------------------------------------------------------------------------------
+    # --- results for tests --------------------------------------------------------------------------------------
 
     @property
     def run_folder(self) -> Path:
@@ -207,7 +207,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     def advance(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Go on until `until` is true; false when it was not before simulated second `limit_s`.
 
-        Raises what a process failed with.
+        Raises the error of a failed process.
         """
         reached = self.world.run(lambda: until() or bool(self.failures), limit_s)
         if self.failures:
@@ -221,12 +221,12 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         self.world.close()
 
     def leave(self) -> None:
-        """Take note that the world is about to end: what ends from now on is ended by that."""
+        """Record that the world is about to end: processes that end from now on have not failed."""
         self.waits_for = "" if self.finished is not None else self._why_not_ended()
         self._closing = True
 
     def _why_not_ended(self) -> str:
-        """Return what the run waits for."""
+        """Return the condition that the run waits for."""
         gateway = self.gateway
         if gateway is None:
             return "the gateway is down"
@@ -310,7 +310,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     def _ended(self, process: Process) -> None:
         """No process may end with an exception that is not the way in which its shell ends.
 
-        The supervisors leave a run that is stopped, and whoever resumes it lets them join again.
+        The supervisors leave a run that is stopped, and its resumption lets them join again.
         """
         if process.error is not None and not self._closing:
             self.failures.append(process.error)
@@ -336,7 +336,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             if self.gateway is not None:
                 self._check(self.gateway, machine)
         except (LocalProtocolError, AssertionError) as error:
-            self.failures.append(error)  # whatever the shell makes of it
+            self.failures.append(error)  # even if the shell handles it
             raise
 
     # --- faults -------------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         return hit
 
     def strike(self, fault: Fault) -> None:
-        """Let something go wrong now."""
+        """Inject a fault now."""
         node, network, disk = self.nodes[fault.worker], self.world.network, self.disk
         hit = True
         match fault.kind:
@@ -405,5 +405,5 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             self.struck.append(fault.kind)
 
     def _lie(self, fault: Fault) -> bool:
-        """Let a worker send something else than it computed; return whether it can."""
+        """Let a worker forge its results; return whether it can."""
         return False

@@ -1,8 +1,8 @@
 """A simulated network with TCP's promises, under the transports that asyncio's protocols use.
 
 On one connection bytes arrive in order and once, or the connection breaks; between connections there is no order. A
-direction between two machines can be cut: then nothing arrives that way until it heals, and neither end is told. What
-the shells make of such silence, with heartbeats and time limits, is their own affair and runs as in production.
+direction between two machines can be cut: then nothing arrives that way until it heals, and neither end gets an
+error. The shells detect such silence as in production, with heartbeats and time limits.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Delay = Callable[[str, str], float]
 
 
 class SimulatedLink(msgspec.Struct, frozen=True):
-    """What connects a simulated machine to all others; its connections share it, in each direction by itself.
+    """Link of a simulated machine to all others; its connections share it, each direction by itself.
 
     Attributes:
         bandwidth: bytes per second, each way.
-        rtt_s: what it adds to a round trip.
+        rtt_s: its delay of a round trip, in seconds.
     """
 
     bandwidth: float
@@ -53,7 +53,7 @@ class SimulatedNetwork:
     """All connections of a simulated world.
 
     Attributes:
-        trace: what arrived: time, from, to, and its bytes, or "end" or "reset"; None: not kept.
+        trace: arrivals: time, from, to, and the bytes, or "end" or "reset"; None: not kept.
         bytes_per_s: of a connection in one direction.
     """
 
@@ -72,7 +72,7 @@ class SimulatedNetwork:
         self._healed: list[asyncio.Future[None]] = []
         self._ports = FIRST_PORT
         self._slow: dict[str, float] = {}  # node -> how many times as long its packets take
-        self.context = copy_context()  # in which things arrive: nobody's
+        self.context = copy_context()  # of arrivals: belongs to no process
         self.context.run(CURRENT.set, None)
 
     def of(self, process: Process) -> NetworkOf:
@@ -81,7 +81,7 @@ class SimulatedNetwork:
         return NetworkOf(self, process)
 
     def delay(self, *nodes: str) -> float:
-        """Return the seconds that a packet between nodes takes: what their links add, or a draw where none has one."""
+        """Return the seconds that a packet between nodes takes: half the sum of its links' `rtt_s`, or a draw."""
         links = self._links_of(*nodes)
         seconds = sum(link.rtt_s for link in links) / 2 if links else self.loop.random.uniform(*self.delay_s)
         return seconds * max((self._slow.get(node, 1.0) for node in nodes), default=1.0) if self._slow else seconds
@@ -219,7 +219,7 @@ class SimulatedNetwork:
         return listener
 
     def forget(self, of: SimulatedTransport | SimulatedListener) -> None:
-        """Take a closed connection or listener off the books."""
+        """Remove a closed connection or listener."""
         if isinstance(of, SimulatedTransport):
             self._transports.pop(of, None)
         elif self._listeners.get(of.address[1]) is of:
@@ -285,7 +285,7 @@ class _End(Exception):
 
 
 class SimulatedTransport(asyncio.Transport):
-    """One end of a connection: it holds what is on its way to the other end."""
+    """One end of a connection: it holds the bytes in flight to the other end."""
 
     peer: SimulatedTransport
 
@@ -302,13 +302,13 @@ class SimulatedTransport(asyncio.Transport):
         self._high, self._low = 64 * 1024, 16 * 1024
         self._writing_paused = False
         self._eof = False  # nothing more is written
-        self._end_due = False  # the other end is still to be told so
+        self._end_due = False  # the end of the stream is still to be sent
         self._unread: deque[bytes | Exception] = deque()  # arrived, and not taken by the protocol
         self._reading_paused = False
         self._closing = False
         self._lost = False
 
-    # --- what the network does --------------------------------------------------------------------------------
+    # --- calls of the network ---------------------------------------------------------------------------------
 
     def start(self, make: MakeProtocol) -> None:
         """The connection is made: in the context of its process."""
@@ -320,7 +320,7 @@ class SimulatedTransport(asyncio.Transport):
         self._feed()
 
     def go_on(self) -> None:
-        """Deliver what is due, unless the direction is cut."""
+        """Deliver the due arrivals, unless the direction is cut."""
         if self._arrival is not None or not self._under_way:
             return
         if self._network.is_cut(self.process.node, self.peer.process.node):
@@ -329,7 +329,7 @@ class SimulatedTransport(asyncio.Transport):
         self._arrival = self._loop.call_at(due, self._arrive, context=self._network.context)
 
     def abandon(self) -> None:
-        """The process is gone: nothing is called any more, and the other end hears of a reset."""
+        """End without callbacks, as the process is gone; the other end gets a reset."""
         self._lost = self._closing = True
         self._unsent.clear()
         self._put(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
@@ -379,7 +379,7 @@ class SimulatedTransport(asyncio.Transport):
         self.go_on()
 
     def receive(self, item: bytes | Exception) -> None:
-        """Take what arrived from the other end; the protocol gets it when its process runs."""
+        """Take an arrival from the other end; the protocol gets it when its process runs."""
         if not self.process.alive or self._lost:
             return
         self._unread.append(item)
@@ -474,7 +474,7 @@ class SimulatedTransport(asyncio.Transport):
             self._finish()
 
     def _finish(self) -> None:
-        """Everything was sent so far; tell the end when it is one."""
+        """Send the end of the stream if it is due, once all bytes are sent."""
         if self._end_due:
             self._end_due = False
             self._put(_End())

@@ -12,7 +12,7 @@ from planetary.simulation.simulated_network import SimulatedNetwork
 
 
 class World:
-    """Runs what was scheduled in the order of its times; equal times in the order of scheduling.
+    """Runs scheduled callbacks in the order of their times; equal times in the order of scheduling.
 
     Everything random in a simulation is drawn from `random`, so one seed gives one story.
 
@@ -40,7 +40,7 @@ class World:
         return self.loop.clock.monotonic()
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do `action` at `time`, or now when that has passed; it belongs to no process, whoever calls."""
+        """Do `action` at `time`, or now when that has passed; it belongs to no process, not even to the caller's."""
         self.loop.call_at(max(time, self.now), action, context=self.network.context)
 
     def after(self, delay: float, action: Callable[[], object]) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 def call_on_loop(process: Process, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> T:
     """In a simulated thread: run a coroutine as a part of `process`, and wait for it.
 
-    Raises what it raises, and `TimeoutError` after `timeout_s` seconds.
+    Raises the coroutine's errors, and `TimeoutError` after `timeout_s` seconds.
     """
     caller = current_thread()
     if caller is None:
@@ -48,7 +48,7 @@ def call_on_loop(process: Process, coroutine: Coroutine[Any, Any, T], timeout_s:
 
 
 class SimulatedBackgroundLoop:
-    """See `net.loop_thread.LoopThread`: what runs on it is a part of the process that can end before the rest."""
+    """See `net.loop_thread.LoopThread`: its tasks are a part of the process, which can end before the rest."""
 
     def __init__(self, process: Process, network: SimulatedNetwork, name: str) -> None:
         """Begin."""
@@ -91,7 +91,7 @@ class SimulatedBackgroundLoop:
             self.wait(timeout_s)
 
     def _finish(self) -> None:
-        """Cancel what runs, and end when it has ended."""
+        """Cancel all tasks, and end once they have ended."""
         tasks = self._part.tasks
         for task in tasks:
             task.cancel()
@@ -113,7 +113,7 @@ class SimulatedBackgroundLoop:
 
 
 class NetworkHere:
-    """The network of whatever process, or part of one, calls; see `net.network.Network`."""
+    """The network of the calling process, or part of one; see `net.network.Network`."""
 
     def __init__(self, network: SimulatedNetwork) -> None:
         self._network = network
@@ -127,8 +127,8 @@ class NetworkHere:
         return await NetworkOf(self._network, current_process()).listen(make, host, port, tls, door)
 
 
-_HELD_BYTES = 64 * 1024  # in a connection's receive buffer; beyond, the sender is not told that there is room
-_CUT_SHORT = 0.05  # how often a read or write that could do all of it does a part
+_HELD_BYTES = 64 * 1024  # size of a connection's receive buffer; the sender waits while it is full
+_CUT_SHORT = 0.05  # chance that a read or write is short although it could be whole
 
 
 class SimulatedDataConnection(DataConnection, asyncio.Protocol):
@@ -140,7 +140,7 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
         self._random = process.loop.random
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._over = ""  # why nothing more is sent or received
+        self._over = ""  # reason for the end of the connection; empty while it is open
         self._full = self._paused = False
         self._waiting: list[Callable[[], None]] = []
 

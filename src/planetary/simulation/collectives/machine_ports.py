@@ -244,7 +244,7 @@ Observe = Callable[[Machine[Any, Any], object, Sequence[object]], None]
 def simulated_ports(
     world: World, process: Process, files: DurableFiles, observe: Observe, *, preempt_chance: float = 0.0
 ) -> Ports:
-    """Return what a master or a peer in `process` uses of its machine. Called once for a process."""
+    """Return the ports of a master or peer in `process`. Called once for a process."""
     network = world.network
     network.of(process)  # its bulk connections and listeners end with it
     return Ports(

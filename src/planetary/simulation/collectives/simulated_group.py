@@ -1,8 +1,8 @@
 """A group of the collectives in one process: the production master and communicators, each in a simulated process.
 
-What peers do is a program, an ordinary function that makes blocking calls of a `Communicator`. Only what is below the
-ports is simulated: time, threads, connections and the master's disk. Pieces go over connections; shared and lent memory
-of one machine are the operating system's, and have no simulation.
+A peer runs a program, an ordinary function that makes blocking calls of a `Communicator`. Only the layers below the
+ports are simulated: time, threads, connections and the master's disk. Pieces go over connections; shared and lent
+memory of one machine are the operating system's, and have no simulation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupOptions:
         stall_s: how long a neighbour may send nothing.
         timeout_s: of the peers' calls.
         remeasure_s: from one measurement of a link in the background to the next; 0 for none.
-        connections: to the successor in the ring; None: as many as seem good.
+        connections: number of connections to the successor in the ring; None: the default.
         delay_s: the range of one-way delays.
     """
 
@@ -65,14 +65,14 @@ class GroupOptions:
 
 @dataclass
 class GroupObservation:
-    """What the machines of a group did.
+    """Observations of the machines of a group.
 
     Attributes:
-        events: that machines handled.
+        events: number of events that machines handled.
         outcomes: (key of the group, number of an operation) -> whether it succeeded, as members saw it.
         decided: (peer, call) of small operations that the master let succeed.
-        most_operations: that ran in a group at once.
-        most_threads: that a peer had at once.
+        most_operations: most operations that ran in a group at once.
+        most_threads: most threads that a peer had at once.
     """
 
     events: int = 0
@@ -169,7 +169,7 @@ class SimulatedPeer:
 
 
 Program = Callable[[SimulatedPeer], str]
-"""What a peer does; returns how it ended."""
+"""Work of a peer; returns how it ended."""
 
 
 class SimulatedGroup:
@@ -270,7 +270,7 @@ class SimulatedGroup:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Keep an exception: the shells, which make what they can of it, are not to hide it."""
+        """Record an exception, so that the shells, which handle it, do not hide it."""
         try:
             yield
         except Exception as error:
@@ -322,9 +322,9 @@ GroupFault = Literal[
     "stop",  # a peer's process stands still, as by SIGSTOP, for a moment or for longer than the master waits
     "hang_thread",  # one thread of a peer does nothing for a while
     "drop_links",  # all connections of a peer's machine break
-    "cut_pair",  # nothing arrives from one peer's machine at another one's for a while; both hear the master
-    "mute",  # nothing that a peer's machine sends arrives for a while; it hears the others
-    "deafen",  # nothing arrives at a peer's machine for a while; the others hear it
+    "cut_pair",  # nothing arrives from one peer's machine at another one's for a while; both reach the master
+    "mute",  # nothing that a peer's machine sends arrives for a while; it still receives
+    "deafen",  # nothing arrives at a peer's machine for a while; its messages arrive
     "slow_node",  # packets from and to a peer's machine take fifty times as long for a while
     "join",  # a peer is started
     "kill_master",  # the master dies, and is started again
@@ -337,7 +337,7 @@ GroupFault = Literal[
 KINDS: tuple[GroupFault, ...] = get_args(GroupFault)
 OF_PEERS: tuple[GroupFault, ...] = KINDS[: KINDS.index("kill_master")]
 LATER = {"kill_master_writing", "torn_write", "no_space"}
-"""Faults that count when they happen, which is when the disk is used next."""
+"""Faults that are counted when they strike, at the next use of the disk."""
 
 
 def strike(group: SimulatedGroup, kind: GroupFault, program: Program) -> None:

@@ -181,7 +181,7 @@ class DoubtfulProgram(TimedProgram):
 
 
 def forged(lie: TextLie | None, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what a liar sends in place of the arrays of `TextsSampled`."""
+    """Return a liar's forgery of the arrays of `TextsSampled`."""
     if lie == "logprobs":
         return {**arrays, "logprobs": arrays["logprobs"] - np.float32(0.1)}
     borders = np.cumsum(arrays["lengths"])[:-1]

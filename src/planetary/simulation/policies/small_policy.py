@@ -189,7 +189,7 @@ def _trained(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 class SmallPolicy:
-    """A run of `SmallPolicyProgram`s, and what its journal determines."""
+    """A run of `SmallPolicyProgram`s, and the results that its journal determines."""
 
     def __init__(self, config: Config) -> None:
         """`config`: of `small_policy`."""

@@ -1,7 +1,7 @@
 """A simulated run in rounds.
 
-What is computed is behind `simulation.training.Training`: a real training step, or `small_training`, whose parameters
-at the end can be computed again from the journal alone and must be equal bit for bit, whatever went wrong on the way.
+`simulation.rounds.training.Training` computes: a real training step, or `small_training`, whose parameters at the end
+can be computed again from the journal alone and must be equal bit for bit, despite all faults.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     """A run in rounds; see `SimulatedCluster`.
 
     Attributes:
-        training: what is computed.
-        gossip: what liars hear of the others.
+        training: the computation of its workers.
+        gossip: the liars' knowledge of the other workers.
         sums: of a ring, see `SmallTraining.replay`.
         most_kept: most versions and most results that the gateway kept at once.
     """

@@ -136,11 +136,11 @@ class SmallExecutor:
 
 
 GOAL = np.linspace(3, 1, 8, dtype=np.float32)
-LEAST_LOSS = 8.0  # so much that what the outer momentum overshoots the goal by is no damage (`diloco.sanity`)
+LEAST_LOSS = 8.0  # so high that the outer momentum's overshoot is no damage (`diloco.sanity`)
 
 
 def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:
-    """Return what a batch draws the parameters towards: a goal that all share, and something of its own."""
+    """Return the target of a batch: the common goal plus a term of its own."""
     number = int(batch[0].sum()) + 31 * int(batch[1][0, 0]) + 1
     return GOAL + np.float32(0.3) * np.sin(np.arange(8, dtype=np.float32) * np.float32(number % 997))
 
@@ -268,9 +268,9 @@ class SmallTraining:
         held: Mapping[int, HeldContribution],
         ends_of: dict[int, Tensors],
     ) -> HeldContribution:
-        """Return what an accepted task gave, and what it was trained from; streaming: add its ends to `ends_of`.
+        """Return an accepted task's contribution and its start parameters; streaming: add its ends to `ends_of`.
 
-        `assigned`: its record, and the digest of the step in use then.
+        `assigned`: the record of its lease, and the digest of the step in use then.
         """
         begun, step = assigned
         if self.config.sync.overlap in ("streaming", "decoupled"):
@@ -315,7 +315,7 @@ class SmallTraining:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether the journal alone determines what workers sent and got."""
+        """Whether the journal alone determines the parameters that workers sent and received."""
         sync = self.config.sync
         return sync.compression in ("none", "float32") and sync.broadcast_compression == "none"
 
@@ -334,7 +334,7 @@ class SmallTraining:
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
         begun: dict[int, tuple[LeaseAssigned, str]] = {}  # task -> its start, and the step in use
-        held: dict[int, HeldContribution] = {}  # task -> what it gave
+        held: dict[int, HeldContribution] = {}  # task -> its contribution
         ends_of: dict[int, Tensors] = {}  # streaming: task -> all its end parameters
         rules: dict[int, str] = {}  # round -> how its contributions were merged
         round_, step = 0, SPEC.stablehlo_digest
@@ -442,7 +442,7 @@ def _small_data() -> PreparedData:
 
 
 def small_config() -> Config:
-    """Return what the data of small runs depends on."""
+    """Return the configuration that the data of small runs depends on."""
     train = TrainConfig(batch_size=BATCH, sequence_length=LENGTH)
     return Config(data=DataConfig(source=str(_source())), train=train)
 

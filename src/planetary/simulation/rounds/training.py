@@ -1,4 +1,4 @@
-"""What simulated clusters train: a model's own step, or a small known function."""
+"""Training of simulated clusters: a model's own step, or a small known function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Training(Protocol):
 
     @property
     def cache(self) -> Path | None:
-        """Folder with the blobs of what was prepared; None: there are none."""
+        """Folder with prepared blobs; None: none were prepared."""
         ...
 
     def prepared_with(self, own: StepRecord | None) -> Prepared:

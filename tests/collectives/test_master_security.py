@@ -212,7 +212,7 @@ def test_what_only_a_master_says_is_not_taken_from_a_peer() -> None:
         found: object = None
         while not isinstance(found, RemovedError):
             found = outcome(lambda: liar.update_topology(timeout_s=1))
-        assert "expected what a peer says, found Removed" in str(found)
+        assert "expected a peer's message, found Removed" in str(found)
         together(lambda i: peers[i].barrier(), 2)
         liar.close()
 

@@ -20,7 +20,7 @@ _ERROR = {
             "type": "object",
             "required": ["message", "type"],
             "properties": {
-                "message": {"type": "string", "description": "What is wrong, and what to do."},
+                "message": {"type": "string", "description": "The fault and its remedy."},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The parameter that is wrong."},
                 "code": {"type": ["string", "null"], "description": "For programs."},

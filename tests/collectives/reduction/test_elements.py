@@ -27,7 +27,7 @@ def test_arrays_that_are_more_than_their_numbers_are_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"the sum is a numpy\.matrix"):
         Flat(matrix, writable=True, what="the sum")
     masked = np.ma.masked_greater(np.array([1.0, 2.0, 1e20]), 1e10)
-    with pytest.raises(UserError, match=r"MaskedArray, and peers would get what is behind its mask"):
+    with pytest.raises(UserError, match=r"MaskedArray, and peers would get the masked elements"):
         Flat(masked, writable=False)
 
 

@@ -123,13 +123,13 @@ class GroupMachine:
         return self.desk.take()
 
     def lose(self, peer: str, reason: str, now: float) -> list[Instruction]:
-        """A peer is gone."""
+        """Handle the loss of a peer."""
         self._lose(peer, reason, now)
         self._check(now)
         return self.desk.take()
 
     def tick(self, now: float) -> list[Instruction]:
-        """Let deadlines pass."""
+        """Handle passed deadlines."""
         for peer in [name for name, known in self.desk.peers.items() if known.return_by <= now]:
             self._lose(peer, "did not return to the restarted master in time", now)
         for peer, (vote, deadline) in list(self._waiting.items()):
@@ -173,14 +173,14 @@ class GroupMachine:
                 set(ring) >= {declined.peer, *declined.untold},
                 f"a call is declined among others than the ring {ring}",
             )
-            yield bool(declined.untold), f"{declined.reason!r} is kept though everybody was told"
+            yield bool(declined.untold), f"{declined.reason!r} is kept though all members were answered"
         for seq, running in self.operations.running.items():
             yield set(running.done) <= set(running.peers), f"operation {seq} was completed by others than its peers"
             expected = "running" if running.fault is None else "faulty"
             yield running.state == expected, f"operation {seq} is under way and {running.state}, not {expected}"
 
     def solved(self, event: Solved, now: float) -> list[Instruction]:
-        """The ring that was sought was found, or there is none."""
+        """Handle the solver's answer: a ring, or none."""
         match event.purpose:
             case "detour":
                 self.operations.detour(event.peers, event.order)
@@ -260,7 +260,7 @@ class GroupMachine:
         self._keep_declined()
 
     def _keep_declined(self, wanted: Callable[[DeclinedCall], bool] = lambda _: True) -> None:
-        """Forget declined calls that all members have come to, and those that are not wanted."""
+        """Drop declined calls that all members have made, and those that are not `wanted`."""
         kept = {
             key: [declined for declined in calls if declined.untold and wanted(declined)]
             for key, calls in self._declined.items()
@@ -278,11 +278,11 @@ class GroupMachine:
         self._watch.check(now, quiet=self._quiet())
 
     def _quiet(self) -> bool:
-        """Whether nothing of the group uses its links."""
+        """Whether the group's links are idle."""
         return not self.operations.running and not self._measurement.under_way
 
     def _complete(self, key: Key, gathering: Gathering, now: float) -> bool:
-        """All members came. False when it has to wait for something else."""
+        """Answer a call that all members have made; false while it must wait for running operations."""
         kind = key[0]
         if kind in ("sync", "optimize") and self.operations.running:
             return False  # peers do not call these while they reduce; a lost one's operations end first

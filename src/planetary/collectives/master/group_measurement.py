@@ -20,7 +20,7 @@ from planetary.collectives.master.ring_order import tour_cost
 from planetary.collectives.protocol import collective_messages as m
 
 WATCH_PROBE_S = 0.1
-_ANSWER_S = 1.0  # a link whose measurement takes longer counts as one that cannot be used
+_ANSWER_S = 1.0  # slack of a measurement; a later answer counts as a failure
 _WATCH_WORTH = 0.9  # a ring that takes more of the time of the present one is not worth the change
 _MOVED = 0.1  # the solver is asked again when a link's time has changed by this share
 _LONGEST_PAUSE = 16  # times `period_s`, in a group whose operations leave no time
@@ -87,13 +87,13 @@ class LinkWatch:
         return self._due if quiet else math.inf
 
     def expire(self, now: float) -> None:
-        """A link that was not measured in time counts as one that cannot be used."""
+        """Record a link that was not measured in time as unreachable."""
         if self._probe is not None and self._probe.deadline <= now:
             pair, seq = self._probe.pair, self._probe.seq
             self.measured(pair[0], m.Measured(seq=seq, to=pair[1], bytes_per_s=0.0, latency_s=0.0), now)
 
     def lose(self, peer: str, now: float) -> None:
-        """A peer is gone."""
+        """Drop the measurements of a lost peer."""
         for pair in [pair for pair in self._tried if peer in pair]:
             del self._tried[pair]
         if self._probe is not None and peer in self._probe.pair:
@@ -179,7 +179,7 @@ class RingMeasurement:
     """Part of a `GroupMachine`."""
 
     def __init__(self, desk: GroupDesk, links: GroupLinks) -> None:
-        """Nothing is measured."""
+        """Start without a measurement."""
         self._desk, self._links = desk, links
         self._probe: ProbeRound | None = None
         self._callers: dict[str, m.Optimize] = {}
@@ -225,14 +225,14 @@ class RingMeasurement:
         return self._probe.deadline if self._probe is not None and self._probe.outstanding else math.inf
 
     def expire(self, now: float) -> None:
-        """Links that could not be measured in time are of no use."""
+        """Mark links that could not be measured in time as unusable."""
         if self._probe is not None and self._probe.deadline <= now:
             for pair in list(self._probe.outstanding):
                 self._links.unusable(pair)
                 self._probe.outstanding.discard(pair)
 
     def lose(self, peer: str) -> None:
-        """A peer is gone; drop its outstanding measurements."""
+        """Drop the outstanding measurements of a lost peer."""
         self._callers.pop(peer, None)
         if self._probe is not None:
             self._probe.outstanding = {pair for pair in self._probe.outstanding if peer not in pair}

@@ -100,7 +100,7 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
         if peer not in removed and offer.strategy is not SyncStrategy.RECEIVE_ONLY
     }
     if not senders:
-        return Election(removed=removed, failure="nobody offers a state: every peer is RECEIVE_ONLY or was removed")
+        return Election(removed=removed, failure="no peer offers a state: every peer is RECEIVE_ONLY or was removed")
     revision = max(offer.revision for offer in senders.values())
     if current is not None and revision < current <= max(offer.revision for offer in offers.values()):
         text = f"the newest state on offer has revision {revision}, the group is at {current} already"
@@ -200,7 +200,7 @@ class GroupOperations:
     """
 
     def __init__(self, desk: GroupDesk, links: GroupLinks) -> None:
-        """Nothing runs."""
+        """Start without operations."""
         self.running: dict[int, Running] = {}
         self.decided: dict[int, None] = {}
         self._desk, self._links = desk, links

@@ -259,7 +259,7 @@ class Master:
         if number not in self._connections:
             return  # it is to go
         if not _is_heard(message):
-            raise RemoteProtocolError(f"expected what a peer says, found {type(message).__name__}")
+            raise RemoteProtocolError(f"expected a peer's message, found {type(message).__name__}")
         if isinstance(message, m.Register):
             refusal = self._judge(message)
             if refusal is not None:

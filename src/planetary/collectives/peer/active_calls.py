@@ -74,7 +74,7 @@ class ActiveCollective(ActiveCall):
     """A collective of this peer.
 
     Attributes:
-        stall_s: how long nothing may come before it counts as failed.
+        stall_s: seconds without progress after which it fails.
         seq: number of the operation; 0 before it began.
     """
 
@@ -175,7 +175,7 @@ class ActiveSync(ActiveCall):
     """A synchronisation of shared state on this peer."""
 
     def __init__(self, shell: PeerShell, state: SharedState, topology: m.RingChanged, stall_s: float) -> None:
-        """`shell` is the peer that offers `state`; `stall_s`: how long nothing may come before it counts as failed."""
+        """`shell` is the peer that offers `state`; `stall_s`: seconds without progress after which it fails."""
         self._stall_s = stall_s
         self._shell, self.state, self._topology = shell, state, topology
         self._session: StateSession | None = None

@@ -38,7 +38,7 @@ class Calls:
         return self._shell.settings.timeout_s if timeout_s is None else timeout_s
 
     def stall_s(self, limit: float) -> float:
-        """Return how long a call of `limit` seconds may get nothing from a neighbour: never longer than it may take.
+        """Return the stall limit of a call of `limit` seconds, in seconds: never longer than the call.
 
         A second at least, so that the last moments of a call that is tried again are no verdict over a neighbour.
         """

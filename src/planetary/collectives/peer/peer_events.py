@@ -143,6 +143,6 @@ class RunProbe(Instruction, frozen=True):
 
 
 class Hangup(Instruction, frozen=True):
-    """The peer is out of its group for good; nothing works any more."""
+    """The peer has left its group for good; close its connections."""
 
     error: PlanetaryError

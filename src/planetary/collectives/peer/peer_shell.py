@@ -143,7 +143,7 @@ class MasterLine:
 
     def _received(self, session: int, message: Message) -> None:
         if not _is_heard(message):
-            raise RemoteProtocolError(f"expected what a master says, found {type(message).__name__}")
+            raise RemoteProtocolError(f"expected a master's message, found {type(message).__name__}")
         if isinstance(message, m.Registered):
             self.connection.keep_alive(message.heartbeat_s, message.silent_after_s)
         self._shell.handle(e.Received(session, message))

@@ -32,7 +32,7 @@ class PeerLostError(AbortedError):
 
 
 class StragglerError(PeerError):
-    """Some peers did not come to an operation in time.
+    """Some peers did not make a call in time.
 
     Attributes:
         peers: names of the peers that were missing.

@@ -60,7 +60,7 @@ class Register(Greeting, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """The peer goes on purpose."""
+    """The peer leaves its group on purpose."""
 
 
 class Vote(Message, frozen=True, kw_only=True):
@@ -178,7 +178,7 @@ class RingChanged(Message, frozen=True, kw_only=True):
 
     epoch: int
     ring: tuple[PeerInfo, ...]
-    key: str  # secret of the group: who shows it may deliver bulk data
+    key: str  # secret of the group: admits bulk connections
     digest: str  # the algorithm for shared state that all members have
     world: int  # members of all groups
     groups: int
@@ -234,7 +234,7 @@ class Outcome(Message, frozen=True, kw_only=True):
 
 
 class CallFailed(Message, frozen=True, kw_only=True):
-    """A call came to nothing; nothing was changed."""
+    """A call failed without effect."""
 
     call: int
     code: Code

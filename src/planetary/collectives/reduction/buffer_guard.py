@@ -6,7 +6,7 @@ from planetary.core.threads import THREADS, Threads
 
 
 class BufferGuard:
-    """Counts who uses some memory, and shuts it.
+    """Counts the users of a buffer and shuts it.
 
     Once `close` has returned, the memory is not read or written any more, even if the network still delivers. No one
     may wait for the network between `enter` and `leave`, so `close` is quick.

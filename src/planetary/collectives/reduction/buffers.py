@@ -11,7 +11,7 @@ class BufferPool:
     """Lends arrays of bytes. Thread-safe."""
 
     def __init__(self, keep_bytes: int) -> None:
-        """`keep_bytes`: how much is kept for later at most."""
+        """Start empty; at most `keep_bytes` bytes of returned buffers are kept."""
         self._keep = keep_bytes
         self._free: list[np.ndarray] = []
         self._lock = threading.Lock()

@@ -89,7 +89,7 @@ def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
         raise UserError(f"{what} is a numpy.matrix, which cannot be made flat; give numpy.asarray(it)")
     if isinstance(array, np.ma.MaskedArray):
         raise UserError(
-            f"{what} is a numpy.ma.MaskedArray, and peers would get what is behind its mask; give it.filled(value), or "
+            f"{what} is a numpy.ma.MaskedArray, and peers would get the masked elements; give it.filled(value), or "
             "it.data if that is meant"
         )
     name = _NAMES.get(array.dtype)

@@ -15,7 +15,7 @@ from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import FOLDER
 from planetary.collectives.transport.sockets import SocketOptions, near_options
 
-STREAMS = 2  # to a peer, where nothing else is asked for
+STREAMS = 2  # connections to a peer by default
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ class SlotReader:
         try:
             found = os.fstat(descriptor)
             if found.st_uid != os.geteuid() or found.st_size < SLOTS * slot_bytes:
-                raise RemoteProtocolError(f"{FOLDER / name} is another user's, or too short for what was announced")
+                raise RemoteProtocolError(f"{FOLDER / name} is another user's, or shorter than announced")
             self._map = mmap.mmap(descriptor, SLOTS * slot_bytes, access=mmap.ACCESS_READ)
         finally:
             os.close(descriptor)

@@ -120,7 +120,7 @@ class DataConnection(ABC):
         """Close; a thread that waits in `wait_readable` wakes."""
 
     def read(self, into: memoryview, timeout_s: float | None) -> None:
-        """Fill a view. Raises `PeerError` when nothing comes for `timeout_s` seconds; None waits for ever."""
+        """Fill a view. Raises `PeerError` after `timeout_s` seconds without a byte; None waits for ever."""
         done = 0
         while done < len(into):
             count = self.try_read(into[done:])

@@ -48,5 +48,5 @@ def wrap_to_peer(sock: socket.socket, fingerprint: str) -> ssl.SSLSocket:
     found = hashlib.sha256(shown).hexdigest()
     if not secrets.compare_digest(found, fingerprint):
         tls.close()
-        raise TrustError(f"the peer shows another certificate than the master says: {fingerprint}, found {found}")
+        raise TrustError(f"the peer shows another certificate than the master names: {fingerprint}, found {found}")
     return tls

@@ -189,7 +189,7 @@ class Communicator:
         check_pair(send, recv)
         found = Flat(send, writable=False).dtype
         if operand_descriptor is not None and OURS[operand_descriptor.datatype] != found:
-            text = f"operand_descriptor says {operand_descriptor.datatype.name}, the array has {found}"
+            text = f"operand_descriptor has {operand_descriptor.datatype.name}, the array has {found}"
             raise PCCLError(Result.INVALID_ARGUMENT, "pcclAllReduceAsync", text)
         with pccl_errors("pcclAllReduceAsync", Result.INVALID_ARGUMENT):
             work = self._comm.all_reduce_async(

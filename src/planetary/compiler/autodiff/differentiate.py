@@ -126,9 +126,9 @@ def emit_backward(forward: Forward, cotangents: Sequence[Value | None], wrt: Seq
     """Emit the gradient computation of an emitted forward pass at the insertion point.
 
     Args:
-        forward: what `emit_forward` returned. Read its `results` after this call: a loop may have been
+        forward: the result of `emit_forward`. Read its `results` after this call: a loop may have been
         replaced
-            by one that also saves what the backward pass needs.
+            by one that also saves values for the backward pass.
         cotangents: one per result (same type); None for zero. Ignored for integer results.
         wrt: positions of the arguments to differentiate by.
 

@@ -23,7 +23,7 @@ class OperationUse:
         name: as in the rule table, e.g. `"stablehlo.add"`.
         count: how often it occurs after inlining.
         status: `"rule"`, `"inactive"`, `"unsupported"` or `"unknown"`.
-        why: the note, reason, or what to do.
+        why: the note, reason, or remedy.
     """
 
     name: str

@@ -62,7 +62,7 @@ def _flatten(  # noqa: PLR0917 - a recursion's state
     done: dict[str, str | None],
     open_calls: list[str],
 ) -> None:
-    """Flatten a function and those that it calls; `done` gets what each is recognised as."""
+    """Flatten a function and those that it calls; `done` gets the recognised routine of each, or None."""
     if name in done:
         return
     if name in open_calls:
@@ -97,7 +97,7 @@ def composite(name: str, decomposition: str, operands: Sequence[Value], results:
 
 
 def copy_block(block: Block, arguments: Sequence[Value]) -> list[Value]:
-    """Copy the operations of a function body to the insertion point; returns what its return would."""
+    """Copy the operations of a function body to the insertion point; return the body's results."""
     mapping: dict[Value, Value] = dict(zip(block.arguments, arguments, strict=True))
     body = ir.operations(block)
     for op in body[:-1]:

@@ -97,7 +97,7 @@ _texts: dict[tuple[str, ...], tuple[list[str], Iterator[str]]] = {}  # those kno
 
 
 def _templates(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[Block]:
-    """What JAX exports for the function, called directly and under `vmap`, parsed into the current context."""
+    """Yield JAX's exports of the function, called directly and under `vmap`, parsed into the current context."""
     key = (call.name, str(result), *map(str, arguments))
     if key not in _texts:
         _texts[key] = ([], _exports(call, _specs_of([*arguments, result])))

@@ -123,7 +123,7 @@ def pull_back(
     """Emit the backward operations of a tape at the insertion point.
 
     Args:
-        forward: what `replay` returned.
+        forward: the result of `replay`.
         cotangents: one per result of the forward pass; None stands for zero.
         wrt: values (arguments, or outside values the tape uses) whose cotangents are wanted.
         running: cotangents of `wrt` values to continue from, e.g. the accumulators of a loop.
@@ -165,9 +165,7 @@ def pull_back(
 
 
 def site_replacements(notes: dict[object, object]) -> dict[Value, Value]:
-    """Forward results that a rule replaced by equal ones, e.g. those of a loop that also saves what it
-    passed.
-    """
+    """Return forward results that a rule replaced by equal ones, e.g. of a loop that also saves its states."""
     return cast("dict[Value, Value]", notes.setdefault("replaced", {}))
 
 

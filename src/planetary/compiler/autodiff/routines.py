@@ -2,9 +2,9 @@
 
 Incomplete gamma and beta functions, exponential integrals and hypergeometric functions are exported as loops with a
 run-time number of iterations, which reverse mode cannot enter; JAX differentiates them by formulas of their own that
-leave no trace. Here the exported operations are compared with what JAX exports for each such routine; where they are
+leave no trace. Here the exported operations are compared with JAX's export of each such routine; where they are
 the same operation for operation, they become one composite with the routine's name, and its rule emits JAX's own
-gradient of the routine. A loop that matches none stays what it is.
+gradient of the routine. A loop that matches none stays as it is.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _shapes_cache: dict[tuple[str, str], list[str]] = {}
 
 
 def _templates(routine: Routine, kind: ir.Type) -> Iterator[Block]:
-    """What JAX exports for the routine, for every way to pass its arguments, parsed into the current context."""
+    """Yield JAX's exports of the routine, for every way to pass its arguments, parsed into the current context."""
     key = (routine.name, str(kind))
     if key not in _shapes_cache:
         _shapes_cache[key] = list(_template_texts(routine, kind))
@@ -209,7 +209,7 @@ def same_block(left: Block, right: Block, mapping: dict[Value, Value], free: set
     return len(mine) == len(other) and all(_same(a, b, mapping, free) for a, b in zip(mine, other, strict=True))
 
 
-def _outline(  # noqa: PLR0917 - what was found, and where
+def _outline(  # noqa: PLR0917 - a match, and its place
     module: Module, routine: Routine, template: Block, body: list[Operation], start: int, values: list[Value]
 ) -> None:
     """Move the matched operations into a function of their own and put a composite in their place."""

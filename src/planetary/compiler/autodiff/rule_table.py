@@ -150,13 +150,13 @@ def inactive(reason: str, *names: str) -> None:
 
 
 def unsupported(reason: str, *names: str) -> None:
-    """Register operations through which no gradient can pass; the reason says what to do."""
+    """Register operations through which no gradient can pass; the reason names the remedy."""
     for name in names:
         _enter(RuleEntry(name, unsupported=reason))
 
 
 def activity(*names: str) -> Callable[[Activity], Activity]:
-    """Register what says which results of an operation with regions change with the values in a set.
+    """Register a function that returns which results of an operation with regions change with the values in a set.
 
     Without one, all of an operation's results count as changing with any of its inputs.
     """
@@ -181,7 +181,7 @@ def pattern(name: str, root: str) -> Callable[[Pattern], Pattern]:
         name: the function.
         root: the operation that makes its result. The decorated function gets such an operation and returns the
             function's arguments and its rule, or None if the operation is something else. The rule's site has these
-            arguments as inputs; what lies between gets no cotangent from this result.
+            arguments as inputs; values in between get no cotangent from this result.
     """
 
     def register(find: Pattern) -> Pattern:

@@ -1,4 +1,4 @@
-"""Emit what a JAX function computes, at the insertion point: for rules that need a whole library routine."""
+"""Emit the operations of a JAX function at the insertion point: for rules that need a whole library routine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def emit_traced(function: Callable[..., Any], *values: Value) -> list[Value]:
 def emit_pull_back(
     function: Callable[..., Any], cts: Sequence[Value | None], arguments: Sequence[Value], wanted: Sequence[bool]
 ) -> list[Value | None]:
-    """Emit what JAX computes as the gradient of `function`.
+    """Emit JAX's gradient of `function`.
 
     Args:
         function: takes JAX arrays and returns one or several.

@@ -1,4 +1,4 @@
-"""What a cache knows about an artifact: what it was made from and for, and the signature of its functions."""
+"""The manifest of a cached artifact: its source and target, and the signature of its functions."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ class ArtifactManifest(msgspec.Struct, frozen=True):
     features: str  # identifies the CPU of a "host" artifact
     compiler: str  # version of IREE's compiler; "" for "pjrt"
     flags: tuple[str, ...]  # of the compiler
-    notes: tuple[str, ...] = ()  # what it computes otherwise than the model says, e.g. float64 in float32
-    spec: StepSpec | None = None  # of a train step: names, shapes, element types and roles of what it takes
+    notes: tuple[str, ...] = ()  # deviations of its arithmetic from the model's, e.g. float64 in float32
+    spec: StepSpec | None = None  # of a train step: names, shapes, element types and roles of its arguments
     program: ProgramSpec | None = None  # of functions that are called one by one; one of the two is there
 
     def __post_init__(self) -> None:
-        """Raise `ValueError`, which decoding reports as its own, unless it says what the artifact computes."""
+        """Raise `ValueError`, which decoding reports as its own, unless there is exactly one signature."""
         if (self.spec is None) == (self.program is None):
             raise ValueError("an artifact's manifest has the signature of a train step or of a program")
 
     @property
     def signature(self) -> StepSpec | ProgramSpec:
-        """What the artifact computes."""
+        """The signature of the artifact's functions."""
         found = self.spec or self.program
         assert found is not None
         return found

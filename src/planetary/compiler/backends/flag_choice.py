@@ -2,7 +2,7 @@
 measured times, and where a choice is kept.
 
 No flag is best everywhere: it depends on the graph's shapes and on the machine. `planetary tune` measures the
-candidates on the machine that will train, and `compile_artifact` uses what was chosen for this step and this target.
+candidates on the machine that will train, and `compile_artifact` uses the choice for this step and this target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_GAIN = 0.03
 
 
 class FlagSet(msgspec.Struct, frozen=True):
-    """Flags of `iree-compile` that go beyond what the target needs."""
+    """Flags of `iree-compile` beyond those that the target needs."""
 
     name: str
     flags: tuple[str, ...]
@@ -48,11 +48,11 @@ CANDIDATES: dict[str, tuple[FlagSet, ...]] = {
         FlagSet("distribution-256", ("--iree-llvmcpu-distribution-size=256",)),
     ),
 }
-"""What is worth measuring, by backend. Each was faster than the default on some machine or shape."""
+"""Flag sets worth measuring, by backend. Each was faster than the default on some machine or shape."""
 
 
 class FlagTrial(msgspec.Struct, frozen=True):
-    """What was measured of one candidate.
+    """The measurement of one candidate.
 
     Attributes:
         flags: the candidate.
@@ -74,7 +74,7 @@ class FlagChoice(msgspec.Struct, frozen=True):
 
 
 def candidates_for(backend: str) -> tuple[FlagSet, ...]:
-    """Return what can be tried for `backend`, the default first, or raise `UserError` where there is nothing."""
+    """Return the candidates for `backend`, the default first, or raise `UserError` where there is nothing."""
     found = CANDIDATES.get(backend)
     if found is None:
         raise UserError(

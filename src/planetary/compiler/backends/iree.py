@@ -35,8 +35,8 @@ class Artifact:
     Attributes:
         data: its bytes: a VMFB, or the portable StableHLO itself for the PJRT backends.
         digest: their sha256.
-        key: what it was made from: StableHLO digest, compiler version, target and flags.
-        target: what it was made for.
+        key: of its inputs: StableHLO digest, compiler version, target and flags.
+        target: that it was made for.
         cached: whether it came from the cache.
     """
 
@@ -79,13 +79,13 @@ def compile_artifact(
     *,
     further_flags: Sequence[str] | None = None,
 ) -> Artifact:
-    """Compile a training step for `target`, or return what the cache has.
+    """Compile a training step for `target`, or return the cached artifact.
 
     For the PJRT backends the artifact is the portable StableHLO itself: XLA compiles it where it runs.
 
     Args:
-        train_step: what to compile.
-        target: what for.
+        train_step: to compile.
+        target: to compile for.
         cache: where compiled steps are kept.
         further_flags: of IREE's compiler, beside the target's own. None: those that were chosen for this step and
             target by measurement (`planetary tune`), if the cache knows a choice.
@@ -128,7 +128,7 @@ def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
 
 
 def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: ArtifactCache) -> Artifact:
-    """Compile all functions of a module for `target` into one labelled artifact, or return what the cache has.
+    """Compile all functions of a module for `target` into one labelled artifact, or return the cached one.
 
     For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`.
     A function writes over the arguments that its results replace (`FunctionSpec.replaced`). The PJRT backends take
@@ -137,7 +137,7 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
     Args:
         portable: the module.
         spec: of its functions, for the artifact's manifest.
-        target: what for.
+        target: to compile for.
         cache: where compiled programs are kept.
 
     Raises:
@@ -172,7 +172,7 @@ def _portable_entry(
 
 @dataclass(frozen=True)
 class _Entry:
-    """One artifact's place in a cache, with its manifest and what it was made from beside it."""
+    """One artifact's place in a cache, with its manifest and its source beside it."""
 
     cache: ArtifactCache | None
     portable: bytes
@@ -183,11 +183,11 @@ class _Entry:
     notes: tuple[str, ...] = ()
 
     def known(self) -> Artifact | None:
-        """Return what the cache has."""
+        """Return the cached artifact; None without one."""
         digest = self.cache.resolve(self.key) if self.cache is not None else None
         if self.cache is None or digest is None:
             return None
-        # A damaged entry was removed by the cache that found it so; it is only a copy of what is built then.
+        # A damaged entry was removed by the cache that found it so; the artifact is then built again.
         with contextlib.suppress(TrustError):
             found = Artifact(self.cache.get(digest), digest, self.key, self.target, cached=True)
             if read_manifest(self.cache, digest) is None:
@@ -196,7 +196,7 @@ class _Entry:
         return None
 
     def made(self, data: bytes) -> Artifact:
-        """Return what was made of it just now, which is in the cache from now on."""
+        """Return the new artifact of `data`, and put it into the cache."""
         found = Artifact(data, hashlib.sha256(data).hexdigest(), self.key, self.target, cached=False)
         self.keep(found)
         if self.cache is not None and not self.target.is_pjrt:
@@ -204,7 +204,7 @@ class _Entry:
         return found
 
     def keep(self, artifact: Artifact) -> None:
-        """Put an artifact, its manifest and what it was made from into the cache."""
+        """Put an artifact, its manifest and its source into the cache."""
         if self.cache is None:
             return
         self.cache.put(self.portable)
@@ -288,7 +288,7 @@ _SHADERS = {"--iree-hal-target-device=vulkan": "Vulkan", "--iree-hal-target-devi
 
 
 def _advice(text: str, flags: Sequence[str]) -> str:
-    """Return what is known to fail in a module that could not be compiled, as the end of a sentence; "" if nothing."""
+    """Return the known defect behind a failed compilation, as the end of a sentence; "" if none."""
     device = next((name for flag, name in _SHADERS.items() if flag in flags), None)
     low = [element for element in ("bf16", "f16") if re.search(rf"(?<!b){element}>", text)]
     if device is None or not low:

@@ -1,4 +1,4 @@
-"""What identifies this way of compiling, readable without loading a compiler: part of every cache key."""
+"""Version of the compilation pipeline, readable without loading a compiler: part of every cache key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.metadata
 
 PIPELINE_VERSION = 9  # raise when `normalise.for_target` changes
 
-LATEST_CHOICE = "latest choice of flags"  # the key of it: what was compiled under another one may be made anew
+LATEST_CHOICE = "latest choice of flags"  # the key of it: artifacts of another choice may be made anew
 
 
 def compiler_version() -> str:

@@ -1,4 +1,4 @@
-"""What a training step can be compiled for, and with which flags of IREE's compiler."""
+"""Targets of a training step, and their flags of IREE's compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _X86_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 _BASELINE_CPUS = {"x86_64": "x86-64", "aarch64": "generic"}
 
-# What this build of the compiler (IREE 3.13) takes; `tests/compiler/backends/test_target_names.py` asks it.
+# Chips known to this build of the compiler (IREE 3.13); `tests/compiler/backends/test_target_names.py` asks it.
 CUDA_CHIPS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
 _NEWER_CUDA_CHIPS = (88, 90, 100, 101, 103, 110)  # that exist, and it does not know
 _OLDER_CUDA_CHIPS = (50, 52, 53)
@@ -44,7 +44,7 @@ class Target(msgspec.Struct, frozen=True):
         backend: `"cpu"`, `"cuda"`, `"hip"`, `"vulkan"` or `"metal"` of IREE; `"pjrt:cpu"` or `"pjrt:cuda"` of XLA.
         name: `"host"` (tuned for one CPU), `"baseline"` (any CPU of the architecture), an x86-64 level such
             as `"x86-64-v3"`, or a chip such as `"sm_80"`, `"gfx942"`, `"rdna3"`, `"macos"`; `"stablehlo"` for XLA.
-        features: for a CPU, what the worker reported: its CPU's digest (`"host"`) or its architecture.
+        features: for a CPU, the worker's report: its CPU's digest (`"host"`) or its architecture.
     """
 
     backend: str
@@ -76,7 +76,7 @@ def parse_target(text: str, here: str) -> Target:
 
     Args:
         text: the target.
-        here: what identifies this machine's CPU, as `host_features()` of `planetary.runtime.host` returns it.
+        here: the identity of this machine's CPU, as `host_features()` of `planetary.runtime.host` returns it.
 
     Raises:
         UserError: there is no such target.
@@ -106,7 +106,7 @@ def _of_chip(text: str) -> str | None:
 
 
 def nearest(backend: str, name: str) -> tuple[str, str]:
-    """Return what is compiled for a target, by the compiler's own name for it, and a note; "" if that is the target.
+    """Return the compiled target, by the compiler's own name for it, and a note; "" if it is the one asked for.
 
     A CUDA artifact holds PTX of a virtual architecture, which the driver compiles for the chip. PTX for compute
     capability X.Y runs on every chip of the same or a later one; only PTX for targets with the suffix a or f is for
@@ -164,7 +164,7 @@ def _unknown(backend: str, name: str, known: Sequence[str]) -> UserError:
 def compiler_flags(target: Target) -> list[str]:
     """Return the flags of `iree-compile` for `target`, or raise `UserError` for an unknown one.
 
-    Measured on the default model (3.3 million parameters, two cores): tuning for the host's CPU is what matters.
+    Measured on the default model (3.3 million parameters, two cores): tuning for the host's CPU matters most.
     Further flags help on some machines and shapes and crash on others; `planetary tune` finds them by measurement.
     """
     make = _FLAGS.get(target.backend)

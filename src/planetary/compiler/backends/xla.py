@@ -1,6 +1,6 @@
 """StableHLO functions as programs of XLA, through JAX's PJRT client.
 
-JAX has no public call for "run this module": the client used here is what `jax.jit` itself ends in. This is the
+JAX has no public call for "run this module": the client used here is the one that `jax.jit` itself uses. This is the
 one file that knows it.
 """
 
@@ -124,7 +124,7 @@ def compile_main(text: str, devices: Sequence[Any], *, optimise: bool = True) ->
         optimise: False compiles faster and executes operation by operation.
 
     Returns:
-        what XLA's client gives, to be called with `run`.
+        the executable of XLA's client, to be called with `run`.
 
     Raises:
         CompileError: XLA refuses the module.

@@ -110,7 +110,7 @@ def find_logits(model: Model) -> Logits:
     """Return the logits of a language model that has a loss only.
 
     Raises:
-        UserError: there is no value that is proved to be its logits; the text says what is needed.
+        UserError: there is no value that is proved to be its logits; the text names the requirements.
     """
     arguments = tuple(TensorSpec(a.name, a.dtype, a.shape) for a in model.manifest.arguments)
     roles = [a.role for a in model.manifest.arguments]
@@ -198,7 +198,7 @@ def _trial(model: Model) -> dict[str, np.ndarray]:
 
 
 def _other_terms(model: Model, found: Logits, values: Mapping[str, np.ndarray], targets: int) -> float | None:
-    """Return what the loss is beside the cross-entropy of a candidate, 0 for nothing; None: it is not the logits."""
+    """Return the loss minus the cross-entropy of a candidate, 0 if equal; None: it is not the logits."""
     spec, rng = found.arguments[found.inputs], np.random.default_rng(1)
     tokens = rng.integers(0, found.shape[-1], spec.shape).astype(host_dtype(spec.dtype))
     scores = _run(found, values, tokens)

@@ -24,10 +24,10 @@ from planetary.core.errors import PlanetaryError
 
 @dataclass(frozen=True)
 class Reading:
-    """What a piece of the graph gave.
+    """Result of running a piece of the graph.
 
     Attributes:
-        deviation: of the value that is furthest off, as a fraction of what is accepted; above 1 or NaN is wrong.
+        deviation: of the value that is furthest off, as a fraction of the tolerance; above 1 or NaN is wrong.
         operation: the first operation with a wrong value; if none is wrong, the one whose value is furthest off.
     """
 
@@ -61,7 +61,7 @@ class Questions(Protocol):
 
 @dataclass
 class SearchBudget:
-    """What a search may spend. No question is asked once either is used up.
+    """Limits of a search. No question is asked once either is used up.
 
     Attributes:
         questions: how many compilations it may take in all.
@@ -106,7 +106,7 @@ class Finding:
             `operations[0]` to `operations[-1]`. "hidden": the whole graph is right once it is asked like this.
             "unanswered": it cannot be asked.
         operations: see `outcome`; empty for the last two.
-        deviation: of the last wrong value, as a fraction of what is accepted.
+        deviation: of the last wrong value, as a fraction of the tolerance.
         smallest: whether `operations` is known to be the smallest such piece.
     """
 
@@ -208,11 +208,11 @@ SEARCH_SECONDS = 300.0
 """No piece is compiled once so much time has passed; one that is being compiled is waited for."""
 
 VALUE_TOLERANCE = 1e-4
-"""Accepted deviation of an intermediate value, relative to the largest element of its tensor, beside what a nudge
-of the inputs moves it by. Compilers that add in another order stay far below; a wrong term does not.
+"""Accepted deviation of an intermediate value, relative to the largest element of its tensor, beside its change
+under a nudge of the inputs. Compilers that add in another order stay far below; a wrong term does not.
 """
 _NUDGE_ROUNDINGS = 4  # the inputs are moved at random by so many roundings, to see how far values follow
-_FOLLOWS = 64.0  # a value may deviate by so many times what it moves when the inputs are nudged
+_FOLLOWS = 64.0  # a value may deviate by so many times its change when the inputs are nudged
 _SHARE = 2e-3  # of the elements of an integer or boolean tensor may differ: a rounding decides a comparison
 _MOST_NAMES = 6  # kinds of operations listed in a message
 
@@ -266,7 +266,7 @@ def name_offender(
         pieces = _Pieces(refused)
         finding = find_first_wrong(len(pieces.outline.nodes), pieces, budget)
         return _sentence(finding, pieces.outline, budget, pieces.refusal)
-    except Exception as error:  # noqa: BLE001 - what was refused is wrong, whatever happens here
+    except Exception as error:  # noqa: BLE001 - the artifact is refused all the same
         return f"The search for the operation that is wrong failed: {type(error).__name__}: {error}."
 
 
@@ -350,7 +350,7 @@ def nudged(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def deviation(want: np.ndarray, moved: np.ndarray, have: np.ndarray, tolerance: float) -> float:
-    """Return how far values are off, as a fraction of what is accepted; infinite where only one side is finite.
+    """Return how far values are off, as a fraction of the tolerance; infinite where only one side is finite.
 
     Args:
         want: right values.

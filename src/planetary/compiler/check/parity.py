@@ -23,7 +23,7 @@ from planetary.core.tensors import TensorSpec, to_host_dtype
 
 @dataclass(frozen=True)
 class Trace:
-    """What a backend did.
+    """Losses and updates of a backend.
 
     Attributes:
         losses: of each step, before its update.
@@ -44,7 +44,7 @@ class Deviation(msgspec.Struct, frozen=True):
 
 
 class Parity(msgspec.Struct, frozen=True):
-    """How two backends compare; `a` is what the other one is measured against.
+    """How two backends compare; `a` is the reference.
 
     `drift` is |θa - θb| / |θa| at the end, of all parameters together; `worst_tensor` has the largest of its own.
     """

@@ -1,6 +1,6 @@
-"""Pieces of a function, as training steps of their own: what lies between two cuts through its operations.
+"""Pieces of a function, as training steps of their own: the operations between two cuts.
 
-An operation that depends on no argument (a constant, or what is made of constants alone) belongs to no cut: each
+An operation that depends on no argument (a constant, or a result of constants alone) belongs to no cut: each
 piece has its own copy of those that it uses, because compilers treat constants in ways of their own.
 
 Values cross a cut in a type that every executor and the StableHLO interpreter take: a boolean as `i8`, a bfloat16
@@ -35,7 +35,7 @@ class Node:
     Attributes:
         name: e.g. `"stablehlo.add"`.
         location: where it stands, as MLIR prints it.
-        operands: what it uses, without what depends on no argument.
+        operands: its operands, without those that depend on no argument.
         results: the element type and shape of each result, as MLIR prints them.
     """
 
@@ -51,7 +51,7 @@ class Outline:
 
     Attributes:
         nodes: its operations.
-        returned: what it returns; None for a result that depends on no argument.
+        returned: its results; None for a result that depends on no argument.
     """
 
     nodes: tuple[Node, ...]
@@ -186,7 +186,7 @@ class _FunctionGraph:
         return self._values[key]
 
     def between(self, start: int, wanted: Sequence[Key]) -> tuple[list[Operation], list[Key]]:
-        """Return the operations that compute values, from `start` on, and what they use from before."""
+        """Return the operations that compute values, from `start` on, and their operands from before."""
         used = {self.value(key) for key in wanted}
         inside: list[Operation] = []
         for position, op in reversed(list(enumerate(self._body))):

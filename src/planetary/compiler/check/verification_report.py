@@ -1,4 +1,4 @@
-"""What the check of an artifact found, and where it is remembered."""
+"""Reports on checks of artifacts, and their place in a cache."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _KEY = "verified 2 "
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
-    """What a check found."""
+    """The findings of a check."""
 
     digest: str  # of the artifact that was asked about
     checked: str  # digest of the artifact that was run
-    target: str  # what the artifact that was run was made for, e.g. "cpu host"
+    target: str  # of the artifact that was run, e.g. "cpu host"
     stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
     loss: float | None  # of the random batch; None: it is no train step
     worst_tensor: str
     worst_error: float  # as a fraction of the accepted error
     seconds: float
     against: str = "XLA"  # the execution that the artifact agrees with
-    notes: tuple[str, ...] = ()  # what both compute otherwise than the model says
+    notes: tuple[str, ...] = ()  # deviations of both from the model's arithmetic
 
     @property
     def summary(self) -> str:
@@ -43,7 +43,7 @@ def write_report(store: ArtifactCache, report: VerifyReport) -> None:
 
 
 def read_report(store: ArtifactCache, artifact: str) -> VerifyReport | None:
-    """Return what was found about an artifact before; None if nothing was, or the report is damaged."""
+    """Return the earlier report on an artifact; None if nothing was, or the report is damaged."""
     digest = store.resolve(_KEY + artifact)
     if digest is None:
         return None

@@ -88,7 +88,7 @@ def rounds_between_operations(stablehlo: str | bytes) -> bool:
 
 
 def widened(stablehlo: str | bytes, *, rounding: bool) -> str:
-    """Return a module that computes in f32 what another computes in bf16 and f16, with the same arguments and results.
+    """Return a module with f32 in place of bf16 and f16 arithmetic, with the same arguments and results.
 
     Constants and arguments keep their values, and results of functions are rounded. With `rounding`, so is the result
     of every operation (sums in the body of a reduction are not).
@@ -178,7 +178,7 @@ def _is_narrow_type(element: Type) -> bool:
 
 
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
-_REFERENCE = "reference 1 "  # before the digest of a step: the key of what its artifacts are compared with
+_REFERENCE = "reference 1 "  # before the digest of a step: the key of the reference of its artifacts
 
 
 def verify_artifact(
@@ -198,16 +198,16 @@ def verify_artifact(
     `planetary.compiler.check.offender` for the limits.
 
     Args:
-        train_step: what the artifact was compiled from.
-        artifact: what to check. If it is no CPU artifact of this machine, a build of the same operations for
+        train_step: that the artifact was compiled from.
+        artifact: to check. If it is no CPU artifact of this machine, a build of the same operations for
             `local` is checked in its place, and the report says so.
         open_runner: loads an artifact on this machine.
         params: the model's initial parameters; they are perturbed, so that none is zero.
         buffers: the model's buffers.
         local: the CPU target of this machine.
         cache: remembers reports by the artifact's digest, so the same bytes are checked once.
-        on_refusal: called with the refusal before the search for the operation begins: the search runs what the
-            compiler made of pieces of the step, and if this process dies of it, the refusal is still known.
+        on_refusal: called with the refusal before the search for the operation begins: the search runs
+            compiled pieces of the step, and if this process dies of it, the refusal is still known.
 
     Raises:
         CompileError: a result differs by more than the tolerance; the text names the worst tensor, and the first
@@ -265,7 +265,7 @@ def verify_artifact(
 
 
 def read_reference(cache: ArtifactCache, spec: StepSpec) -> StepReference | None:
-    """Return what artifacts of a step are compared with; None if it is not there, or damaged."""
+    """Return the reference of a step's artifacts; None if it is not there, or damaged."""
     digest = reference_digest(cache, spec)
     if digest is None:
         return None
@@ -367,7 +367,7 @@ def run_expected(train_step: TrainStep, trial: Trial, run: FunctionRunner = run_
 
 
 def _noise(train_step: TrainStep, trial: Trial) -> dict[str, float]:
-    """Return, by name, what rounding in 16-bit arithmetic between contractions changes; empty without any."""
+    """Return, by name, the change from rounding in 16-bit arithmetic between contractions; empty without any."""
     if not rounds_between_operations(train_step.portable):
         return {}
     rounded, wide = (run_expected(train_step, trial, _run_widened(rounding)) for rounding in (True, False))
@@ -375,7 +375,7 @@ def _noise(train_step: TrainStep, trial: Trial) -> dict[str, float]:
 
 
 def _run_widened(rounding: bool) -> FunctionRunner:
-    """Return what runs a function with XLA, with f32 in place of all 16-bit arithmetic."""
+    """Return a runner of functions with XLA, with f32 in place of all 16-bit arithmetic."""
 
     def run(
         stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
@@ -395,7 +395,7 @@ def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], 
 
 
 def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRunner]) -> Execute:
-    """Return what runs a piece of a step as artifacts for `target` are made and run."""
+    """Return a function that compiles and runs a piece of a step as artifacts for `target` are."""
 
     def execute(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         runner = open_runner(compile_artifact(piece, target), piece.spec)
@@ -420,7 +420,7 @@ def _refused(
     wrong: Execute,
     run: FunctionRunner,
 ) -> RefusedFunction:
-    """Return what is known about a refused artifact to who searches it."""
+    """Return the facts about a refused artifact for the search of the wrong operation."""
 
     def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         spec = piece.spec

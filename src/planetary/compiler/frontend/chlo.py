@@ -1,6 +1,6 @@
 """CHLO operations (`erf`, `lgamma`, `top_k`, …) in modules that have to be portable.
 
-The portable format knows StableHLO only. Expanding a CHLO operation loses what it was: its expansion divides
+The portable format knows StableHLO only. Expanding a CHLO operation loses its identity: its expansion divides
 by zero in branches that are not taken, and the gradient of that is NaN. So a stored model carries each one as
 a composite `chlo.<name>` whose decomposition is the expansion: any reader can run it, and `from_composites`
 gets the operation back before differentiation. A finished training step has them expanded for good.

@@ -50,7 +50,7 @@ class Model:
     stablehlo: bytes  # portable artifact
     manifest: Manifest
     stored: Mapping[str, np.ndarray] = field(repr=False)
-    notes: tuple[str, ...] = ()  # sentences on what was concluded from the model rather than said, for reports
+    notes: tuple[str, ...] = ()  # sentences on properties inferred from the model rather than given, for reports
 
     @property
     def digest(self) -> str:
@@ -101,7 +101,7 @@ def load_model(
     """Load a model folder, or a bare `.mlir` file (see `bare_manifest`).
 
     Args:
-        path: what `Model.save` wrote, or a file with StableHLO text, MLIR bytecode or a portable artifact.
+        path: folder of `Model.save`, or a file with StableHLO text, MLIR bytecode or a portable artifact.
         roles: role overrides by argument name or pattern.
         init: a safetensors file with initial values by argument name; they replace the default ones.
         values_follow: do not ask for every buffer's value yet, as `with_weights` will give them.
@@ -198,7 +198,7 @@ def export_model(
 
 
 def checked_build(built: Any, source: str) -> tuple[Callable[..., Any], Any, Any]:
-    """Return what a model's function returned. Raises `UserError` saying what it has to return."""
+    """Return the checked result of a model's function. Raises `UserError` naming the required form."""
     if isinstance(built, tuple) and len(built) == 3:
         return built
     hint = ""

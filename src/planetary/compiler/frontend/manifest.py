@@ -1,4 +1,4 @@
-"""What a model's arguments are: names, types, roles and initial values, beside its StableHLO."""
+"""The arguments of a model: names, types, roles and initial values, beside its StableHLO."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def manifest_from_json(data: bytes, where: str = "manifest.json") -> Manifest:
     """Parse and check a manifest; element types may be spelled as XLA, Rust or numpy do.
 
-    Raises `UserError` naming what is wrong in `where`.
+    Raises `UserError` naming the defect in `where`.
     """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)

@@ -1,7 +1,7 @@
 """Marks that a JAX author puts into a model and that survive export to StableHLO.
 
-`jax.lax.stop_gradient` and `jax.custom_vjp` leave no trace in exported StableHLO: only what they compute
-is there. The two functions below do the same in JAX, and also export a `stablehlo.composite` that
+`jax.lax.stop_gradient` and `jax.custom_vjp` leave no trace in exported StableHLO: only their operations
+are there. The two functions below do the same in JAX, and also export a `stablehlo.composite` that
 `differentiate` knows.
 """
 
@@ -46,7 +46,7 @@ def custom_vjp(
         function: takes and returns arrays (or pytrees of them).
         backward: `backward(arguments, results, cotangents)` returns one gradient per argument, in the
         argument's
-            structure, shapes and dtypes; what it returns for integer arrays is ignored.
+            structure, shapes and dtypes; those for integer arrays are ignored.
 
     Returns:
         A function to call in place of `function`.

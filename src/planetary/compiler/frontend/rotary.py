@@ -1,4 +1,4 @@
-"""Tables of rotary positions among a model's arguments, recognised by what the model does with them.
+"""Tables of rotary positions among a model's arguments, recognised by their use in the model.
 
 An exporter that makes every tensor of a module an argument passes cos and sin like weights, and a bare `.mlir` says
 nothing about roles. Trained from random numbers they are no rotation. Two arguments of one type are such a pair if

@@ -55,12 +55,12 @@ def torch_function(module: Any) -> tuple[dict[str, Any], Callable[..., Any]]:
 def from_torch(
     module: Any, example_batch: Sequence[Any], loss: Loss | None = None
 ) -> tuple[Callable[..., Any], dict[str, Any], Sequence[Any]]:
-    """Return what a `build` returns, for a PyTorch module.
+    """Return the loss function, the parameters and the batch of a PyTorch module, as a `build` function does.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
         example_batch: numpy arrays of the batch's shapes and types, the target last.
-        loss: `loss(output, target)` on torch tensors, one scalar, where `output` is what the module makes of
+        loss: `loss(output, target)` on torch tensors, one scalar, where `output` is the module's output for
             the batch without its last array. None: the module takes the whole batch and returns the loss.
 
     Raises:
@@ -88,7 +88,7 @@ def is_module(found: Any) -> bool:
 
 
 class ModuleBuilder:
-    """Builds the model of a PyTorch module that takes tokens: what a `build` function is to a model in JAX.
+    """Builds the model of a PyTorch module that takes tokens, as a `build` function does in JAX.
 
     Its options are the arguments of the module's class, and the batch's shape.
     """

@@ -74,7 +74,7 @@ def fill_region(
     """Give region `index` of `op` one block with arguments of `types`; `build` emits its operations."""
     unknown = mlir.Location.unknown()
     block = mlir.Block.create_at_start(op.operation.regions[index], list(types), [unknown] * len(types))
-    _recorders.append([])  # what is emitted inside the region is not at the level of a recording outside
+    _recorders.append([])  # operations inside the region are not part of a recording outside
     try:
         with mlir.InsertionPoint(block):
             hlo.ReturnOp(list(build(list(block.arguments))))

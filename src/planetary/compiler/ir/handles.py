@@ -1,4 +1,4 @@
-"""Names for what the bindings hand out. They mix views and plain objects freely: the names help the reader, not the
+"""Names of the bindings' types. The bindings mix views and plain objects freely: the names help the reader, not the
 type checker.
 """
 

@@ -1,4 +1,4 @@
-"""The functions of a module: found, made, renamed, erased; what they take and return."""
+"""The functions of a module: found, made, renamed, erased; their arguments and results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def result_types(function: Any) -> list[Type]:
 
 
 def refresh_function_type(function: Any) -> None:
-    """Let a function's declared type be that of its block's arguments and of what it returns."""
+    """Let a function's declared type be that of its block's arguments and of its results."""
     kind = mlir.FunctionType.get(argument_types(function), result_types(function))
     function.operation.attributes["function_type"] = mlir.TypeAttr.get(kind)
 

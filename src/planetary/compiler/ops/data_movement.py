@@ -1,4 +1,4 @@
-"""What moves elements and computes nothing."""
+"""Operations that move elements without arithmetic."""
 
 from __future__ import annotations
 

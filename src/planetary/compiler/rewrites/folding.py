@@ -1,4 +1,4 @@
-"""Folding of uniform constants: what is made of constants that repeat one number becomes such a constant itself.
+"""Folding of uniform constants: a result of constants that repeat one number becomes such a constant itself.
 
 torch-mlir writes a number of the program as an `i64` or `f64` constant of its own, converted, reshaped and broadcast
 to where it is used, and the shape that `arange` takes as 64-bit arithmetic. A rewrite that asks for the value of an

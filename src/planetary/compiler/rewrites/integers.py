@@ -2,8 +2,8 @@
 
 Exporters write token ids, positions and counts as i64. IREE 3.13 cannot lower vectors of i64 for Vulkan and Metal
 ("failed to legalize operation 'vector.broadcast'", `tests/compiler/backends/test_compiler_defects.py`), and elsewhere
-they take twice the memory. Ranges are followed from constants, counters, narrower integers and booleans; what cannot
-be shown to fit keeps its type.
+they take twice the memory. Ranges are followed from constants, counters, narrower integers and booleans; a value that
+cannot be shown to fit keeps its type.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOVES = {
 
 
 def narrow_integers(module: ir.Module) -> None:
-    """Compute, in place, in i32 what a module computes in i64 from values whose ranges fit. Meaning: unchanged."""
+    """Narrow, in place, i64 arithmetic of a module to i32 where the ranges fit. Meaning: unchanged."""
     for function in ir.functions(module).values():
         block = ir.entry_block(function)
         _Narrowing().run(block)

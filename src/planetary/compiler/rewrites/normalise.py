@@ -1,7 +1,7 @@
-"""Rewrites of legal StableHLO that compilers mistreat. Each one says what goes wrong without it, and
+"""Rewrites of legal StableHLO that compilers mistreat. Each one names the failure without it, and
 `tests/compiler/backends/test_compiler_defects.py` fails once a compiler has mended it.
 
-The passes work on operations, never on text, and keep the meaning up to what their docstrings say.
+The passes work on operations, never on text, and keep the meaning, but for changes in their docstrings.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def bake_label(function: ir.Operation, label: ArtifactLabel) -> None:
 
 
 def rewrite_for_iree(module: ir.Module) -> None:
-    """Rewrite, in place, what IREE mistreats in any function of a module."""
+    """Rewrite, in place, operations that IREE mistreats in any function of a module."""
     narrow_integers(module)
     negate_to_subtract(module)
     conditions_to_selects(module)
@@ -215,7 +215,7 @@ def _replace_lookup(op: ir.Operation) -> None:
 def _clamped(indices: ir.Value, size: int) -> ir.Value:
     """Emit indices as a gather takes them, clamped to 0 .. size - 1, as i32.
 
-    What is made of them has as many elements as the table or the logits: 64-bit integers would take twice the memory
+    Results of them have as many elements as the table or the logits: 64-bit integers would take twice the memory
     and time, and a type of 8 or 16 bits need not hold `size`.
     """
     narrow = ir.width_of(ir.element_of(indices)) < 32
@@ -350,7 +350,7 @@ def keep_apart_broadcasts(module: ir.Module) -> None:
 
     Why: IREE 3.13 fuses such an expression into the matmul or sum that makes `s`, and gives both sides the same
     element of it: the difference is 0 everywhere (seen for 64 elements, not for 8). Meaning: unchanged. The
-    value is written to memory once; it is smaller than what is made of it.
+    value is written to memory once; it is smaller than the results made of it.
     """
     for function in ir.functions(module).values():
         blocks = [ir.entry_block(function)]
@@ -401,7 +401,7 @@ def counters_from_memory(module: ir.Module) -> None:
 
 
 def own_sorted_values(module: ir.Module) -> None:
-    """Let what is sorted in a loop be made anew in each pass: a choice that depends on the loop's counter.
+    """Make sorted values in a loop anew in each pass: a choice that depends on the loop's counter.
 
     Why: IREE 3.13 sorts in place, in a loop also row numbers that it has moved out of the loop: the next sort, or the
     next pass, finds them in the order of the last one. Meaning: unchanged; a copy for each sort.

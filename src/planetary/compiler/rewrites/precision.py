@@ -203,7 +203,7 @@ def f64_operations(module: Module) -> Counter[str]:
 
 
 def demote_f64(module: Module, model: str) -> str:
-    """Compute, in place, in f32 what a module computes in f64, and return a note about it; "" if there is none.
+    """Demote, in place, the f64 arithmetic of a module to f32, and return a note about it; "" if there is none.
 
     Finite constants stay finite and others than 0 stay so: beyond f32's range they become its largest or smallest
     normal number. A loss of f64 becomes one of f32.

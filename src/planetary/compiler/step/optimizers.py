@@ -23,7 +23,7 @@ Specs = Sequence[TensorSpec]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a transform may read besides gradients and its own state.
+    """Inputs of a transform besides gradients and its own state.
 
     Attributes:
         specs: of the parameters: names, and the types they are stored in.

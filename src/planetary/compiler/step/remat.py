@@ -27,16 +27,16 @@ _DEAR_COST = 8.0  # scalar operations in a transcendental function, roughly
 def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequence[Value], budget: int) -> Plan:
     """Rewrite a forward and a backward pass so that fewer activations are kept between them.
 
-    What is recomputed reads kept values through a `stablehlo.optimization_barrier`, together with a cotangent that
+    Recomputed operations read kept values through a `stablehlo.optimization_barrier`, together with a cotangent that
     the backward pass has just then: a compiler can neither merge it with the first computation nor start it early.
-    Results of loops and conditionals, and what depends on no data (constants, transposed weights), are left as they
-    are and not counted.
+    Results of loops and conditionals, and values that depend on no data (constants, transposed weights), are left as
+    they are and not counted.
 
     Args:
         block: has both passes and nothing after them.
         count: operations of the block that are the forward pass, from its start.
         data: the batch.
-        roots: what the passes were emitted for: the loss and the gradients.
+        roots: the results of the passes: the loss and the gradients.
         budget: bytes that activations may take; the smallest plan is taken where none fits.
 
     Returns:
@@ -86,12 +86,12 @@ class _Tape:
         return self._root[position] != position
 
     def roots_of(self, op: Operation) -> tuple[int, ...]:
-        """Roots of what an operation reads, ascending."""
+        """Return the roots of an operation's operands, ascending."""
         found = [self.position(value) for value in _read(op)]
         return tuple(sorted({self._root[i] for i in found if i is not None}))
 
 
-_Readers = dict[Operation, list[Value]]  # operations of the backward pass and what they read, in order
+_Readers = dict[Operation, list[Value]]  # operations of the backward pass and their operands, in order
 
 
 def _readers_by_segment(tape: _Tape, plan: Plan, backward: Sequence[Operation]) -> list[_Readers]:
@@ -116,7 +116,7 @@ class _Recomputation:
     data: set[Value]
     backward: Sequence[Operation]
     place: dict[Operation, int]  # in `backward`
-    active: AbstractSet[Operation]  # what depends on the batch
+    active: AbstractSet[Operation]  # operations that depend on the batch
     copies: dict[Value, Value] = field(default_factory=dict)
 
     def emit(self, readers: _Readers) -> None:

@@ -1,9 +1,9 @@
 """Which activations to recompute in the backward pass: a pure decision from sizes and costs.
 
 A *tape* is the forward pass in order. Kept values stay in memory from the forward to the backward pass; the tape is
-cut into *segments*, and what the backward pass needs of a segment is recomputed from kept values, once, just before
-the backward pass reaches it (Chen et al. 2016, arXiv:1604.06174). So memory is what is kept plus the largest
-segment. Cuts go where little crosses them, which in a transformer is between its blocks.
+cut into *segments*, and the values of a segment that the backward pass needs are recomputed from kept values, once,
+just before the backward pass reaches it (Chen et al. 2016, arXiv:1604.06174). So memory is that of kept values plus
+the largest segment. Cuts go where little crosses them, which in a transformer is between its blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class TapeStep:
 
     Attributes:
         inputs: positions of the steps whose results it reads.
-        nbytes: of its results; 0 for what costs no memory of its own, such as a reshape.
+        nbytes: of its results; 0 for an operation without memory of its own, such as a reshape.
         cost: of computing it again, in scalar operations.
         needed: whether the backward pass reads its results.
     """
@@ -31,14 +31,14 @@ class TapeStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is kept and what is recomputed.
+    """The partition of a tape into kept and recomputed steps.
 
     Attributes:
         cuts: positions of the last steps of all segments but the last, ascending.
         kept: positions of steps whose results stay in memory.
         recomputed: per segment but the last, the positions computed again, ascending.
-        bytes_before: what the backward pass needs of the forward pass, in all.
-        bytes_after: what is alive of it at most under the plan.
+        bytes_before: of all results of the forward pass that the backward pass reads.
+        bytes_after: of those, the most that are alive at once under the plan.
         cost: of all recomputation, as a share of the cost of the tape.
     """
 
@@ -163,7 +163,7 @@ def _keep_more(tape: Sequence[TapeStep], cuts: Sequence[int], kept: set[int], bu
         if step.needed and position not in kept:
             again[segment[position]] += step.nbytes
     held = sum(tape[i].nbytes for i in kept)
-    largest = max(again)  # an upper bound from here on: what is kept leaves its segment smaller
+    largest = max(again)  # an upper bound from here on: a kept value leaves its segment smaller
     wanted = [
         i for i, step in enumerate(tape) if step.needed and step.nbytes and i not in kept and segment[i] < len(cuts)
     ]

@@ -20,8 +20,8 @@ class TrainStep:
             `portable`.
         spec: its signature.
         portable: the module as a portable artifact, readable by other releases.
-        remat: what is recomputed, and the activation memory of one micro-batch before and after; None without.
-        notes: sentences on what the step computes otherwise than the model says, for reports.
+        remat: the recomputed part, and the activation memory of one micro-batch before and after; None without.
+        notes: sentences on deviations of the step's arithmetic from the model's, for reports.
     """
 
     stablehlo: str

@@ -47,7 +47,7 @@ def build_train_step(
     """Differentiate a model and put clipping and optimizer around it, all in one graph.
 
     Args:
-        model: what `export_model` or `load_model` returned. With `options.micro_batches` above 1 its batch is
+        model: the result of `export_model` or `load_model`. With `options.micro_batches` above 1 its batch is
             one micro-batch, and the step takes that many of them, one after the other along the first
             dimension; loss and gradients are the means over them.
         options: default: `StepOptions()`.
@@ -215,7 +215,7 @@ class _Graph:
         return self.over_batch(block, values, arguments[len(weights) :])[0]
 
     def _rounded_weights(self, stored: Sequence[Value], step: Value) -> list[Value]:
-        """Emit what the model computes with: float32 parameters rounded at random to the precision, if asked."""
+        """Emit the weights of the arithmetic: float32 parameters rounded at random to the precision, if asked."""
         if self.options.rounding == "nearest" or self.options.precision == "f32":
             return list(stored)
         low = _element(self.options.precision)

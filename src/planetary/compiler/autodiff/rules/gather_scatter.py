@@ -124,7 +124,7 @@ def _in_bounds(window: Window, operand: Value, indices: Value, updates: Value) -
 
 
 def _masked_gather(window: Window, source: Value, indices: Value, like: Value, inside: Value) -> Value:
-    """What a scatter with the same numbers would have written, zero where it dropped the update."""
+    """Emit the values that a scatter with the same numbers would have written, zero where it dropped the update."""
     kind = ir.tensor(ir.shape_of(like), ir.element_of(source))
     taken = ops.gather(source, indices, window.gather_numbers(), window.sizes, kind)
     return ops.select(inside, taken, ops.zeros(kind))

@@ -1,5 +1,5 @@
-"""Operations that JAX seldom or never emits: rules where they follow from others, and the rest with what
-to do.
+"""Operations that JAX seldom or never emits: rules where they follow from others, and remedies for
+the rest.
 """
 
 from __future__ import annotations

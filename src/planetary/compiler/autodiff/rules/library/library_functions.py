@@ -28,7 +28,7 @@ class Idiom:
         name: for people.
         arguments: how many tensors of the result's type it takes.
         root: the operation that makes its result.
-        operands: what makes the root's operands, "" for anything: a look before JAX is asked.
+        operands: the operations that make the root's operands, "" for any: a quick test before JAX is asked.
         load: returns the function.
     """
 
@@ -96,7 +96,7 @@ def _exports(idiom: Idiom, element: ir.Type) -> Iterator[str]:
 
 
 def _corresponds(mine: Value, other: Value, free: set[Value], bound: dict[Value, Value]) -> bool:
-    """Whether `other` is computed like the template's `mine`; gathers what stands for the template's arguments."""
+    """Whether `other` is computed like the template's `mine`; gathers the values of the template's arguments."""
     if mine in bound:
         return _equal(bound[mine], other)
     if ir.element_of(mine) != ir.element_of(other):
@@ -202,7 +202,7 @@ _COMPARED, _EITHER = "stablehlo.compare", "stablehlo.or"
 _register(Idiom("jax.nn.sigmoid", 1, _QUOTIENT, ("", _SUM), _from("lax", "logistic")), _logistic_rule)
 for _name in ("logaddexp", "logaddexp2"):
     _register(Idiom(f"jnp.{_name}", 2, _CHOICE, (_COMPARED, _SUM, _SUM), _from("numpy", _name)))
-# xlogy of twice the same value is what `entr`, `kl_div` and `rel_entr` are made of.
+# `entr`, `kl_div` and `rel_entr` are made of xlogy of twice the same value.
 _register(Idiom("jax.scipy.special.entr", 1, _CHOICE, (_EITHER, _PRODUCT, ""), lambda: _x_log_x), _x_log_x_rule)
 for _name in ("xlogy", "xlog1py"):
     _register(Idiom(f"jax.scipy.special.{_name}", 2, _CHOICE, (_EITHER, _PRODUCT, ""), _from("special", _name)))

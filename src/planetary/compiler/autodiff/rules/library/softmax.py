@@ -87,7 +87,7 @@ def _log_sum_exp(op: Operation) -> _Found | None:
 
 @dataclass(frozen=True)
 class _LogOfSum:
-    """log(sum(exponentials)) over dimensions; `places` says what the dimensions of `total`, the sum, became.
+    """log(sum(exponentials)) over dimensions; `places` maps the dimensions of `total`, the sum.
 
     The sum may be in a wider type than the exponentials.
     """
@@ -153,9 +153,9 @@ def _unshifted(exponentials: Value, dimensions: list[int]) -> Value:
 def _source(
     value: Value, places: list[int | None] | None = None, any_type: bool = False
 ) -> tuple[Value, list[int | None]]:
-    """What is spread over a value's shape, and which of the value's dimensions each of its dimensions became.
+    """Return the source of a broadcast value, and the value's dimension that each of its dimensions became.
 
-    None stands for a dimension of length 1, which may have become any. `places` says what the value's own became;
+    None stands for a dimension of length 1, which may have become any. `places` maps the value's own dimensions;
     with `any_type` it may have been converted on the way.
     """
     if places is None:

@@ -50,7 +50,7 @@ def test_what_cannot_be_sent_ends_the_run_instead_of_being_tried_for_ever() -> N
         bench.tell(e.SendFailed(bench.join("a"), "cannot read the token file train.u8: No such file or directory"))
     assert bench.finish is not None
     assert (bench.finish.ok, bench.finish.kind) == (False, "data")
-    assert "what a/0 needs cannot be sent: cannot read the token file train.u8" in bench.finish.reason
+    assert "the data of a/0 cannot be sent: cannot read the token file train.u8" in bench.finish.reason
     assert len(bench.records(WorkerLost)) == bench.policy.max_strikes
 
 

@@ -259,7 +259,7 @@ def test_a_full_disk_at_the_end_is_no_success_and_no_loss(tmp_path: Path, shared
         ballast.write_bytes(bytes(550_000))
         assert process.wait(60) == CODE[ResourceError], (tmp_path / "train.log").read_text()
     told = " ".join((tmp_path / "train.log").read_text().split())
-    assert "what the last one gave could not be kept; round 0 is the newest that is" in told
+    assert "the result of the last one could not be kept; round 0 is the newest that is" in told
     assert "make room" in told
     assert [e["round"] for e in events(folder) if e["event"] == "round_finished"] == [1, 2, 3, 4, 5]
 

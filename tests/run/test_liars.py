@@ -73,4 +73,4 @@ def test_without_a_judge_the_run_goes_back_from_what_liars_ruined(corpus: Path, 
 def test_a_permanent_liar_among_two_ends_the_run_with_the_reason(corpus: Path, shared_cache: Path) -> None:
     done = run(corpus, shared_cache, "flipped_10", workers=2)
     assert "though the run went back 3 times" in done.outcome
-    assert "which among fewer than 3 workers nobody can name" in done.outcome
+    assert "with fewer than 3 workers none can be identified" in done.outcome

@@ -163,7 +163,7 @@ def telling(source: str) -> Iterator[None]:
     except (ImportError, ValueError) as error:
         if isinstance(error, UnicodeError):
             raise
-        hint = "" if isinstance(error, ValueError) else "; install what it names with pip"
+        hint = "" if isinstance(error, ValueError) else "; install the named package with pip"
         raise UserError(f"cannot read the training data {source}: {error}{hint}") from None
     except OSError as error:
         raise ResourceError(f"reading the training data {source} failed: {error}") from error

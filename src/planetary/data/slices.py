@@ -173,7 +173,7 @@ class LeaseLedger(msgspec.Struct):
         position = bisect_left(self.held, lease)
         if position == len(self.held) or self.held[position] != lease:
             state = "free" if lease >= self.next or lease in self.returned else "trained already"
-            raise LocalProtocolError(f"lease {lease} cannot be {what}: nobody holds it, it is {state}")
+            raise LocalProtocolError(f"lease {lease} cannot be {what}: no worker holds it, it is {state}")
         del self.held[position]
 
 

@@ -147,7 +147,7 @@ def test_who_is_refused_in_three_rounds_is_not_used_any_more() -> None:
     assert bench.lost() == {"liar"}
     assert len(bench.records(DeltaWithdrawn)) == bench.policy.max_strikes
     [reason] = [r.reason for r in bench.records(WorkerLost)]
-    assert "what it sent was refused in 3 rounds" in reason
+    assert "its results were refused in 3 rounds" in reason
     assert "cosine" in reason
 
 

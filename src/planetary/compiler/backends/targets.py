@@ -144,15 +144,11 @@ def _nearest_nvidia(backend: str, name: str, others: tuple[str, ...]) -> tuple[s
     if found is None or chip not in (*CUDA_CHIPS, *_NEWER_CUDA_CHIPS, *_OLDER_CUDA_CHIPS) or (found[2] and chip < 90):
         raise _unknown(backend, name, known)
     if chip in _OLDER_CUDA_CHIPS:
-        raise UserError(
-            f"{backend} target {name!r} is older than what the compiler supports; known: {', '.join(known)}"
-        )
+        raise UserError(f"{backend} target {name!r} is older than the compiler supports; known: {', '.join(known)}")
     taken = max(older for older in CUDA_CHIPS if older <= chip)
     if taken == chip and not found[2]:
         return name, ""
-    why = (
-        "the compiler does not know that chip" if taken != chip else "the compiler does not use what only that chip has"
-    )
+    why = "the compiler does not know that chip" if taken != chip else "the compiler uses no feature of that chip alone"
     code = "PTX" if backend == "cuda" else "SPIR-V"
     return f"sm_{taken}", f"{backend}:{name} is compiled as sm_{taken}: {why}, and {code} for an older one runs on it"
 

@@ -408,8 +408,8 @@ def _sentence(finding: Finding, graph: Outline, budget: SearchBudget, refusal: s
     off = f"{finding.deviation:.3g} times the accepted deviation off"
     if finding.outcome == "in company":
         return (
-            f"The first wrong value, {off}, is that of {last}; it is right when only this operation and what it "
-            f"needs are compiled {cost}."
+            f"The first wrong value, {off}, is that of {last}; it is right when only this operation and "
+            f"its operands are compiled {cost}."
         )
     if finding.outcome == "alone":
         return f"The first wrong operation is {last}: given right inputs, its result is {off} {cost}."

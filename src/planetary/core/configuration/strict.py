@@ -232,7 +232,7 @@ def _check_together(config: Config, origin: str) -> None:
     if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
         raise UserError(
             f'{origin}: outer.merge: expected "mean" or "rda" with sync.topology = "{config.sync.topology}", found '
-            f'"{config.outer.merge}": the workers of a ring add up what they send, and nobody sees one of them alone; '
+            f'"{config.outer.merge}": the workers of a ring sum their shares, and no worker sees one of them alone; '
             'set sync.topology = "star"'
         )
     name = config.run.name
@@ -319,7 +319,7 @@ def _check_sources(config: Config, origin: str) -> None:
         )
     if data.sampling != "random":
         raise UserError(
-            f'{origin}: data.sampling: expected "random" with data.sources, found "{data.sampling}": what is mixed has '
+            f'{origin}: data.sampling: expected "random" with data.sources, found "{data.sampling}": a mixture has '
             "no order of its own"
         )
     names = [one.source for one in data.sources]
@@ -356,7 +356,7 @@ def _check_federation(config: Config, origin: str) -> None:
     for wrong, why in (
         (config.sync.overlap != "none", 'sync.overlap = "none": a site hands over whole rounds'),
         (config.sync.topology != "star", 'sync.topology = "star": a ring has its parameters on its workers'),
-        (config.checkpoint.every != 1, "checkpoint.every = 1: what is handed over has to outlive its gateway"),
+        (config.checkpoint.every != 1, "checkpoint.every = 1: a contribution has to outlive its gateway"),
         (config.data.max_epochs > 0, "data.max_epochs = 0: the hub's train.rounds end a federation"),
         (config.moe.composers > 0, "moe.composers = 0: a mixture has a federation of its own, its composers"),
     ):

@@ -311,7 +311,7 @@ class Controller(RunController[RoundsDesk]):
             return None
         length, done, kept = self.policy.length, self.state.round, self.state.durable_round
         if kept < done:
-            what = f"all {done} rounds are trained, but what the last one gave could not be kept"
+            what = f"all {done} rounds are trained, but the result of the last one could not be kept"
             return "resource", f"{what}; round {kept} is the newest that is: {self.training.checkpoint.unkept}"
         reason = f"all {length.rounds} rounds are done"
         if done < length.rounds:
@@ -331,7 +331,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """Count a failed send against the worker: the gateway's disk or data is at fault, but retries must end."""
-        if not self._strike(worker, f"what {worker.worker} needs cannot be sent: {reason}", "data", now):
+        if not self._strike(worker, f"the data of {worker.worker} cannot be sent: {reason}", "data", now):
             self._lose(worker, reason, now)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
@@ -469,7 +469,7 @@ class RoundTraining:
             case ReductionOutcome.RETRY:
                 self.leases.withdraw_lost(ended, now)
                 if ended.contributions:
-                    self.leases.orphans_to_pool(ended, "what was trained of it does not count")
+                    self.leases.orphans_to_pool(ended, "its results do not count")
                     self._topology.begin_again(ended, now)
                 else:
                     began = self._topology.give_up()

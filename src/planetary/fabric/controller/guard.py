@@ -83,8 +83,8 @@ class Guard:
         if len(tried) >= MOST_RETREATS:
             return (
                 f"{why}, though the run went back {len(tried)} times: either optimizer.learning_rate or "
-                "outer.learning_rate is too high, or a worker sends what it has not trained, which among fewer than "
-                f"{FEWEST} workers nobody can name. Go on with other workers or rates from the newest checkpoint"
+                "outer.learning_rate is too high, or a worker sends false results, and with fewer than "
+                f"{FEWEST} workers none can be identified. Go on with other workers or rates from the newest checkpoint"
             )
         self.retreat = (bad, why)
         self._desk.out.append(RestoreParameters(newest))

@@ -246,7 +246,7 @@ class Membership:
         recent = [round_ for round_ in rounds if round_ > rounds[-1] - DOUBTED_ROUNDS]
         if len(recent) < self._desk.policy.max_strikes:
             return False
-        text = f"what it sent was refused in {len(recent)} rounds; the last time: {reason}"
+        text = f"its results were refused in {len(recent)} rounds; the last time: {reason}"
         self.ban(worker, text, "peer", lasting=True)
         return True
 

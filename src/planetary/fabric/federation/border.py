@@ -141,7 +141,7 @@ class Border:
         if arrived.counted > tokens:
             self.failure = (
                 f"the hub has counted {arrived.counted} tokens of this site, and its run folder has {tokens}: it is "
-                "another folder, or went back to before what the hub has. Go on with the folder that this site had, or "
+                "another folder, or went back to an earlier round. Go on with the folder that this site had, or "
                 "join under another name"
             )
             return True
@@ -165,7 +165,7 @@ class Border:
             lost = anchor.tokens - arrived.counted
             self._why += f", and {lost} tokens of this site that only its later versions had are lost"
             return anchor
-        self._why += ", since later ones are of no use: what this site trained from them is given up"
+        self._why += ", since later ones are of no use: the training of this site from them is given up"
         return offered if is_offered and arrived.is_anchor else None
 
     def _offer(self, task: TrainTask, anchor: Anchor, now: float) -> None:

@@ -137,7 +137,7 @@ class SiteGateway(RoundsGateway):
         try:
             start = points.adopt(anchor, params, self.parameters.state.params, asked.base)
         except ResourceError as error:
-            return s.SiteFileLost(f"what this site goes on from cannot be kept: {error}")
+            return s.SiteFileLost(f"the hub's version cannot be saved: {error}")
         self.parameters.replace(asked.round, start)
         return s.VersionTaken(anchor)
 
@@ -149,7 +149,7 @@ class SiteGateway(RoundsGateway):
         try:
             await asyncio.to_thread(points.offer, asked.offered, newest)
         except ResourceError as error:
-            self._post(s.SiteFileLost(f"what this site contributes cannot be kept: {error}"))
+            self._post(s.SiteFileLost(f"this site's contribution cannot be saved: {error}"))
             return
         done = TrainingDone(
             asked.task.task,

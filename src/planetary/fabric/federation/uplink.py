@@ -141,7 +141,7 @@ class Uplink:
             )
         own = self._points.specs
         if why := differences(job.facts, self._facts, job.spec.params, own, same_data=terms.entry.data == "part"):
-            raise CompileError(f"site {name} cannot train what the hub trains: {why}")
+            raise CompileError(f"site {name} differs from its hub: {why}")
         self.hub, self.terms = job.hub, terms
         self.work.report = place.post
         saved = self._points.anchor.round if self._points.anchor is not None else 0

@@ -35,7 +35,7 @@ LIMITS = {
     "run": (6, 0.5),
     "runtime": (6, 0.5),
     "serve": (2, 0.5),
-    "site": (1.5, 0.5),
+    "site": (1.0, 0.5),
     "wire": (3, 0.5),
     "docs": (1, 0.5),
     "collectives": (1, 0.5),

@@ -28,7 +28,7 @@ from planetary.web.operations import Operations
 TITLE = "planetary control API"
 TEXT = (
     "Jobs, workers, invites, artifacts and checkpoints of one gateway. A token is sent as a bearer token; it has the "
-    "scope read, submit or admin, and each allows what those before it do. Errors have one form: see Error."
+    "scope read, submit or admin, and each includes those before it. Errors have one form: see Error."
 )
 INFERENCE = "/v1/inference"
 

@@ -68,7 +68,7 @@ class JobOperations:
             method="POST",
             path="/v1/jobs/{job}/cancel",
             name="cancel_job",
-            text="End a job at once, also in the middle of a round; what is checkpointed stays.",
+            text="End a job at once, also in the middle of a round; its checkpoints stay.",
             group="jobs",
             scope=Scope.SUBMIT,
             handler=self._cancel,
@@ -100,7 +100,7 @@ class JobOperations:
             read(
                 path="/v1/jobs/{job}/config",
                 name="get_job_config",
-                text="Return its configuration, TOML, without what may be secret in it.",
+                text="Return its configuration, TOML, without values that may be secret.",
                 handler=self._config,
                 answer=TEXT,
                 refuses=(404,),

@@ -1,4 +1,4 @@
-"""Workers: list, drain, release, restart, and what they may work for."""
+"""Operations on workers: list, drain, release, restart, and assign to runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class WorkerOperations:
                 method="GET",
                 path="/v1/workers",
                 name="list_workers",
-                text="List workers: what each works for, and why.",
+                text="List workers, each with its run and the reason.",
                 group="workers",
                 scope=Scope.READ,
                 handler=self._list,

@@ -58,7 +58,7 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, now: float) -> Authority:
-        """Open the authority in `folder`, making what is missing. `now` is Unix time in seconds.
+        """Open the authority in `folder`, creating missing files. `now` is Unix time in seconds.
 
         Raises `TrustError` when a file is damaged, foreign or readable by others, `ResourceError` when the
         folder cannot be written.
@@ -80,7 +80,7 @@ class Authority:
         return cls(folder, pem, fingerprint_of(certificate), secret)
 
     def server_context(self) -> ssl.SSLContext:
-        """Return what `serve` needs to show the gateway's certificate."""
+        """Return the TLS context with which `serve` presents the gateway's certificate."""
         return serving_context(self.folder / "server.pem")
 
 
@@ -97,7 +97,7 @@ def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: 
     """Return the authority (PEM) that a server certificate (DER) carries, once its fingerprint is the
     expected one.
 
-    Raises `TrustError` saying what was expected and found. `where` names the server in it.
+    Raises `TrustError` that contains the expected and the actual value. `where` names the server in it.
     """
     try:
         leaf = x509.load_der_x509_certificate(server_certificate)

@@ -33,7 +33,7 @@ def client_context(authority: str) -> ssl.SSLContext:
 
 
 def looking_context() -> ssl.SSLContext:
-    """Return a context that checks nothing: the caller checks the fingerprint of what is shown, and sends nothing
+    """Return a context that checks nothing: the caller checks the fingerprint of the certificate, and sends nothing
     before.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

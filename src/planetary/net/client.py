@@ -19,7 +19,7 @@ from planetary.wire.protocol import Protocol
 
 
 class Trust:
-    """By what a client recognises its gateway: an invite token, or nothing on this machine's own loopback.
+    """A client's means to authenticate its gateway: an invite token, or nothing on this machine's own loopback.
 
     It remembers the gateway's authority once it was found, so that a reconnection needs one handshake only.
     """
@@ -77,7 +77,7 @@ async def connect(
     `allow_unencrypted`: connect without TLS to other machines, too; the caller has warned its user.
 
     Raises `PeerError` without an answer, `TrustError` when the server is not the one the token names
-    (saying what was expected and found), `UserError` for a plain connection to anything but loopback.
+    (with the expected and the actual value), `UserError` for a plain connection to anything but loopback.
     """
     where = address_text(host, port)
     connection = Connection(protocol, limits=limits, allocate=allocate, tuning=tuning)
@@ -108,7 +108,7 @@ async def connect(
 
 
 def no_handshake(where: str, error: OSError) -> TrustError:
-    """Return what a TLS handshake that failed means. An `ssl.SSLError` is an `OSError`."""
+    """Return the `TrustError` for a TLS handshake that failed. An `ssl.SSLError` is an `OSError`."""
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     plain = reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
     hint = "it does not speak TLS; was it started without?" if plain else str(error)

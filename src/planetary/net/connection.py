@@ -85,7 +85,7 @@ class Connection:
         self._error: Exception | None = None  # set once; the connection is over
         self._lost = self._loop.create_future()  # done when the socket is gone
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._scratch = memoryview(bytearray(16 * KIB))  # takes what begins a frame, and all that comes after the end
+        self._scratch = memoryview(bytearray(16 * KIB))  # for bytes that begin a frame, and for all after the end
         self._in_scratch = False
 
         self._unread: deque[ReceivedMessage] = deque()
@@ -186,8 +186,8 @@ class Connection:
         """Call `handler` for each message in the very moment that it arrives, until the connection is over.
 
         For messages without tensors, where a task's turn on the event loop would cost more than the message. Instead
-        of `receive`, and with the same errors at the end. A `RemoteProtocolError` of `handler` is the peer's fault, and
-        it is told; any other exception ends the connection, too.
+        of `receive`, and with the same errors at the end. A `RemoteProtocolError` of `handler` is the peer's fault and
+        is reported to it; any other exception ends the connection, too.
         """
         while self._unread:
             received = self._unread.popleft()
@@ -417,7 +417,7 @@ class Connection:
             if last is None:
                 transport.close()
                 return
-            # A socket closed with unread bytes resets the farewell away, so what still comes is read and
+            # A socket closed with unread bytes resets the farewell away, so late bytes are read and
             # dropped.
             if self._reading_paused:
                 transport.resume_reading()

@@ -38,11 +38,11 @@ def judge_hello(
     now: float,
     server: str = "gateway",
 ) -> W | Refused:
-    """Decide whether to take a client: `welcome`, or a refusal that says what to do about it.
+    """Decide whether to take a client: `welcome`, or a refusal that names the remedy.
 
     `version` is that of the server's protocol, `software` that of its package, `server` its name for people. `tokens`
-    is None for a server without TLS, which takes clients without a token. `now` is Unix time in seconds. What else the
-    server expects of the client, e.g. its version of IREE, is judged elsewhere, after this.
+    is None for a server without TLS, which takes clients without a token. `now` is Unix time in seconds. The server's
+    other requirements, e.g. the client's version of IREE, are checked elsewhere, after this.
     """
     if hello.protocol != version:
         client_is_old = hello.protocol < version

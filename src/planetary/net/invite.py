@@ -30,11 +30,11 @@ ROLES: tuple[Role, ...] = ("supervisor", "worker")
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a token says. Only the gateway can tell whether it is genuine."""
+    """The contents of a token. Only the gateway can verify that it is genuine."""
 
     authority: str  # SHA-256 of the authority's certificate, hexadecimal
     id: str  # by which it can be revoked
-    roles: tuple[Role, ...]  # what its holder may join as
+    roles: tuple[Role, ...]  # in which its holder may join
     expires: int  # Unix time in seconds; 0: never
     node: str = ""  # the only node that may join with it; "": any
 
@@ -70,7 +70,7 @@ def is_token(text: str) -> bool:
 
 
 def read(token: str) -> Invite:
-    """Read a token without a way to tell whether it is genuine: what a client can do. Raises `TrustError`."""
+    """Read a token without verifying it, for a client, which lacks the secret. Raises `TrustError`."""
     return _split(token)[0]
 
 
@@ -83,10 +83,10 @@ def verify(
     now: float,
     revoked: Container[str] = (),
 ) -> Invite:
-    """Return what a token says once it is known to be genuine and valid now for `role`.
+    """Return the contents of a token after verifying that it is genuine and valid now for `role`.
 
-    `now` is Unix time in seconds, `revoked` the ids that are no longer welcome. Raises `TrustError` saying
-    what is wrong; the text does not contain the token.
+    `now` is Unix time in seconds, `revoked` the ids that are no longer welcome. Raises `TrustError` with
+    the reason; the text does not contain the token.
     """
     invite, body, mac = _split(token)
     if not hmac.compare_digest(mac, _mac(secret, body)) or not hmac.compare_digest(

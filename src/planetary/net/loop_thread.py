@@ -47,7 +47,7 @@ class BackgroundLoop(typing.Protocol):
         ...
 
     def stop(self, timeout_s: float) -> None:
-        """Cancel what runs on the loop, and wait for its end. Does nothing the second time."""
+        """Cancel all tasks of the loop, and wait for their end. Does nothing the second time."""
         ...
 
 
@@ -67,7 +67,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it, by default as long as it takes. Raises what it raises.
+        """Run a coroutine on the loop and wait for it, by default as long as it takes. Raises its exceptions.
 
         `ClosedError` when the loop was stopped, meanwhile, too; `concurrent.futures.TimeoutError` after `timeout_s`
         seconds.

@@ -13,7 +13,7 @@ from planetary.core.errors import TrustError
 
 
 def read_private(path: Path) -> bytes:
-    """Return what a file holds. Raises `TrustError` when others can read it too, `OSError` when it cannot be read."""
+    """Return a file's contents. Raises `TrustError` when others can read it too, `OSError` when it is unreadable."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         raise TrustError(

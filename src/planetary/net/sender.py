@@ -19,7 +19,7 @@ from planetary.wire.protocol import Protocol
 
 # Bytes handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB
-# Since 3.12 a transport keeps a view of what the socket did not take at once, where 3.11 copies it. A
+# Since 3.12 a transport keeps a view of the bytes that the socket did not take at once, where 3.11 copies it. A
 # cancelled send gives its arrays back to the caller at once, so the transport must not see them.
 _TRANSPORT_KEEPS_VIEWS = sys.version_info >= (3, 12)
 

@@ -33,9 +33,9 @@ class Refused(Message, frozen=True, kw_only=True):
     """The server refuses the connection and closes it."""
 
     code: str  # "protocol", "token", "busy" or "finished"; a package that refuses for more reasons has its own
-    reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
+    reason: str  # one sentence for people: expected value, actual value, which side to upgrade
     retry: bool = False  # whether trying again later can help
-    kind: str = ""  # of what failed, for which the client is banned
+    kind: str = ""  # of the failure for which the client is banned
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Who has connected and has not said yet who it is: how many such strangers a server bears, and what is logged of them.
+"""Strangers, connections that have not authenticated yet: how many of them a server accepts, and their log lines.
 
 A stranger costs memory before it has shown anything: a TLS handshake alone takes 256 KiB. So places for strangers are
 counted apart from those of peers, before anything is made for a connection.

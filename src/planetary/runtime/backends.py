@@ -25,7 +25,7 @@ def is_pjrt(backend: str) -> bool:
 
 
 def require_backend(backend: str, island: int = 1) -> None:
-    """Raise `UserError` unless what `backend` needs is installed and it can run on `island` devices at once."""
+    """Raise `UserError` unless the packages of `backend` are installed and it can run on `island` devices at once."""
     if island < 1:
         raise UserError(f"an island has at least 1 device, found {island}")
     if not is_pjrt(backend):
@@ -47,7 +47,7 @@ def require_backend(backend: str, island: int = 1) -> None:
 def installed_backends() -> list[str]:
     """Return the backends that may run here, in order of preference where their steps take equally long.
 
-    GPUs are found by what their kernel drivers leave in the file system: opening a driver to ask it would take its
+    GPUs are found by the entries of their kernel drivers in the file system: opening a driver to ask it would take its
     memory in a process that runs no step. Software Vulkan devices are left out; they stand for the CPU.
     """
     has_jax = importlib.util.find_spec("jax") is not None
@@ -100,7 +100,7 @@ def list_devices(backend: str) -> list[str]:
 
 
 def runtime_identity(backend: str) -> str:
-    """Return what decides how an artifact is executed on a device: versions of the runtime and of GPU drivers."""
+    """Return the versions of the runtime and of GPU drivers, which decide how a device executes an artifact."""
     from importlib.metadata import version
 
     parts = [version("jaxlib") if is_pjrt(backend) else runtime_version(backend)]

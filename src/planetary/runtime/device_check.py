@@ -111,7 +111,7 @@ def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) ->
 
 
 def key_of(artifact: str, reference: str, backend: str, device: str, functions: Iterable[str] = ()) -> str:
-    """Return what decides the result of a check: the artifact, the device, the runtime and its driver.
+    """Return the key of a check, of all that decides its result: artifact, device, runtime and driver.
 
     Args:
         artifact: its digest.

@@ -95,9 +95,9 @@ def run_once(program: DeviceProgram, function: str, tensors: Tensors) -> dict[st
 class ResidentTensors:
     """Named tensors on the device of a program. Used by one thread at a time.
 
-    What is put here is sent when a function first takes it. What functions return stays there under its name, and
-    comes to the host where `get` asks for it. A host array that was put or got is kept while it is what the device
-    has; it must not be changed.
+    An array put here is sent when a function first takes it. Results of functions stay on the device under their
+    names; `get` copies one to the host. A host array that was put or got is kept while it equals the device's
+    tensor; it must not be changed.
     """
 
     def __init__(self, program: DeviceProgram) -> None:
@@ -144,7 +144,7 @@ class ResidentTensors:
 
         Raises:
             LocalProtocolError: there is no such function, or an argument is missing or of another shape or type.
-            ResourceError: the device fails. Arguments that it was to overwrite are then what the host has of them, or
+            ResourceError: the device fails. Arguments that it was to overwrite then have the host's values, or are
                 gone.
         """
         spec = self._program.signature(function)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _ARCHITECTURES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 
-# The lines of /proc/cpuinfo that decide what a compiler emits for "this" CPU.
+# The lines of /proc/cpuinfo that decide which code a compiler emits for "this" CPU.
 _CPUINFO_KEYS = (
     "vendor_id",
     "cpu family",
@@ -26,7 +26,7 @@ _CPUINFO_KEYS = (
 
 
 def architecture() -> str:
-    """Return `"x86_64"`, `"aarch64"`, or what the system calls itself."""
+    """Return `"x86_64"`, `"aarch64"`, or the system's own name for its architecture."""
     machine = platform.machine().lower()
     return _ARCHITECTURES.get(machine, machine)
 
@@ -89,7 +89,7 @@ def cpu_name() -> str:
 
 
 def target_features(backend: str, target: str) -> str:
-    """Return what a worker on this machine reports with its target: part of the key of the artifact it needs.
+    """Return the features that a worker on this machine reports with its target: part of its artifact's key.
 
     For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets say it all:
     empty.

@@ -78,7 +78,7 @@ def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     """Return the device, opened once per process and never closed.
 
     Destroying a device waits for its threads while the interpreter lock is held. A thread that is still clearing up
-    after its last task wants that lock to release what the bindings gave it, so both wait forever: about one close
+    after its last task wants that lock to release references of the bindings, so both wait forever: about one close
     in five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
     """
     key = (backend, device_id)
@@ -93,7 +93,7 @@ def name_of_device(backend: str, device_id: int) -> str:
 
 
 def list_devices(backend: str) -> list[str]:
-    """Return the names of the devices that the driver of a backend lists. Opens the driver; raises what that raises."""
+    """Return the names of the devices that the driver of a backend lists. Opens the driver; raises its errors."""
     if backend == "cpu":
         return [cpu_name()]
     return [str(found.get("name") or "?") for found in iree.get_driver(DRIVERS[backend]).query_available_devices()]

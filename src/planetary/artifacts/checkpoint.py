@@ -3,14 +3,14 @@
     checkpoints/round-000012/
         params.safetensors      the master parameters, float32
         outer.safetensors       the outer optimizer's velocity, float32
-        shown.safetensors       what workers have of the parameters, float32, where they get compressed changes
+        shown.safetensors       the workers' copy of the parameters, float32, where they get compressed changes
         state.json              everything else, and the sha256 of the two files above
         COMMITTED               the sha256 of state.json
 
 The folder is built as `.writing-round-…`; every file and the folder itself are on the disk before one rename
 makes it a checkpoint. A folder on its way out is renamed to `.removing-round-…` before the first file of it
 goes. So a kill or a power cut between any two operations leaves each checkpoint whole or invisible, and the
-next write clears what is left over. A folder that looks like a checkpoint and fails its digests was damaged
+next write removes leftovers. A folder that looks like a checkpoint and fails its digests was damaged
 by something else: it is refused by name and never skipped silently.
 """
 
@@ -55,7 +55,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     param_specs: tuple[TensorSpec, ...]  # in the model's own element types; the files hold float32
     data_key: str  # identifies the prepared token files: equal keys mean equal tokens in equal order
     controller: msgspec.Raw  # JSON: the controller's own state, with the lease ledger and the token count
-    random_state: dict[str, Any]  # what every later draw depends on, e.g. the run's seed
+    random_state: dict[str, Any]  # state on which every later draw depends, e.g. the run's seed
     versions: dict[str, str] = {}  # of the software that wrote it; filled in when empty
 
 
@@ -269,8 +269,8 @@ def write_checkpoint(
         files: the file operations; tests pass failing ones.
 
     Raises:
-        ResourceError: the disk is full or fails. What was there before is still there and valid, and nothing
-            of the new checkpoint is left.
+        ResourceError: the disk is full or fails. Earlier checkpoints are still there and valid, and nothing
+            of the new one is left.
         LocalProtocolError: tensors and specs do not agree.
     """
     folder = Path(folder)

@@ -116,7 +116,7 @@ def read_json_lines(path: str | os.PathLike[str], record_type: type[T] | Any) ->
 class JsonLinesTail:
     """Follows a growing file: each `poll` returns the records that were completed since the last one.
 
-    It neither waits nor sleeps, and the file need not exist yet. A file that became shorter than what was
+    It neither waits nor sleeps, and the file need not exist yet. A file shorter than the bytes
     already read was replaced: it is read again from the start.
     """
 
@@ -147,7 +147,7 @@ class JsonLinesTail:
             try:
                 record = _decode(self._decoder, data[start:end], self.path, self._lines + 1)
             except UserError:
-                if records:  # deliver what is good; the next poll begins at the damage
+                if records:  # deliver the valid records; the next poll begins at the damage
                     return records
                 self._advance(end + 1 - start)
                 raise
@@ -164,7 +164,7 @@ class JsonLinesTail:
 def follow(tail: JsonLinesTail, wait: Callable[[], bool]) -> Iterator[Any]:
     """Yield records as they are appended, calling `wait` between polls, until `wait` returns false.
 
-    `wait` decides how to pause and when to stop; what was appended before it said stop is still delivered.
+    `wait` decides how to pause and when to stop; lines appended before the stop are still delivered.
     """
     while True:
         yield from tail.poll()

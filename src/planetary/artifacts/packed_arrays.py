@@ -32,7 +32,7 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def pack_arrays(what: str, fields: object, arrays: Tensors) -> memoryview:
-    """Return the bytes of `fields` (anything that msgspec writes as JSON) and arrays; `what` says what they are."""
+    """Return the bytes of `fields` (anything that msgspec writes as JSON) and arrays; `what` names the contents."""
     specs = tuple(TensorSpec(name, DTYPE_NAMES[array.dtype], array.shape) for name, array in arrays.items())
     header = msgspec.json.encode(_Header(what, msgspec.Raw(msgspec.json.encode(fields)), specs))
     header += b" " * (-len(header) % _LENGTH)

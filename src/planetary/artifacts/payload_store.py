@@ -5,8 +5,8 @@ lies at `<url>/<kind>/<first two digits>/<sha256>`. The kind decides how long it
 URL such as `s3://bucket/run`; S3-compatible servers are reached with the option `endpoint_url`, or with
 AWS_ENDPOINT_URL and the other variables that AWS programs read.
 
-`artifacts.store.BlobStore` is the local folder of compiled steps, which processes map into memory; this one is for what
-travels between machines.
+`artifacts.store.BlobStore` is the local folder of compiled steps, which processes map into memory; this one is for
+payloads that travel between machines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNFINISHED_S = 86_400.0  # a file that is being written is not that old
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 # botocore waits a minute for a connection and tries five times by default; retrying is this module's.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 0}}}
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")  # what file systems call it
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")  # file systems' names of it
 
 
 class ListedPayload(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ class PayloadStore:
                 yield ListedPayload(name, int(entry["size"]), self._written(path, entry))
 
     def collect(self, keep: Collection[str] = (), *, now: float | None = None) -> Collected:
-        """Remove payloads that are older than their kind lives, and what crashed writers left behind.
+        """Remove payloads that are older than their kind lives, and leftovers of crashed writers.
 
         Any participant may do it at any time. Kinds that this store's user does not know are left alone.
 

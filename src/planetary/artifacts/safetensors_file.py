@@ -43,7 +43,7 @@ def safetensors_pieces(
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file with the tensors of `specs`, in that order, in pieces of at most 4 MiB.
 
-    `metadata`: what the header says of the whole file.
+    `metadata`: the header's entries about the whole file.
 
     Raises:
         UserError: an element type has no name in the format.

@@ -73,7 +73,7 @@ class BlobStore:
         self._files = files
 
     def path(self, digest: str) -> Path:
-        """Return where the blob of `digest` lies or would lie. Raises `UserError` for what is no sha256 in
+        """Return where the blob of `digest` lies or would lie. Raises `UserError` unless `digest` is a sha256 in
         hex.
         """
         if len(digest) != 64 or not _HEX.issuperset(digest):
@@ -126,7 +126,7 @@ class BlobStore:
         return self.path(digest)
 
     def link(self, key: str, digest: str) -> None:
-        """Let `key` (any text) name the blob of `digest`; replaces what it named before."""
+        """Let `key` (any text) name the blob of `digest`; replaces an earlier link."""
         self.path(digest)
         write_atomically(self._link_path(key), f"{digest}\n{key}\n".encode(), self._files)
 

@@ -30,7 +30,7 @@ from planetary.core.printable import one_line
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1
-EXIT_USAGE = 2  # also what argparse exits with
+EXIT_USAGE = 2  # argparse's exit code, too
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # SIGPIPE, which not every platform names
 
@@ -95,8 +95,8 @@ def error_class_of(code: int) -> type[PlanetaryError]:
 
 
 def explain(error: BaseException) -> str:
-    """Return the one paragraph that tells a person what happened and what to do; empty when nothing is to
-    be said.
+    """Return one paragraph for people: the failure and its remedy; empty when there is nothing to
+    report.
     """
     if isinstance(error, BrokenPipeError):
         return ""
@@ -118,7 +118,7 @@ def explain(error: BaseException) -> str:
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Return the extra whose absence caused an import to fail, or None when that is not what happened."""
+    """Return the extra whose absence caused an import to fail, or None for another error."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     return _EXTRA_OF_MODULE.get(error.name) or _EXTRA_OF_MODULE.get(error.name.split(".")[0])

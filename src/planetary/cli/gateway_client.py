@@ -29,7 +29,7 @@ _ERRORS: dict[int, type[PlanetaryError]] = {
 
 
 class GatewayClient:
-    """Asks one gateway. Its methods raise what the answer says is wrong, and `PeerError` without an answer.
+    """Asks one gateway. Its methods raise the error in the answer, and `PeerError` without an answer.
 
     Attributes:
         url: of the gateway's root.

@@ -12,7 +12,7 @@ class _Lines(logging.Formatter):
     """One line per message, whatever other machines put into it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line without what the terminal would obey; a traceback follows it as it is."""
+        """Return the line with control characters of terminals escaped; a traceback follows it as it is."""
         return one_line(super().formatMessage(record))
 
 

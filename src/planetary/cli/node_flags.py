@@ -164,13 +164,13 @@ def target_of(args: argparse.Namespace) -> str:
 
 
 def log_target(args: argparse.Namespace) -> None:
-    """Say what is compiled in place of `--target`, where that is something else."""
+    """Log the target that is compiled for in place of `--target`, where they differ."""
     if not is_pjrt(args.backend) and (note := nearest(args.backend, target_of(args))[1]):
         logging.getLogger("planetary").info("%s", note)
 
 
 def target_with_auto(target: str, backend: str) -> str:
-    """Return what a candidate of `--backend auto` is compiled for: a CPU's target concerns the CPU only.
+    """Return the target of a candidate of `--backend auto`: a CPU's target concerns the CPU only.
 
     Raises:
         UserError: `target` is no CPU's.

@@ -13,7 +13,7 @@ from planetary.run.status_source import status_source
 
 
 class ServingLines:
-    """Prints what is new in the gateway's status; a `planetary.run.processes.local_run.RunObserver`."""
+    """Prints the news in the gateway's status; a `planetary.run.processes.local_run.RunObserver`."""
 
     def __init__(self) -> None:
         """Nothing is printed before the gateway listens."""

@@ -136,4 +136,4 @@ _WRITERS = {
     "hf": (_transformers, {"checkpoint"}),
     "serving": (_serving, {"set", "context", "batch", "cache_mb", "experts", "weights", "chat_template"}),
 }
-"""Format -> what writes it, and the flags that belong to it."""
+"""Format -> the function that writes it, and the flags that belong to it."""

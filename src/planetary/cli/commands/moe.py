@@ -102,7 +102,7 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _check_surrogates(folder: Path) -> None:
-    """Raise `UserError` for the folder of a run without composers; what is no run is for others to say."""
+    """Raise `UserError` for the folder of a run without composers; other checks refuse a folder without a run."""
     from planetary.core.config import load_config
     from planetary.fabric.gateway.run_files import CONFIG
     from planetary.moe.results.run_state import is_run
@@ -222,7 +222,7 @@ def run_cost(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workload, list[int]]:
-    """Return what the flags and the configuration ask for, or raise `UserError` where that does not fit together."""
+    """Return the settings of the flags and the configuration; raises `UserError` if they contradict each other."""
     from msgspec.structs import replace
 
     from planetary.core.config import load_config

@@ -1,4 +1,4 @@
-"""`planetary compile`: a model's training step for one target, or what becomes of each of its operations."""
+"""`planetary compile`: a model's training step for one target, or the lowering of each of its operations."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _compile(args: argparse.Namespace, model: Model) -> int:
 
 
 def _memory(model: Model, step: TrainStep, options: StepOptions) -> dict[str, float] | None:
-    """What recomputing activations saves, planned and as compiled; None where nothing is recomputed."""
+    """Return the memory saved by recomputing activations, planned and as compiled; None where nothing is recomputed."""
     import msgspec
 
     from planetary.compiler.check.reference import temporary_memory

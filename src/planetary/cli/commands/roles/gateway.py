@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class HostedAs(NamedTuple):
-    """What differs between the commands that run a gateway."""
+    """The differences between the commands that run a gateway."""
 
     role: str  # for the log
     port: int  # that others connect to, by default

@@ -3,7 +3,7 @@
     /               one self-contained page that polls the two below
     /status.json    the `RunStatus`
     /metrics.jsonl  the run folder's `metrics.jsonl`, as it is
-    /config.toml    the run's configuration, without what may be secret in it
+    /config.toml    the run's configuration, without its secrets
     /metrics        the status for Prometheus, with the extra `prometheus`
     /health         200 while the gateway answers, else 503
     /ready          200 while workers can take part, else 503
@@ -140,7 +140,7 @@ READY: frozenset[RunState] = frozenset({"waiting", "training", "serving", "finis
 LINES = "application/x-ndjson"
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 
-# The page needs nothing from anywhere else, and the browser is told so.
+# The page loads nothing from elsewhere, and this header makes the browser enforce it.
 _POLICY = "; ".join(
     (
         "default-src 'none'",

@@ -104,7 +104,7 @@ def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
         row.add_column(justify="right", no_wrap=True)
         row.add_row(Text(left, style="bold"), Text(right))
         return row
-    # The text may be long ("waiting for 2 workers"); the bar takes what is left of the line.
+    # The text may be long ("waiting for 2 workers"); the bar takes the rest of the line.
     bar_width = max(8, width - len(left) - len(right) - 14)
     row.add_column(ratio=1)
     row.add_column(width=bar_width)

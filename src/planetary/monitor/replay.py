@@ -97,7 +97,7 @@ def status_of(history: RunHistory) -> RunStatus:
 
 
 def _told(events: Sequence[Event]) -> tuple[tuple[float, str], ...]:
-    """Return the newest events with what the gateway said of them; rounds have their line of metrics."""
+    """Return the newest events with the gateway's messages about them; rounds have their line of metrics."""
     told: list[tuple[float, str]] = []
     for event in reversed(events):
         if len(told) == MOST_EVENTS:
@@ -126,7 +126,7 @@ def _notes(events: Sequence[Event]) -> tuple[str, ...]:
 
 
 def _with_pace(worker: WorkerStatus, metrics: Sequence[RoundMetrics]) -> WorkerStatus:
-    """Add what the newest line of metrics that has a contribution of the worker says of its speed."""
+    """Add the speed from the newest line of metrics that has a contribution of the worker."""
     for line in reversed(metrics):
         for own in line.contributions:
             if own.worker == worker.name and own.seconds is not None:

@@ -277,7 +277,7 @@ class MixtureReport(msgspec.Struct, frozen=True, kw_only=True):
     shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
     surrogate_error: float | None  # mean relative error in the last round
     merges: dict[str, int]  # by tier
-    refused: dict[str, int]  # what composers sent and did not count, by reason
+    refused: dict[str, int]  # messages of composers that did not count, by reason
     updates: dict[str, int]  # of experts by expert workers: "accepted", and reasons of refusals
     refused_sketches: dict[str, int]  # that composers offered for expert workers, by reason
     sketch_bytes: int

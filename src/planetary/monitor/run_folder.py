@@ -86,7 +86,7 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
 
 
 def newest_of_each_round(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return the last line of every round, ascending; the gateway itself removes what a resumed run trains again."""
+    """Return the last line of every round, ascending; the gateway itself removes rounds that a resumed run repeats."""
     # Not in file order: the line of a round whose evaluation came late stands after newer ones.
     newest = {line.round: line for line in metrics}
     return [newest[number] for number in sorted(newest)]

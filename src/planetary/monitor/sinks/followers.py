@@ -1,7 +1,7 @@
 """Brings metrics and events of a run to its sinks: one bounded queue and one thread for each.
 
-A sink never stops or slows a run: what does not fit into its queue is left out, its first failure is reported and so is
-its recovery, and at the end it gets a limited time.
+A sink never stops or slows a run: records that do not fit into its queue are dropped, its first failure is reported,
+so is its recovery, and at the end it gets a limited time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Followers:
     ) -> None:
         """Start the threads of named sinks.
 
-        `run` is called when the run has begun, and `report` with what people should know; both from those threads.
+        `run` is called when the run has begun, and `report` with messages for people; both from those threads.
         """
         self._followers = [_Follower(name, sink, run, report) for name, sink in sinks]
 
@@ -49,7 +49,7 @@ class Followers:
             follower.put(record)
 
     def close(self, ok: bool, within_s: float = END_S) -> None:
-        """Let the sinks take what waits, and end them; those that have not ended after `within_s` are left alone."""
+        """Let the sinks take queued records, and end them; sinks that have not ended after `within_s` are abandoned."""
         for follower in self._followers:
             follower.end(ok)
         share = within_s / max(1, len(self._followers))

@@ -37,7 +37,7 @@ class SinkRun(msgspec.Struct, frozen=True):
 
 
 class Sink(ABC):
-    """One place. All methods are called on one thread of its own; they may block, and raise what they like.
+    """One place. All methods are called on one thread of its own; they may block, and raise any exception.
 
     `load` comes first, when the gateway starts, and `open` when the run begins; it comes again before the next call if
     it raised. Other calls that raise are not repeated.

@@ -1,4 +1,4 @@
-"""What a model's tokens attend to: the whole text, as in training, or what a cache has of the text before them.
+"""The context of a model's tokens: the whole text, as in training, or a cache of the text before them.
 
 A model that can be served says how large its cache is, and computes its logits through a `Context`. Beside `build` and
 `logits` it has two functions:
@@ -34,7 +34,7 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class CacheSizes(msgspec.Struct, frozen=True):
-    """What a cache keeps of each token.
+    """The sizes of a cache's entries for each token.
 
     Attributes:
         layers: that attend.
@@ -50,7 +50,7 @@ class CacheSizes(msgspec.Struct, frozen=True):
 
 
 class StateSizes(msgspec.Struct, frozen=True):
-    """What is kept of a whole text.
+    """The sizes of the states kept for a whole text.
 
     Attributes:
         shapes: of the states of one text, in the order of their numbers.
@@ -67,7 +67,7 @@ class StateSizes(msgspec.Struct, frozen=True):
 
 
 class Context(Protocol):
-    """Where the tokens of a forward pass are in their texts, and what they attend to."""
+    """The positions of a forward pass's tokens in their texts, and the positions they attend to."""
 
     @property
     def positions(self) -> jax.Array:
@@ -95,7 +95,7 @@ class Context(Protocol):
 
 
 class RecurrentContext(Protocol):
-    """What the states of a model were before the tokens of a forward pass, and where it leaves those after them."""
+    """The states of a model before the tokens of a forward pass, and the place for those after them."""
 
     @property
     def counted(self) -> jax.Array | None:

@@ -65,7 +65,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parameters(config: ConvNetConfig) -> Params:
-    """Return what to draw: He et al. 2015, arXiv:1502.01852, eq. 10; each block's last kernel starts at 0."""
+    """Return the initial distributions: He et al. 2015, arXiv:1502.01852, eq. 10; each block's last kernel is 0."""
 
     def kernel(size: int, inputs: int, outputs: int) -> Draw:
         return normal(size, size, inputs, outputs, deviation=(2.0 / (size * size * inputs)) ** 0.5)

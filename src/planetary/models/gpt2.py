@@ -58,7 +58,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parameters(config: Gpt2Config) -> Params:
-    """Return what to draw: deviation 0.02, less for what writes to the residual stream (section 2.3)."""
+    """Return the initial distributions: deviation 0.02, less for matrices on the residual stream (section 2.3)."""
     width = config.n_embd
 
     def project(inputs: int, outputs: int, deviation: float = 0.02) -> Params:

@@ -102,7 +102,7 @@ def slot_capacity(tokens: int, active: int, experts: int, factor: float) -> int:
 
 
 def mixture_in_slots(experts: Params, u: jax.Array, gates: jax.Array, active: int, capacity: int) -> jax.Array:
-    """Return what `mixture` returns, computing an expert only for the tokens that chose it, `capacity` at most.
+    """Return the result of `mixture`, computing an expert only for the tokens that chose it, `capacity` at most.
 
     Of more tokens the later ones lose that expert. Rows travel by gathers alone, forward and backward: the gradient of
     a gather would be a scatter, but each direction has the other's map.

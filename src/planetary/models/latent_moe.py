@@ -97,7 +97,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def expert_parameters(config: LatentMoeConfig, count: int) -> Params:
-    """Return what to draw for `count` experts of one layer: activations near 1, whatever the widths."""
+    """Return the initial distributions of `count` experts of one layer: activations near 1, whatever the widths."""
     into, out = config.n_latent**-0.5, config.n_hidden**-0.5
     made = {
         "up": normal(count, config.n_latent, config.n_hidden, deviation=into),
@@ -109,7 +109,7 @@ def expert_parameters(config: LatentMoeConfig, count: int) -> Params:
 
 
 def dense_parameters(config: LatentMoeConfig) -> Params:
-    """Return what to draw for everything but the routed experts."""
+    """Return the initial distributions of everything but the routed experts."""
     width, latent = config.n_embd, config.n_latent
     writes = (2 * config.n_layer) ** -0.5
     block = {
@@ -131,7 +131,7 @@ def dense_parameters(config: LatentMoeConfig) -> Params:
 
 
 def parameters(config: LatentMoeConfig) -> Params:
-    """Return what to draw for the whole model; each layer has its experts under `experts`."""
+    """Return the initial distributions of the whole model; each layer has its experts under `experts`."""
     tree = dense_parameters(config)
     experts = expert_parameters(config, config.n_expert)
     return {**tree, "layers": [{**layer, "experts": experts} for layer in tree["layers"]]}
@@ -150,7 +150,7 @@ def forward(
         tokens: i32 [B, T].
         config: of the model.
         mix: `mix(layer, u, gates)` returns y [N, L].
-        context: what the tokens attend to; None: they are whole texts, and all logits are wanted.
+        context: the positions that the tokens attend to; None: they are whole texts, and all logits are wanted.
     """
     context = WholeText(tokens) if context is None else context
     x = params["embedding"]["weight"][tokens]
@@ -215,7 +215,7 @@ def composer_mixture(
         a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
         read = stop_gradient(u) if detach else u
         if config.capacity and a.shape[-1] >= config.n_hidden:
-            # As large as experts: for all tokens they would cost what slots save.
+            # As large as experts: for all tokens they would cost as much as slots save.
             capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
             return mixture_in_slots({"up": a, "down": b}, read, gates, config.n_active, capacity)
         return surrogate_bank(a, b, read, gates)

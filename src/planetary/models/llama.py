@@ -33,7 +33,7 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
     @property
     def amplitude(self) -> float:
-        """By what rotated queries and keys are multiplied."""
+        """The factor of rotated queries and keys."""
         return 1.0
 
 
@@ -196,7 +196,7 @@ def attention_parameters(
     qk_norm: bool = False,
     head_size: int | None = None,
 ) -> Params:
-    """Return what to draw for one attention layer; `writes` is the deviation of its output matrix."""
+    """Return the initial distributions of one attention layer; `writes` is the deviation of its output matrix."""
     size = head_size or width // n_head
 
     def projection(outputs: int) -> Params:
@@ -217,7 +217,7 @@ def attention_parameters(
 
 
 def parameters(config: LlamaConfig) -> Params:
-    """Return what to draw: deviation 0.02, less for what writes to the residual stream."""
+    """Return the initial distributions: deviation 0.02, less for matrices that write to the residual stream."""
     width, hidden = config.n_embd, config.n_hidden
     writes = 0.02 * (2 * config.n_layer) ** -0.5
 

@@ -81,7 +81,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parameters(config: Mamba2Config) -> Params:
-    """Return what to draw. `dt_bias` is drawn around the middle of `STEP_RANGE` through the inverse softplus."""
+    """Return the initial distributions. `dt_bias` is uniform over the inverse softplus of `STEP_RANGE`."""
     width, inner, heads = config.n_embd, config.n_inner, config.n_head
     mixed = inner + 2 * config.n_state
     low, high = (math.log(math.expm1(step)) for step in STEP_RANGE)
@@ -122,7 +122,7 @@ def short_convolution(params: Params, x: jax.Array, before: jax.Array | None = N
 def decay_between(log_decay: jax.Array, strict: bool) -> jax.Array:
     """Return `exp(Σ log_decay[j+1 … i])` [..., i, j] for `log_decay` [..., L] and 0 where j > i.
 
-    With `strict` the sum stops before i and j = i gives 0 too: what a chunk's final state is worth when a
+    With `strict` the sum stops before i and j = i gives 0 too: the weight of a chunk's final state when a
     later chunk begins.
     """
     length = log_decay.shape[-1]
@@ -144,8 +144,8 @@ def state_space(  # noqa: PLR0917 - the recurrence's own arguments
     Args:
         x: [B, T, H, P], already multiplied by Δ.
         log_decay: [B, T, H], Δ·A, negative.
-        b: [B, T, N], what each position writes to; shared by the heads.
-        c: [B, T, N], what each position reads.
+        b: [B, T, N], the direction that each position writes to; shared by the heads.
+        c: [B, T, N], the direction that each position reads.
         chunk: positions of a chunk.
         before: the state [B, H, P, N] before the first position; None: zero, and the last one is not wanted.
 
@@ -208,7 +208,7 @@ def mixer(params: Params, x: jax.Array, config: Mamba2Config, layer: int, contex
 
 
 def _state_shapes(config: Mamba2Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a layer keeps of a text: what its convolution has read last, and its state."""
+    """Return the shapes of a layer's states of a text: the convolution's newest inputs, and the recurrent state."""
     mixed = config.n_inner + 2 * config.n_state
     return (config.n_tap - 1, mixed), (config.n_head, config.head_size, config.n_state)
 

@@ -3,7 +3,7 @@
 Every token goes to its `n_active` best experts; there is no capacity, so no token is ever dropped. All
 experts are computed for all tokens and the unchosen ones are multiplied by zero: `n_expert / n_active` times
 the arithmetic of a sparse layer, but plain matrix products only, which every target compiles and which are
-exact. It is what sparse and distributed executions of the same layer must equal.
+exact. Sparse and distributed executions of the same layer must equal it.
 
 Shapes are written with B = batch, T = sequence, N = B · T tokens, C = width, E = experts, F = width of an
 expert, V = vocabulary.
@@ -84,7 +84,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parameters(config: MoeModelConfig) -> Params:
-    """Return what to draw: deviation 0.02, less for what writes to the residual stream."""
+    """Return the initial distributions: deviation 0.02, less for matrices that write to the residual stream."""
     width, experts, hidden = config.n_embd, config.n_expert, config.n_hidden
     writes = 0.02 * (2 * config.n_layer) ** -0.5
     block = {

@@ -175,8 +175,8 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, n_head: in
 
 
 def logits(params: Params, tokens: jax.Array, **options: int) -> jax.Array:
-    """Return `apply(params, tokens)` for the model that `build(**options)` makes; what `generate` samples
-    from.
+    """Return `apply(params, tokens)` for the model that `build(**options)` makes; `generate` samples
+    from them.
     """
     return apply(params, tokens, n_head=configure(options).n_head)
 

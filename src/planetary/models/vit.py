@@ -70,7 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parameters(config: VitConfig) -> Params:
-    """Return what to draw: deviation 0.02, biases and the head 0."""
+    """Return the initial distributions: deviation 0.02, biases and the head 0."""
     width, patch = config.n_embd, config.patch_size
 
     def dense(inputs: int, outputs: int) -> Params:

@@ -14,8 +14,8 @@ class ZooModel(msgspec.Struct, frozen=True):
     """One model of the zoo.
 
     Attributes:
-        source: what `model.source` and `planetary export` take.
-        batch: what its batch is: tokens and next tokens (`planetary train` feeds these), or images and labels.
+        source: the value for `model.source` and `planetary export`.
+        batch: the contents of a batch: tokens and next tokens (`planetary train` feeds these), or images and labels.
     """
 
     source: str

@@ -1,9 +1,9 @@
-"""The ring topology at the controller: who reduces with whom, what became of it, and who has which outer state.
+"""The ring topology at the controller: reducing groups, their outcomes, and the holders of each outer state.
 
 The controller sees no deltas. It tells the workers that have the round's parameters to reduce (`Reduce`), and waits
-until each has answered or is lost. One live worker that is done decides: the reduction commits on all or on nobody,
-so whoever failed all the same only missed the end of it. Nobody done: those that are left try again, in a new group
-of the ring's master, without what the lost ones held.
+until each has answered or is lost. One live worker that is done decides: the reduction commits on all or none,
+so a worker that failed all the same only missed the end of it. No worker done: the survivors try again, in a new group
+of the ring's master, without the deltas of the lost ones.
 
 The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
@@ -43,7 +43,7 @@ class _Attempt(msgspec.Struct):
     done: dict[int, str]  # session -> digest
     began_at: float
     reason: str = ""  # of the first failure
-    failed_at: float | None = None  # when somebody answered that it failed
+    failed_at: float | None = None  # when the first worker answered that it failed
 
 
 class Ring(Topology):
@@ -72,10 +72,10 @@ class Ring(Topology):
         self.attempts = self.groups = 0
         self._group: tuple[int, ...] = ()  # sessions of the newest group; empty: the next attempt gets a new one
         self._reduced_by = 0  # workers that took part in the newest reduction
-        self._in_a_row = 0  # attempts that failed with nobody lost
+        self._in_a_row = 0  # attempts that failed without a lost worker
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
-        self._bereft_since: float | None = None  # since when nobody has the newest outer state
+        self._bereft_since: float | None = None  # since when no worker has the newest outer state
         self.again_at: float | None = None
 
     # --- contributions ----------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Ring(Topology):
             return ReductionOutcome.DONE
         if self._ask(round_):
             return ReductionOutcome.WAIT
-        # Whoever had it died before it was safe, so it never was: what is left is reduced again.
+        # Its holders died before it was safe, so it never counted: the remaining deltas are reduced again.
         self._collecting = 0
         del self._marks[round_], self._digests[round_]
         return ReductionOutcome.RETRY
@@ -287,7 +287,7 @@ class Ring(Topology):
         workers = sorted(self._desk.workers.values(), key=lambda w: w.worker)
         return [w for w in workers if w.ready and (not w.leaving or w.train is not None or self.keeps(w))]
 
-    # --- who has what -----------------------------------------------------------------------------------------
+    # --- holders of outer states ------------------------------------------------------------------------------
 
     def able_workers(self) -> list[WorkerSession]:
         """See `Topology`: those that have the newest parameters."""
@@ -301,7 +301,7 @@ class Ring(Topology):
         return self._held_by.get(task) == worker.session
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
-        """See `Topology`. Without overlap what a worker has changes under it while it reduces."""
+        """See `Topology`. Without overlap a worker's parameters change under it while it reduces."""
         return worker.version == version and (self.overlap.overlaps or not self.busy)
 
     def newest(self) -> int:
@@ -343,7 +343,7 @@ class Ring(Topology):
         return self._marks[self.held]
 
     def _uploaded(self, worker: WorkerSession, message: m.RingState, event: Received) -> None:
-        """An outer state arrived from a worker, which may not be what the worker says it has."""
+        """Take an outer state from a worker, which may differ from the version that the worker claims."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):
             self._asked = (0, -1)
@@ -354,10 +354,10 @@ class Ring(Topology):
         else:
             desk.out.append(DropAttachment(event.attachment))
         if not good and worker.version == version:
-            worker.version = -1  # it does not have what it said
+            worker.version = -1  # it does not have the version that it claims
 
     def went_back(self, version: int) -> None:
-        """See `Topology`; whoever has the version still has it, and no result counts any more."""
+        """See `Topology`; holders of the version still have it, and no result counts any more."""
         self._held_by.clear()
         self._marks = {v: mark for v, mark in self._marks.items() if v in (self.held, version)}
         self._digests = {v: digest for v, digest in self._digests.items() if v in (self.held, version)}
@@ -380,7 +380,7 @@ class Ring(Topology):
         return min((t for t in times if t is not None), default=None)
 
     def _ask(self, version: int) -> bool:
-        """Have a worker send the outer state, unless one does; false when nobody has it."""
+        """Have a worker send the outer state, unless one does; false when no worker has it."""
         session, asked = self._asked
         if asked == version and session in self._desk.workers:
             return True
@@ -394,7 +394,7 @@ class Ring(Topology):
         return True
 
     def _keep(self, version: int, mark: Mark, digest: str) -> None:
-        """Remember the newest version; of older ones only what the gateway has and what some worker may still have."""
+        """Remember the newest version; of older ones only those that the gateway has or a worker may have."""
         wanted = {self.held, version - 1}
         self._marks = {**{v: k for v, k in self._marks.items() if v in wanted}, version: mark}
         self._digests = {**{v: d for v, d in self._digests.items() if v in wanted}, version: digest}

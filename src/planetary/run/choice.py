@@ -53,7 +53,7 @@ def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None)
 
 
 def _is_taken(folder: Path) -> bool:
-    """Whether a folder holds more than what a start leaves that failed before its run began, or is being started in."""
+    """Whether a folder holds more than leftovers of a start that failed before its run, or has a start under way."""
     if not folder.exists():
         return False
     left = STARTING if has_run(folder) else STARTING | {EVENTS, METRICS}

@@ -1,7 +1,7 @@
-"""The kinds of run: which one a configuration asks for, and what depends on it outside of its gateway.
+"""The kinds of run: which one a configuration asks for, and the behaviour that depends on it outside of its gateway.
 
 A new kind is one file with a class like those below and one line in `KINDS`. Nothing else asks for the kind of a
-configuration; what cannot be done with every kind is a method of it.
+configuration; an operation that only some kinds support is a method of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RunKind(ABC):
 
     Attributes:
         name: of the kind, in messages.
-        roles: what workers may be in it, by the names that `--role` takes; empty: there is one role only.
+        roles: of its workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
     """
 
@@ -64,7 +64,7 @@ class RunKind(ABC):
         return []
 
     async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
-        """Return how a run ended, what it leaves for people written; when it failed, what it failed of is raised."""
+        """Write a run's report and picture, and return how it ended; raises a failed run's error."""
         from planetary.run.results import results_after
 
         return await results_after(running, folder)

@@ -41,7 +41,7 @@ def picture_run(folder: Path, history: RunHistory) -> Path:
 
 
 async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:
-    """Return how a run ended, its report and picture written; when it failed, what it failed of is raised first."""
+    """Write a run's report and picture, and return how it ended; a failed run's error is raised before any other."""
     try:
         end = await running
     except BaseException as error:
@@ -55,7 +55,7 @@ async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:
 
 
 def resumable(error: ResourceError, folder: Path) -> ResourceError:
-    """Return the error with how the run in `folder` goes on once what it lacked is there."""
+    """Return the error with the command that resumes the run in `folder` once the missing resource is there."""
     if not has_run(folder):
         return error
     entries = list_checkpoints(folder / CHECKPOINTS)

@@ -124,7 +124,7 @@ def simulate(
     """Train in this process, in simulated time, with the run's real compiled functions, data and merges.
 
     Gateway, supervisors and workers are those of a real run, with its journal and checkpoints in a temporary folder;
-    connections, processes, the clock and what goes wrong on a disk are simulated, and a step takes a time drawn for
+    connections, processes, the clock and disk faults are simulated, and a step takes a time drawn for
     each worker. A mixture has its composers, expert workers and payloads, too. Steps run on XLA's CPU backend, so the
     losses are real, and hours of faults pass in seconds. Equal arguments give equal bits.
 
@@ -138,7 +138,7 @@ def simulate(
             bytes are fast, and delays drawn. The gateway's own link is not limited.
         speeds: of the workers, relative to the others'; by default 1 each.
         step_s: of a worker of speed 1, on average; each process is up to a quarter faster or slower.
-        faults: what goes wrong: `planetary.Fault(at_s=12.0, kind="kill_worker", worker=3)` …, or how many are drawn
+        faults: injected faults: `planetary.Fault(at_s=12.0, kind="kill_worker", worker=3)` …, or how many are drawn
             at most, from `seed`.
         seed: of all that is random in the simulated world: delays, speeds, drawn faults. The model's is `run.seed`.
         cache: of prepared data and training steps; by default `$PLANETARY_CACHE`, else `~/.cache/planetary`.
@@ -147,7 +147,7 @@ def simulate(
         UserError: the configuration, the model or the data is wrong; a fault names a worker that is not there; or the
             configuration asks for another kind of run than one in rounds or a mixture.
         NumericsError: an outer step gave parameters that are not finite.
-        PeerError: the run does not end, in simulated time; the text says what it waits for.
+        PeerError: the run does not end, in simulated time; the text names the condition that it waits for.
 
     Example:
         >>> kill = planetary.Fault(at_s=5.0, kind="kill_worker", worker=3)
@@ -178,7 +178,7 @@ def simulate(
     return _result(simulation, cluster)
 
 
-_ONE_AT_A_TIME = threading.Lock()  # workers share what computes
+_ONE_AT_A_TIME = threading.Lock()  # workers share the compiled functions
 
 
 def _horizon(config: Config, step_s: float = STEP_S) -> float:

@@ -1,4 +1,4 @@
-"""What each kind of run is simulated with: its real functions on XLA's CPU backend, data and gateway."""
+"""The simulated parts of each kind of run: its real functions on XLA's CPU backend, data and gateway."""
 
 from __future__ import annotations
 

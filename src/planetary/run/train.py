@@ -124,7 +124,7 @@ async def train_async(
 
 
 def _check(config: Config) -> None:
-    """Raise for what no process of the run could load; warn of what is probably not meant."""
+    """Raise for a model that no process of the run could load; warn of settings that are probably mistakes."""
     if config.model.source.startswith("__main__:"):
         raise UserError(
             f'model.source is "{config.model.source}": the gateway is a process of its own and cannot import this '

@@ -1,1 +1,1 @@
-"""What may keep this machine from taking part in a run, and what its links can do."""
+"""Obstacles to this machine's taking part in a run, and the rates of its links."""

@@ -1,4 +1,4 @@
-"""What `planetary doctor` finds, as pure functions from measured values to findings with remedies."""
+"""The checks of `planetary doctor`, as pure functions from measured values to findings with remedies."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the examination.
 
     Attributes:
-        check: what was examined, e.g. "clock".
+        check: name of the check, e.g. "clock".
         state: how grave it is.
         found: the finding.
-        remedy: what to do; "" where nothing is to be done.
+        remedy: the action to take; "" where none is needed.
         error: name of the class in `core.errors` that a command fails with for it; "" unless it is bad.
     """
 
@@ -173,7 +173,7 @@ def judge_packages(versions: Mapping[str, str]) -> list[Finding]:
 
 
 def judge_device(backend: str, devices: Sequence[str], error: str) -> Finding:
-    """Judge what the driver of a backend lists; `error`: why it could not be asked."""
+    """Judge the devices that the driver of a backend lists; `error`: why it could not be asked."""
     check = f"backend {backend}"
     remedy = f"install the driver of {backend}, or take another --backend"
     if error:
@@ -304,7 +304,7 @@ def judge_reach(address: str, own: str, error: str) -> Finding:
 
 
 def judge_ring(peers: int, rate: float, rtt_s: float, shorter: float) -> list[Finding]:
-    """Judge a ring of peers: bytes/s of its slowest link, a stage's round trip, and what its best order gains."""
+    """Judge a ring of peers: bytes/s of its slowest link, a stage's round trip, and the gain of its best order."""
     found = f"{peers} reduce at {human.rate(rate)} on the slowest link, {human.brief(rtt_s)} a stage"
     order = f"; another order is expected to be {shorter:.1f} times as fast" if shorter > 1.05 else ""
     if rate < SLOW_LINK:

@@ -167,7 +167,7 @@ def examine_ring(
     nbytes: int = RING_BYTES,
     make_communicator: MakeCommunicator = Communicator,
 ) -> tuple[list[f.Finding], f.Measurements]:
-    """Reduce with other machines that examine their links at the same time, and return what that shows.
+    """Reduce with other machines that examine their links at the same time, and return the findings.
 
     Args:
         master: address of a `planetary master`.

@@ -133,7 +133,7 @@ class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
         path: of the artifact in the cache, or where it was asked for.
         target: it was compiled for, e.g. "cpu:host".
         step: the step itself: `step.stablehlo`, and `step.spec` with parameters, optimizer state and batch.
-        published: `digest`, `nbytes`, `verified` (what was compared with what), `compile_s`, `verify_s`, `cached`.
+        published: `digest`, `nbytes`, `verified` (the comparison, in words), `compile_s`, `verify_s`, `cached`.
         differentiate_s: that differentiating and assembling the step took.
     """
 

@@ -27,7 +27,7 @@ _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tok
 
 
 class PretrainedExport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written.
+    """The export that was written.
 
     Attributes:
         folder: for `from_pretrained`.
@@ -73,7 +73,7 @@ def export_pretrained(
     params = {layout.stored_name(name): value for name, value in found.params.items()}
     specs = [TensorSpec(name, "f32", value.shape) for name, value in sorted(params.items())]
     (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model
-    # `format` is what transformers asks a file for: whose layout its tensors have.
+    # transformers reads `format`: the framework whose layout the tensors have.
     write_atomically(folder / WEIGHTS_FILE, safetensors_pieces(specs, params, {"format": "pt"}))
     if tokenizer is not None:
         write_atomically(folder / TOKENIZER_FILE, tokenizer.to_json())

@@ -248,7 +248,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts
 
 
 def _texts_of(run: Path, config: Config) -> dict[str, Any]:
-    """Return what a served model knows of texts, of a run."""
+    """Return a run's window, tokenizer and end token, as keyword arguments of a served model."""
     tokenizer = tokenizer_of_run(run, config)
     end = tokenizer.end_of_document
     return {
@@ -298,7 +298,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
 
 
 def _cached(source: str, options: Mapping[str, Any]) -> tuple[Decode, CacheSizes | StateSizes] | None:
-    """Return how a model continues texts, and what it keeps of them; None: it does not say it."""
+    """Return a model's decoding function and the sizes of its cache or state; None: it declares none."""
     place = source.rpartition(":")[0]
     sizes_of = _function(f"{place}:cache_sizes") or _function(f"{place}:state_sizes")
     decode = _function(f"{place}:decode")

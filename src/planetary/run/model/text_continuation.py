@@ -65,7 +65,7 @@ def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     data = b""
     for token in tokens:
         ids.append(token)
-        # Some tokenizers join words differently depending on what follows, so the whole is decoded each time.
+        # Some tokenizers join words differently depending on later tokens, so the whole is decoded each time.
         data = tokenizer.decode(ids)
         whole = len(data) - len(_unfinished(data))
         if whole > given:

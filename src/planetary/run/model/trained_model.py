@@ -113,7 +113,7 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
     model; types stay those of the template.
 
     Raises:
-        UserError: a value has no leaf or another shape, or is missing: the model's code is not what was trained.
+        UserError: a value has no leaf or another shape, or is missing: the model's code is not that of the run.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]

@@ -29,7 +29,7 @@ StartRole = Callable[[str, list[str], str], Awaitable[Child]]
 
 
 def check_backend(config: Config) -> None:
-    """Raise `UserError` unless this machine has what the backend of a configuration needs."""
+    """Raise `UserError` unless this machine meets the requirements of a configuration's backend."""
     fabric = config.fabric
     if fabric.backend != "auto":
         require_backend(fabric.backend, fabric.island)
@@ -163,7 +163,7 @@ class LocalRun:
 
         Raises:
             PlanetaryError: the error that the gateway ended with.
-            ResourceError: this machine cannot compute what the configuration asks for.
+            ResourceError: this machine cannot compute the configuration's step.
         """
         check_backend(self._config)
         with tempfile.TemporaryDirectory(prefix="planetary-") as scratch:

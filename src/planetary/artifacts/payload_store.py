@@ -118,10 +118,10 @@ class PayloadStore:
         self._local = "file" in protocols
 
     def check(self) -> None:
-        """Write, read and remove a small object, without patience: at start a wrong address should be told at once.
+        """Write, read and remove a small object, without patience: at start a wrong address is reported at once.
 
         Raises:
-            ResourceError: the store does not answer, does not exist or refuses; the text says which operation failed.
+            ResourceError: the store does not answer, does not exist or refuses; the text names the operation.
         """
         self._probe(patient=False)
 
@@ -144,7 +144,7 @@ class PayloadStore:
 
         Raises:
             UserError: it is not there, or `name` is none.
-            TrustError: its bytes have another digest than its name says.
+            TrustError: its bytes have another digest than its name.
             ResourceError: the store refuses, or did not answer for too long.
         """
         path = self._path(name)

@@ -129,7 +129,7 @@ def expanded(tensors: Tensors) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         if name in values or parts.keys() != _PARTS.keys() or parts["shape"].ndim != 1:
             raise TrustError(f"{name!r}: ternary weights have {_said(_PARTS)}, each once and nothing else of this name")
         shape = tuple(map(int, parts["shape"]))
-        # Before anything is made of this shape: it may say anything.
+        # Before any allocation with this shape: it is untrusted.
         if math.prod(shape) > 4 * parts["codes"].size:
             raise TrustError(
                 f"{name!r}: ternary weights of shape {list(shape)} need more than {parts['codes'].size} bytes"

@@ -86,7 +86,7 @@ def command_parser(
 ) -> argparse.ArgumentParser:
     """Add and return the parser of command `name`, whose help ends with `examples` (whole command lines).
 
-    `description` says more than the summary in the list of commands; the summary is used when it is empty.
+    `description` is longer than the summary in the list of commands; the summary is used when it is empty.
     """
     summary = COMMANDS[name].summary
     text = textwrap.fill(" ".join((description or f"{summary[0].upper()}{summary[1:]}.").split()), 88)

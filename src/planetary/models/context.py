@@ -1,6 +1,6 @@
 """The context of a model's tokens: the whole text, as in training, or a cache of the text before them.
 
-A model that can be served says how large its cache is, and computes its logits through a `Context`. Beside `build` and
+A model that can be served declares its cache's sizes, and computes its logits through a `Context`. Beside `build` and
 `logits` it has two functions:
 
     def cache_sizes(**options) -> CacheSizes

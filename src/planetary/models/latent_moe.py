@@ -63,7 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sequence_length": 512,
         "batch_size": 8,
     },
-    # The report's table 5. It does not say how many keys and values attention has or whether the head is tied to the
+    # The report's table 5. It omits how many keys and values attention has and whether the head is tied to the
     # embedding; 8 of 32 and untied come closest to its 1.95 billion active parameters (1.960 billion).
     "20b": {
         "n_layer": 16,
@@ -171,7 +171,7 @@ def forward(
 
 
 def real_mixture(experts: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
-    """Return the weighted sum of the real experts that are here, dense or in slots as the config says."""
+    """Return the weighted sum of the real experts that are here, dense or in slots as configured."""
     weights = used_weights(experts, config.ternary)
     if not config.capacity:
         return mixture(weights, u, gates)

@@ -23,7 +23,7 @@ from planetary.fabric.protocol.status import (
 from planetary.monitor.run_folder import Event, RunHistory
 
 _SILENT = frozenset({"round_finished", "lease_assigned", "lease_started", "delta_accepted", "round_started"})
-_ROUNDS_FOR_SPEED = 3  # the newest rounds say how long the next ones take
+_ROUNDS_FOR_SPEED = 3  # the duration of the newest rounds predicts that of the next
 
 
 def status_of(history: RunHistory) -> RunStatus:

@@ -272,7 +272,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixtureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture, summed over all rounds unless said otherwise."""
+    """A mixture, summed over all rounds unless noted otherwise."""
 
     shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
     surrogate_error: float | None  # mean relative error in the last round

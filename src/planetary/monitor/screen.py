@@ -94,7 +94,7 @@ def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
             if after.seconds_left is not None:
                 line += f", {human.duration(after.seconds_left)} left"
         lines.append(line)
-    # A held-out loss can arrive after its round was told.
+    # A held-out loss can arrive after its round was printed.
     lines += [
         f"round {number}/{after.rounds}: eval loss {human.loss(value)}"
         for number, value in after.eval_loss

@@ -102,7 +102,7 @@ async def connect(
     except OSError as error:
         # asyncio has a text of its own in `strerror`: "Connect call failed ('127.0.0.1', 8080)".
         reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
-        if not reason:  # a server that has enough strangers says nothing to the next
+        if not reason:  # a server at its limit of strangers closes without an answer
             raise PeerError(f"connecting to {where}: it closed the connection at once; it may be busy") from None
         raise PeerError(f"connecting to {where}: {reason}; is the server up, and is this its address?") from None
 

@@ -53,7 +53,7 @@ class Connection:
         peer: address and port of the peer, for people.
         peer_host: the address alone; empty where it has none.
         local_host: this side's address; empty where it has none.
-        dismissal: see `Dismissal`; a goodbye unless the owner says otherwise.
+        dismissal: see `Dismissal`; a goodbye unless the owner sets another.
         bytes_received: bytes of frames taken from the socket, after TLS.
         heartbeats_received: how many heartbeats came in; `receive` never returns one.
     """

@@ -95,7 +95,7 @@ async def answer_hello(
     """Send the gateway's decision within `timeout_s` seconds; return whether the client was taken.
 
     A client that was taken is kept alive from then on and may send messages of every size (its tensors go
-    where `allocate` says, by default where the server was told); the connection to
+    where `allocate` puts them, by default the server's own allocator); the connection to
     one that was refused is closed.
     """
     if isinstance(answer, Welcome):

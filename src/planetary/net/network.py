@@ -51,7 +51,7 @@ class Network(Protocol):
     async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
         """Listen; each connection that `door` lets in gets a protocol of `make`, after its TLS handshake.
 
-        Raises `ResourceError` and `UserError` as `planetary.net.server.serve` says.
+        Raises `ResourceError` and `UserError` as `planetary.net.server.serve` does.
         """
         ...
 

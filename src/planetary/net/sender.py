@@ -64,7 +64,7 @@ class Sender:
         """Begin to write to a connected transport."""
         with self._lock:
             self._transport = transport
-            # Arrays may change once `send` returns, so it must be told when the transport holds nothing of them.
+            # Arrays may change once `send` returns, so the transport must report that it has no view of them.
             # A TLS transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
             over_tls = transport.get_extra_info("ssl_object") is not None
             transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)

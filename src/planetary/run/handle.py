@@ -292,7 +292,7 @@ class Run:
         """Wait until the run ends, and return it. Ctrl+C stops the run in order before it is raised.
 
         Raises:
-            PlanetaryError: the run failed; the class says why.
+            PlanetaryError: the run failed; the class is that of the cause.
             TimeoutError: it goes on after `timeout` seconds.
         """
         if self._background is None:

@@ -45,7 +45,7 @@ async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:
     try:
         end = await running
     except BaseException as error:
-        with contextlib.suppress(PlanetaryError):  # such as a full disk, which would be told in place of `error`
+        with contextlib.suppress(PlanetaryError):  # such as a full disk, which would replace `error`
             write_results(folder)
         if isinstance(error, ResourceError):
             raise resumable(error, folder) from error

@@ -52,7 +52,7 @@ def train(
 
     Raises:
         UserError: the configuration, the model's source or the data is wrong, or `run_dir` holds a run.
-        PlanetaryError: the run failed; the class says why. Finished rounds are kept.
+        PlanetaryError: the run failed; the class is that of the cause. Finished rounds are kept.
 
     Example:
         >>> tiny = {

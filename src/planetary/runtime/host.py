@@ -91,7 +91,7 @@ def cpu_name() -> str:
 def target_features(backend: str, target: str) -> str:
     """Return the features that a worker on this machine reports with its target: part of its artifact's key.
 
-    For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets say it all:
+    For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets are complete:
     empty.
     """
     if backend != "cpu":

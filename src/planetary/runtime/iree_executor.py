@@ -71,7 +71,7 @@ class _Threads:
 
 
 _devices: dict[tuple[str, int], Any] = {}
-_names: dict[tuple[str, int], str] = {}  # of the same devices, as their drivers say
+_names: dict[tuple[str, int], str] = {}  # of the same devices, as their drivers report them
 
 
 def open_device(backend: str, device_id: int, threads: int | None) -> Any:

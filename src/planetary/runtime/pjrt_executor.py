@@ -109,7 +109,7 @@ class PjrtExecutor:
         backend: one of `PLATFORMS`.
         threads: of the CPU client of this process; None: all usable cores. Fixed by its first executor.
         device_id: which GPU; with an island, which group of `island` neighbouring GPUs. CPU devices are the
-            process's own, so it says nothing there.
+            process's own, so it has no meaning there.
         island: devices that run every step together; divides the batch size.
 
     Raises:

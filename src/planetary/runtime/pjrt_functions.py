@@ -65,7 +65,7 @@ class PjrtFunctions:
             # function could write over it.
             raw = np.asarray(handle.addressable_shards[0].data)
             return np.array(raw.view(host_dtype(spec.dtype)))
-        except Exception as error:  # XLA's own class: a computation that failed says so when it is read
+        except Exception as error:  # XLA's own class: a failed computation raises when it is read
             raise ResourceError(f"cannot read tensor {spec.name!r} from {self._device}: {error}") from error
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:

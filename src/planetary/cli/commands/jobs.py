@@ -81,7 +81,7 @@ def _action(actions: Any, name: str, summary: str, example: str) -> argparse.Arg
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which gateway is asked, and how."""
+    """Add the flags that select the gateway to ask, its token and the format of its answer."""
     parser.add_argument("--gateway", metavar="URL", help="of its page (default: http://127.0.0.1:18010)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="with the API's token")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")

@@ -9,7 +9,7 @@ The outer state (master parameters and velocity) is with the workers. The gatewa
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
 that the gateway has.
 
-With overlap the next round is trained meanwhile, and closes when the one before it is finished and everybody has its
+With overlap the next round is trained meanwhile, and closes when the one before it is finished and every worker has its
 parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
 """
 
@@ -103,7 +103,7 @@ class Ring(Topology):
 
     @property
     def may_close(self) -> bool:
-        """See `Topology`. With overlap everybody must have the parameters that the next outer step is taken from."""
+        """See `Topology`. With overlap every worker must have the parameters that the next outer step starts from."""
         return not self.overlap.overlaps or all(w.version == self._desk.state.version for w in self._participants())
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:

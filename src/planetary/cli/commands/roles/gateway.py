@@ -123,7 +123,7 @@ def _settings(args: argparse.Namespace) -> list[str]:
 
 
 def run_gateway(args: argparse.Namespace, hosted: HostedAs) -> int:
-    """Run a gateway as the flags of `add_gateway_flags` say."""
+    """Run a gateway with the flags of `add_gateway_flags`."""
     from planetary.cli.logs import log_to_stderr
 
     log_to_stderr(hosted.role, verbose=getattr(args, "debug", False))

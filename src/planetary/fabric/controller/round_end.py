@@ -12,7 +12,7 @@ from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol.fabric_events import WriteMetrics
 from planetary.fabric.protocol.policy import OuterConstants
-from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
+from planetary.fabric.protocol.records import EvalFinished, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
@@ -138,7 +138,10 @@ def unreported(records: Sequence[Record], told: Collection[int], until: int, inn
 def lines_at_resume(
     records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
 ) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Return the metrics that stay as they are written, and those that are to be written by the run that goes on.
+    """Return the metrics that stay, and those that the run that goes on writes.
+
+    After a power cut a line may be on the disk though the record of its evaluation is not. The journal is the state, so
+    the line loses that held-out loss.
 
     Args:
         records: the journal, before it is resumed.
@@ -148,9 +151,14 @@ def lines_at_resume(
         evaluates: whether the parameters of `until` are evaluated now. A stop may have come before that, and have
             written the line of the round without its held-out loss; it is written again.
     """
-    stay = [line for line in written if line.round < until or not evaluates]
+    known = {record.version for record in records if isinstance(record, EvalFinished)}
+    agreed = [
+        line if line.round in known or line.eval_loss is None else msgspec.structs.replace(line, eval_loss=None)
+        for line in written
+    ]
+    stay = [line for line in agreed if line.round < until or not evaluates]
     late = unreported(records, {line.round for line in written}, until, inner_steps)
-    return stay, late + [line for line in written if line.round == until and evaluates]
+    return stay, late + [line for line in agreed if line.round == until and evaluates]
 
 
 def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,8 +191,12 @@ def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[Ro
         return []
     JsonLinesWriter(path, files).close()  # cuts off a torn last line
     kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
-    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept), files)
+    _write_lines(path, kept, files)
     return kept
+
+
+def _write_lines(path: Path, lines: Iterable[RoundMetrics], files: DurableFiles) -> None:
+    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), files)
 
 
 def resume_metrics(
@@ -206,7 +210,9 @@ def resume_metrics(
 ) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
     """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
     stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
-    return trim_metrics(path, max((line.round for line in stay), default=0), files), late
+    if path.exists():
+        _write_lines(path, stay, files)
+    return stay, late
 
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:

@@ -5,16 +5,15 @@ Type, range and default come from the types; the meaning is the comment beside o
 
 from __future__ import annotations
 
-import ast
-import inspect as source_of
-import re
 from pathlib import Path
 
 import msgspec
 from msgspec import inspect
 
+from planetary.core.configuration.key_meanings import meanings
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
+from planetary.site.site_config import Api, ControllerOptions, Federation, SiteConfig, WorkerFabric
 
 TABLE = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 PAGE = Path(__file__).with_name("configuration.md")
@@ -29,27 +28,18 @@ folder.
 """
 
 
-def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment of each field of a struct and of its bases, in one line."""
-    found: dict[str, str] = {}
-    for base in reversed(struct.__mro__):
-        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
-            continue
-        text = source_of.getsource(base)
-        lines = text.splitlines()
-        for node in ast.parse(text).body[0].body:  # type: ignore[attr-defined]
-            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-                continue
-            beside = re.search(r"\s# (.*)$", lines[(node.end_lineno or 0) - 1])
-            above: list[str] = []
-            for line in reversed(lines[: node.lineno - 1]):
-                if not line.strip().startswith("#"):
-                    break
-                above.insert(0, line.strip().lstrip("# "))
-            inside = [re.search(r"\s# (.*)$", line) for line in lines[node.lineno - 1 : (node.end_lineno or 0) - 1]]
-            comment = [match[1] for match in (*inside, beside) if match is not None]
-            found[node.target.id] = " ".join([*above, *comment])
-    return found
+SITE = """## The file of a gateway with controllers
+
+`planetary gateway --gateway-config gateway.toml`, or PCP's `gateway.json`; [site.md](site.md) explains it.
+"""
+
+SITE_PARTS: dict[str, type[msgspec.Struct]] = {
+    "At the top": SiteConfig,
+    "`[controllers.training]`, `[controllers.rl]`, `[controllers.inference]`": ControllerOptions,
+    "`[api]`": Api,
+    "`[worker_fabric]`": WorkerFabric,
+    "`[federation]`": Federation,
+}
 
 
 def page() -> str:
@@ -76,12 +66,24 @@ def page() -> str:
             info = inspect.type_info(struct)
             for field in info.fields:  # type: ignore[attr-defined]
                 parts[-1] += f"| `{field.name}` | {describe(field.type)} | {_default(field)} | {said[field.name]} |\n"
+    parts.append(SITE)
+    for place, struct in SITE_PARTS.items():
+        doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+        parts.append(f"### {place}\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}")
+        said = meanings(struct)
+        for field in inspect.type_info(struct).fields:  # type: ignore[attr-defined]
+            if said[field.name]:  # a part of the file has none, and a table of its own
+                parts[-1] += f"| `{field.name}` | {describe(field.type)} | {_default(field)} | {said[field.name]} |\n"
     return "\n".join(parts)
 
 
 def _default(field: inspect.Field) -> str:
+    if field.required:
+        return "has to be given"
     if field.default is msgspec.NODEFAULT:
         return "`{}`"
+    if field.default is None:
+        return ""
     if isinstance(field.default, str):
         return f'`"{field.default}"`'
     if isinstance(field.default, tuple):

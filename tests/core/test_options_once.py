@@ -2,19 +2,82 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+from collections.abc import Collection
+
 import msgspec
 import pytest
 from msgspec import inspect
 
+from planetary.cli.main import build_parser
+from planetary.compiler.backends.targets import DEFAULT_NAMES
+from planetary.core.configuration.key_meanings import meanings
 from planetary.core.configuration.mixture_options import MixtureOptions
+from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.schema import MoeConfig, OptimizerConfig, TrainConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
+from planetary.core.configuration.strict import FIELDS, SECTIONS
+from planetary.core.errors import UserError
+from planetary.diloco.judgement import JUDGES
+from planetary.diloco.merge import MERGE_RULES
+from planetary.diloco.payload import CODECS
+from planetary.fabric.controller.pace import SHARES
 from planetary.moe.controller.syncer_machine import SyncPolicy
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import FragmentMergeRule
+from planetary.moe.methods.mixture_pace import PACES
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.plan.mixture_plan import keys_of
 from planetary.moe.training.training_settings import MoeTraining
+from planetary.rl.objectives.objective import OBJECTIVES
+
+NAMED: list[tuple[str, Collection[str]]] = [
+    ("outer.judge", JUDGES),
+    ("sync.compression", {"none", *CODECS}),
+    ("fabric.leases", SHARES),
+    ("moe.pace", PACES),
+    ("rl.objective", OBJECTIVES),
+    ("outer.merge", MERGE_RULES),
+    ("fabric.backend", {"auto", *DEFAULT_NAMES}),
+]
+"""Keys whose values are the names in a table of objects."""
+
+
+@pytest.mark.parametrize(("key", "names"), NAMED)
+def test_a_key_takes_the_names_of_its_table(key: str, names: Collection[str]) -> None:
+    section, name = key.split(".")
+    kind = FIELDS[section][name].type
+    assert isinstance(kind, inspect.LiteralType)
+    assert set(kind.values) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (["serve", "model"], {"--batch": "serve.batch", "--cache-mb": "serve.cache_mb", "--weights": "serve.weights"}),
+        (["worker", "--connect=h:1"], {"--threads": "fabric.threads", "--latency-budget": "fabric.latency_budget_s"}),
+        (["gateway"], {"--host": "fabric.host", "--hub": "federation.hub"}),
+        (["train"], {"--workers": "fabric.workers", "--rounds": "train.rounds"}),
+    ],
+)
+def test_a_flag_of_a_key_has_its_meaning_range_and_default(command: list[str], given: dict[str, str]) -> None:
+    parser = build_parser(command[0])
+    taken = vars(parser.parse_args([*command]))
+    with pytest.raises(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+        parser.parse_args([command[0], "--help"])
+    words = " ".join(shown.getvalue().split())
+    for flag, key in given.items():
+        section, name = key.split(".")
+        field = FIELDS[section][name]
+        assert taken[flag[2:].replace("-", "_")] in (None, field.default)
+        assert meanings(SECTIONS[section])[name] in words
+        range_ = describe(field.type)
+        if range_.startswith(("a whole", "a finite", "one of")):
+            assert range_ in words
+            with pytest.raises(UserError, match=f"^{flag}: {key}: expected {re.escape(range_)}, found '?-1"):
+                parser.parse_args([*command, f"{flag}=-1"])
 
 
 def fields(struct: type[msgspec.Struct]) -> dict[str, tuple[inspect.Type, object]]:

@@ -58,7 +58,7 @@ def test_what_cannot_be_sampled_is_an_error() -> None:
         draw(1, [])
     with pytest.raises(UserError, match="temperature"):
         Sampling(temperature=-1.0)
-    with pytest.raises(UserError, match="top-k"):
+    with pytest.raises(UserError, match="top_k"):
         Sampling(top_k=-1)
     broken = continue_tokens(lambda p, t: p[t] * jnp.nan, jnp.ones((9, 9)), [1], window=4, sampling=Sampling())
     with pytest.raises(NumericsError, match="not finite"):

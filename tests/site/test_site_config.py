@@ -74,13 +74,17 @@ def test_the_same_keys_in_toml_with_folders_beside_the_file(tmp_path: Path) -> N
         ({"gatway": 1}, "unknown key gatway; did you mean gateway_id?"),
         ({"controllers": {"trainin": {}}}, "unknown key controllers.trainin; did you mean training?"),
         ({"controllers": {"rl": {"enabld": True}}}, "unknown key controllers.rl.enabld; did you mean enabled?"),
-        ({"controllers": {"training": {"parallel": 0}}}, "controllers.training.parallel: expected 1 or more, found 0"),
+        (
+            {"controllers": {"training": {"parallel": 0}}},
+            "controllers.training.parallel: expected a whole number >= 1, found 0",
+        ),
         (
             {"controllers": {"training": {"config_path": "no.toml"}}},
             "controllers.training.config_path: there is no no.t",
         ),
-        ({"gateway_id": 7}, "Expected `str`, got `int`"),
-        ({"graph_backend": "sql"}, 'graph_backend: expected "memory" or "neo4j", found'),
+        ({"gateway_id": 7}, "gateway_id: expected a string, found 7 (whole number)"),
+        ({"api": {"port": 70000}}, "api.port: expected a whole number >= 0 and <= 65535, found 70000"),
+        ({"graph_backend": "sql"}, 'graph_backend: expected one of "memory", "neo4j", found'),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, more: dict[str, Any], text: str) -> None:

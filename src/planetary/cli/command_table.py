@@ -74,11 +74,24 @@ GROUPS: dict[str, str] = {
 }
 
 
+class LazyHelp(str):
+    """A flag's help that is found when it is shown."""
+
+    def text(self) -> str:
+        """Return the help."""
+        raise NotImplementedError
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of descriptions and examples, and gives long flags enough room."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action.help, LazyHelp):
+            return action.help.text().replace("%", "%%")
+        return super()._get_help_string(action)
 
 
 def command_parser(

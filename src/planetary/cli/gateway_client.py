@@ -12,9 +12,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from planetary.cli.option_values import API_HOST, API_PORT
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, TrustError, UserError
 
-DEFAULT_URL = "http://127.0.0.1:18010"
+DEFAULT_URL = f"http://{API_HOST}:{API_PORT}"
 TOKEN_VARIABLE = "PLANETARY_API_TOKEN"
 OPERATOR_TOKEN = "api-token.txt"
 _TIMEOUT_S = 30.0

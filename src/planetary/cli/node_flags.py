@@ -11,11 +11,11 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from planetary.cli.exit_codes import EXIT_CODES, EXIT_USAGE
+from planetary.cli.key_flags import add_key_flag, default_of
 from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
-from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timings
+from planetary.core.configuration.schema import Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.core.printable import as_name
 from planetary.fabric.shell.shell import Address
@@ -23,6 +23,15 @@ from planetary.net.identity import Identity
 from planetary.run.kinds import KINDS
 from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
+
+_KEYS = {
+    "--backend": "fabric.backend",
+    "--target": "fabric.target",
+    "--island": "fabric.island",
+    "--threads": "fabric.threads",
+    "--latency-budget": "fabric.latency_budget_s",
+}
+"""Flags whose keys concern a run on this machine as a whole; machines that join one have them by themselves."""
 
 # A worker or supervisor that ended with one of these would end so again.
 FINAL_CODES = frozenset({EXIT_USAGE, EXIT_CODES[CompileError], EXIT_CODES[TrustError], EXIT_CODES[PeerError]})
@@ -35,29 +44,8 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain-loopback", action="store_true", help="connect without TLS and token; the gateway is on this machine"
     )
-    parser.add_argument(
-        "--backend",
-        default="cpu",
-        type=lambda text: BACKEND_ALIASES.get(text, text),
-        choices=get_args(Backend),
-        metavar="BACKEND",
-        help=f"the executor of the training step: {', '.join(get_args(Backend))}; rocm is hip (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--target",
-        default="",
-        help='what it is compiled for: "host", "baseline", "x86-64-v3", or a chip such as sm_80 or gfx942 '
-        "; chips that the compiler does not know, such as sm_90a, take the code of the nearest older one "
-        '(default: "host" for cpu, else a chip that most later ones are compatible with)',
-    )
-    parser.add_argument(
-        "--island",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices per worker, which run every step together on parts of the batch; PJRT only (default: 1)",
-    )
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads per worker (default: all cores shared)")
+    for flag, key in _KEYS.items():
+        add_key_flag(parser, flag, key, default=default_of(key))
     parser.add_argument("--node-name", default="", help="name of this machine in the run (default: its host name)")
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="where workers keep their optimizer state (default: in the cache)"
@@ -66,13 +54,6 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
     )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="write logs into this folder, not to the terminal")
-    parser.add_argument(
-        "--latency-budget",
-        type=float,
-        default=Timings(2.0).latency_budget_s,
-        metavar="SECONDS",
-        help="how long a healthy peer may take to answer; all time limits derive from it (default: %(default)s)",
-    )
     parser.add_argument(
         "--give-up-after",
         type=float,
@@ -149,16 +130,15 @@ def target_of(args: argparse.Namespace) -> str:
             "--backend auto: a node manager chooses for its machine (planetary node-manager --backend auto); a single "
             "worker or supervisor is given one"
         )
+    usual = args.target == default_of("fabric.target")
     if is_pjrt(args.backend):
-        if args.target not in {"", "host", PJRT_TARGET}:
+        if not usual and args.target != PJRT_TARGET:
             raise UserError(
                 f"--target {args.target} has no meaning for --backend {args.backend}, which compiles for the devices "
                 "it finds; leave it out"
             )
         return PJRT_TARGET
-    # A configuration's default, "host", means the backend's own.
-    given = "" if args.target == "host" and args.backend != "cpu" else args.target
-    target = given or DEFAULT_NAMES[args.backend]
+    target = DEFAULT_NAMES[args.backend] if usual else args.target
     nearest(args.backend, target)  # raises for an unknown one
     return target
 
@@ -175,9 +155,9 @@ def target_with_auto(target: str, backend: str) -> str:
     Raises:
         UserError: `target` is no CPU's.
     """
-    if target and target not in {"host", "baseline"} and not target.startswith("x86-64"):
+    if target not in {"host", "baseline"} and not target.startswith("x86-64"):
         raise UserError(f"--target {target} with --backend auto: name the backend that it belongs to")
-    return target if backend == "cpu" else ""
+    return target if backend == "cpu" else default_of("fabric.target")
 
 
 def state_folder(args: argparse.Namespace) -> Path:

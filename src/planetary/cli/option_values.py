@@ -9,6 +9,11 @@ from typing import Any
 
 from planetary.core.errors import UserError
 
+WORKER_PORT = 8080
+"""Port of a gateway that workers connect to, unless it is given."""
+API_HOST, API_PORT = "127.0.0.1", 18010
+"""Address of a gateway's dashboard and control API, unless they are given."""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -54,8 +59,7 @@ def rate(text: str, flag: str) -> float:
 
 
 def port(text: str) -> int:
-    """Parse a TCP port, 0 to 65535; a type for `argparse`, which turns the `ValueError` into its message."""
-    number = int(text)
-    if not 0 <= number <= 65535:
-        raise ValueError
-    return number
+    """Parse a TCP port; a type for `argparse`, which turns the `ValueError` into its message."""
+    from planetary.core.configuration.ranges import Port, convert_value
+
+    return convert_value(int(text), Port)

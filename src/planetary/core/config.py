@@ -280,6 +280,7 @@ __all__ = [
     "load_config",
     "overrides_between",
     "to_toml",
+    "value_from_text",
 ]
 
 BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
@@ -439,6 +440,15 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
         table[parts[-1]] = _override_value(text.strip(), expects_text(section, key), bool(inner), origin)
         check_value(section, key, tables[section][key], origin)
         _make_paths_absolute(tables, Path.cwd())  # those of the file are complete already
+
+
+def value_from_text(section: str, key: str, text: str, origin: str) -> Any:
+    """Return the value of a known key that a text stands for, as `--set` and flags have it; quotes may be left out.
+
+    Raises:
+        UserError: it is of another type, or out of range; `origin` is where it was written.
+    """
+    return check_value(section, key, _override_value(text.strip(), expects_text(section, key), False, origin), origin)
 
 
 def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> object:

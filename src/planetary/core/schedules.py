@@ -6,12 +6,23 @@ The rate is an argument of the compiled step, so that neither its peak nor the l
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import (
+    Count,
+    Fraction,
+    Index,
+    Positive,
+    ProperFraction,
+    ScheduleKind,
+    check_ranges,
+)
+from planetary.core.configuration.schema import OptimizerConfig
 from planetary.core.errors import UserError
+
+_KEYS = OptimizerConfig()
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,26 +48,16 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         UserError: the steps do not fit together, or a value is outside its range.
     """
 
-    kind: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"
-    peak: float = 3e-3
-    warmup_steps: int = 0
-    total_steps: int = 1000
-    final_fraction: float = 0.1
-    cooldown_fraction: float = 0.2
+    kind: ScheduleKind = _KEYS.schedule
+    peak: Positive = _KEYS.learning_rate
+    warmup_steps: Index = 0
+    total_steps: Count = 1000
+    final_fraction: Fraction = _KEYS.final_fraction
+    cooldown_fraction: ProperFraction = _KEYS.cooldown_fraction
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a schedule that cannot be."""
-        if not self.peak > 0:
-            raise UserError(f"learning_rate must be above 0, found {self.peak}")
-        if not 0 <= self.final_fraction <= 1:
-            raise UserError(f"final_fraction must be in [0, 1], found {self.final_fraction}")
-        if not 0 < self.cooldown_fraction <= 1:
-            raise UserError(f"cooldown_fraction must be above 0 and at most 1, found {self.cooldown_fraction}")
-        if self.warmup_steps < 0 or self.total_steps < 1:
-            raise UserError(
-                f"a schedule needs warmup_steps >= 0 and total_steps >= 1, found warmup_steps={self.warmup_steps}, "
-                f"total_steps={self.total_steps}"
-            )
+        check_ranges(self)
         if self.kind in {"cosine", "linear", "wsd"} and self.warmup_steps > self.total_steps:
             raise UserError(
                 f"a {self.kind} schedule needs warmup_steps <= total_steps, found warmup_steps={self.warmup_steps}, "

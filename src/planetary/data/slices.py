@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from functools import lru_cache
-from typing import Literal
 
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import LeaseOrder
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.core.token_slice import Slice
 from planetary.data.shuffle import permutation
@@ -41,7 +41,7 @@ class SliceOrder(msgspec.Struct, frozen=True):
     slice_tokens: int
     block_tokens: int
     seed: int
-    sampling: Literal["random", "fifo", "sequence"] = "random"
+    sampling: LeaseOrder = "random"
     reorder: bool = False
     parts: int = 1
 

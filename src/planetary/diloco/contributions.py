@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import Weighting
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.diloco.bfloat16 import FLOATS, all_finite, to_float64
@@ -70,11 +71,6 @@ def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
             if not all_finite(spec.dtype, values[block]):
                 return f"tensor {spec.name!r} contains NaN or infinite numbers"
     return ""
-
-
-Weighting = Literal["tokens", "tokens_squared"]
-"""Weight of a contribution. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
-which is the same where all take as many steps with batches of one size."""
 
 
 def weight_of(contribution: Contribution, weighting: Weighting) -> float:

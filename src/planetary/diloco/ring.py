@@ -28,13 +28,14 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import RingPrecision
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
 from planetary.diloco.contributions import Contribution, blocks
 from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
 from planetary.diloco.radial import CANCELLED, takes_mean
 
-Precision = Literal["f32", "f64"]
+Precision = RingPrecision
 Form = Literal["delta", "mean", "directions"]
 """delta: the flat array holds Σ wᵢ (θ₀ − θᵢ); mean: it holds Σ wᵢ θᵢ; directions: as the module says, [parameters +
 2 · tensors]."""

@@ -15,6 +15,10 @@ from enum import StrEnum
 
 import msgspec
 
+from planetary.core.configuration.schema import SyncConfig
+
+_SYNC = SyncConfig()
+
 
 class RoundPolicy(msgspec.Struct, frozen=True):
     """The limits of a round."""
@@ -23,9 +27,9 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     grace_s: float  # how long a lease without a holder is kept open for a worker that may come back
     deadline_s: float  # 0: derived from the observed time per inner step
     deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
-    grace_factor: float = 1.0  # decoupled: γ of `adaptive_grace`
-    grace_steps: float = 1.0  # decoupled: its cap, in inner steps
-    delay: int = 0  # decoupled: τ, inner steps that a worker takes before it needs the merged fragment
+    grace_factor: float = _SYNC.grace_factor  # decoupled: γ of `adaptive_grace`
+    grace_steps: float = _SYNC.grace_steps  # decoupled: its cap, in inner steps
+    delay: int = _SYNC.delay  # decoupled: τ, inner steps that a worker takes before it needs the merged fragment
     least_steps: int = 0  # decoupled: inner steps of the fastest worker that a round lasts at least; P times that is H
 
     def deadline_after(self, expected_lease_s: float | None) -> float | None:

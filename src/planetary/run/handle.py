@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
+from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
 from planetary.fabric.protocol.status import RunStatus
@@ -23,21 +26,15 @@ from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
 from planetary.run.choice import resumed_run
 from planetary.run.metrics import Metrics
+from planetary.run.model.text_sampling import USUAL, Sampling
 from planetary.run.places import cache_folder
-from planetary.run.processes.local_run import LocalRun, LocalRunOptions
+from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
 
 if TYPE_CHECKING:
     from planetary.run.model.pretrained_export import PretrainedExport
     from planetary.run.model.trained_model import TrainedModel
-
-
-import atexit
-import threading
-from typing import Protocol
-
-from planetary.run.processes.local_run import STOP_LIMIT_S, Outcome
 
 EXIT_LIMIT_S = 3 * STOP_LIMIT_S
 
@@ -216,13 +213,13 @@ class Run:
     def generate(
         self,
         prompt: str,
-        max_tokens: int = 100,
+        max_tokens: int = USUAL.max_tokens,
         *,
-        temperature: float = 0.8,
-        top_k: int = 0,
-        seed: int = 0,
+        temperature: float = USUAL.temperature,
+        top_k: int = USUAL.top_k,
+        seed: int = USUAL.seed,
         round: int | None = None,
-        experts: str = "real",
+        experts: str = ServeConfig().experts,
     ) -> str:
         """Return text that continues `prompt`, without the prompt. Equal arguments give equal text.
 
@@ -239,10 +236,10 @@ class Run:
             UserError: no checkpoint, an empty prompt, or a model without logits.
             NumericsError: the logits are not finite.
         """
-        from planetary.run.model.text_continuation import Sampling, continue_text
+        from planetary.run.model.text_continuation import continue_text
 
-        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
-        return "".join(continue_text(self._model(round, experts), prompt, max_tokens, sampling))
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, max_tokens=max_tokens)
+        return "".join(continue_text(self._model(round, experts), prompt, sampling))
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False

@@ -17,7 +17,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, load_config, to_toml
-from planetary.core.configuration.schema import Timings
+from planetary.core.configuration.schema import FabricConfig, Timings
 from planetary.core.errors import ClosedError, PlanetaryError, UserError
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.reception import Reception
@@ -87,7 +87,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     controllers: Controllers
-    latency_budget_s: float = 2.0
+    latency_budget_s: float = FabricConfig().latency_budget_s
 
 
 class SitePeer(msgspec.Struct):

@@ -10,10 +10,12 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import inspect
 
+from planetary.core.configuration.ranges import Count, Port, describe, show_found
 from planetary.core.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
@@ -24,32 +26,22 @@ PRIORITIES: Mapping[str, int] = {"inference": 100, "training": 0, "rl": 0}
 
 
 class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`controllers.training`, `.rl` or `.inference`.
+    """`controllers.training`, `.rl` and `.inference`: the jobs of one kind."""
 
-    Attributes:
-        enabled: whether it takes jobs.
-        config_path: configuration of the job that it begins with, and of a submission without one; "": none.
-        service_id: name of that job; "": the run's.
-        workers: that the job of `config_path` is to have; None: as its configuration says.
-        should_resume: whether that job goes on with a run that is there.
-        priority: of its jobs, unless they say otherwise; None: 100 for inference, 0 for the others.
-        parallel: jobs that run at once.
-    """
-
-    enabled: bool = False
-    config_path: str = ""
-    service_id: str = ""
-    workers: int | None = None
-    should_resume: bool = False
-    priority: int | None = None
-    parallel: int = 1
-    api: dict[str, Any] | None = None
-    no_dashboard: bool | None = None
-    backend: str | None = None
+    enabled: bool = False  # whether it takes jobs
+    config_path: str = ""  # configuration of the job that it begins with, and of a submission without one; empty: none
+    service_id: str = ""  # name of that job; empty: the run's
+    workers: Count | None = None  # that the job of `config_path` is to have; without: as its configuration says
+    should_resume: bool = False  # whether that job goes on with a run that is there
+    priority: int | None = None  # of its jobs, unless they say otherwise; without: 100 for inference, 0 for the others
+    parallel: Count = 1  # jobs that run at once
+    api: dict[str, Any] | None = None  # PCP's, without effect
+    no_dashboard: bool | None = None  # PCP's, without effect
+    backend: str | None = None  # PCP's, without effect
 
 
 class Controllers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`controllers`."""
+    """`controllers`: which kinds of jobs the gateway takes."""
 
     training: ControllerOptions | None = None
     rl: ControllerOptions | None = None
@@ -61,51 +53,50 @@ class Controllers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`api`: where the control API listens."""
+    """`api`: where dashboard and control API listen."""
 
-    host: str | None = None
-    port: int | None = None
+    host: str | None = None  # address; without: as `--gateway-host`
+    port: Port | None = None  # TCP port; 0: any; without: as `--gateway-port`
     tls: bool = False  # HTTPS, with the certificate that workers see
-    token_env: str | None = None
-    internal_token_env: str | None = None
+    token_env: str | None = None  # environment variable with the token that may do everything; without: none
+    internal_token_env: str | None = None  # PCP's, without effect
 
 
 class WorkerFabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`worker_fabric`: where workers connect."""
 
-    host: str | None = None
-    port: int | None = None
+    host: str | None = None  # address; without: as `--host`
+    port: Port | None = None  # TCP port; 0: any; without: as `--port`
 
 
 class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`federation`: the hub above."""
+    """`federation`: PCP's keys of a hub, without effect: a job's configuration names its hub (`federation.hub`)."""
 
-    enabled: bool = False
-    upstream: str | None = None
-    token_env: str | None = None
-    heartbeat_interval_ms: int = 5000
+    enabled: bool = False  # without effect
+    upstream: str | None = None  # without effect
+    token_env: str | None = None  # without effect
+    heartbeat_interval_ms: int = 5000  # without effect
 
 
 class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole file."""
+    """The top of the file: the gateway itself."""
 
-    gateway_id: str
-    lab_id: str = ""
+    gateway_id: str  # its name
+    lab_id: str = ""  # of its owner, for people
     controllers: Controllers = Controllers()
     api: Api = Api()
     worker_fabric: WorkerFabric = WorkerFabric()
     federation: Federation = Federation()
-    api_token_env: str | None = None
+    api_token_env: str | None = None  # as `api.token_env`, which counts where both are given
     runs_dir: str = "runs"  # folders of the jobs' runs, and the site's journal
-    # PCP's, without effect
-    graph_backend: str | None = None
-    policy_store_path: str | None = None
-    neo4j: dict[str, Any] | None = None
-    sharing_defaults: dict[str, Any] | None = None
-    federation_hub_endpoint: str | None = None
-    internal_api_token_env: str | None = None
-    global_controller_endpoint: str | None = None
-    custom_extensions: Any = None
+    graph_backend: Literal["memory", "neo4j"] | None = None  # PCP's, without effect
+    policy_store_path: str | None = None  # PCP's, without effect
+    neo4j: dict[str, Any] | None = None  # PCP's, without effect
+    sharing_defaults: dict[str, Any] | None = None  # PCP's, without effect
+    federation_hub_endpoint: str | None = None  # PCP's, without effect
+    internal_api_token_env: str | None = None  # PCP's, without effect
+    global_controller_endpoint: str | None = None  # PCP's, without effect
+    custom_extensions: Any = None  # PCP's, without effect
 
     @property
     def token_env(self) -> str:
@@ -155,12 +146,8 @@ def load_site(path: Path) -> SiteConfig:
     _warn(tables, path)
     for name in CONTROLLERS:
         controller = config.controllers.of(name)
-        if controller.parallel < 1:
-            raise UserError(f"{path}: controllers.{name}.parallel: expected 1 or more, found {controller.parallel}")
         if controller.config_path and not _found(path, controller.config_path).exists():
             raise UserError(f"{path}: controllers.{name}.config_path: there is no {controller.config_path}")
-    if config.graph_backend not in (None, "memory", "neo4j"):
-        raise UserError(f'{path}: graph_backend: expected "memory" or "neo4j", found {config.graph_backend!r}')
     replaced = {
         name: msgspec.structs.replace(one, config_path=str(_found(path, one.config_path)) if one.config_path else "")
         for name in CONTROLLERS
@@ -196,15 +183,29 @@ def _converted(tables: Mapping[str, Any], path: Path) -> SiteConfig:
     try:
         return msgspec.convert(given, SiteConfig)
     except msgspec.ValidationError as error:
-        text = str(error)
-        if "unknown field" not in text:
+        text, _, place = str(error).partition(" - at `$")
+        place = place.strip("`.")
+        if "unknown field" in text:
+            name = text.split("`")[1]
+            known = sorted(_kind_at(place).__struct_fields__)
+            shown = f"{place}.{name}" if place else name
+            raise UserError(
+                f"{path}: unknown key {shown}{did_you_mean(name, known)} Keys: {', '.join(known)}"
+            ) from None
+        section, _, key = place.rpartition(".")
+        wanted = {field.name: field.type for field in _fields_of(_kind_at(section))}
+        if key not in wanted or "missing" in text:
             raise UserError(f"{path}: {text}") from None
-        name = text.split("`")[1]
-        place = text.partition(" - at `$")[2].strip("`.")
-        kind = _kind_at(place)
-        known = sorted(kind.__struct_fields__)
-        shown = f"{place}.{name}" if place else name
-        raise UserError(f"{path}: unknown key {shown}{did_you_mean(name, known)} Keys: {', '.join(known)}") from None
+        value: Any = given
+        for part in place.split("."):
+            value = value[part]
+        raise UserError(f"{path}: {place}: expected {describe(wanted[key])}, found {show_found(value)}") from None
+
+
+def _fields_of(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return info.fields
 
 
 def _kind_at(place: str) -> type[msgspec.Struct]:

@@ -59,8 +59,8 @@ def test_a_longer_run_stretches_what_follows_the_warm_up() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"peak": 0.0}, "learning_rate"),
-        ({"peak": float("nan")}, "learning_rate"),
+        ({"peak": 0.0}, "peak: expected a finite number > 0"),
+        ({"peak": float("nan")}, "peak"),
         ({"final_fraction": 1.5}, "final_fraction"),
         ({"cooldown_fraction": 0.0}, "cooldown_fraction"),
         ({"warmup_steps": -1}, "warmup_steps"),

@@ -196,7 +196,7 @@ def test_surrogates_refreshed_by_low_rank_deltas_send_less_and_follow_the_whole_
     for before, after, found in zip(start.b[0], exact.b[0], near.b[0], strict=True):
         assert 0 < np.linalg.norm(found - after) < np.linalg.norm(before - after)
         assert np.linalg.matrix_rank(found - before) == 1
-    with pytest.raises(UserError, match="delta_rank ≥ 0"):
+    with pytest.raises(UserError, match="delta_rank: expected a whole number >= 0"):
         replace(BASE, delta_rank=-1)
 
 

@@ -113,7 +113,7 @@ def _transformers(args: argparse.Namespace) -> None:
 
 
 def _serving(args: argparse.Namespace) -> None:
-    from planetary.cli.serving_flags import serve_table
+    from planetary.cli.serving_flags import serving_tables
     from planetary.core.config import config_from_tables
     from planetary.monitor.human_numbers import count
     from planetary.run.model.serving_export import export_served
@@ -121,7 +121,7 @@ def _serving(args: argparse.Namespace) -> None:
     source = Path(args.source)
     if not source.exists():
         raise UserError(f"export: there is no {source}: expected a run folder, a checkpoint or a model's folder")
-    config = config_from_tables({"serve": serve_table(source, args)}, args.set)
+    config = config_from_tables(serving_tables(source, args), args.set)
     made, report = export_served(config, args.output, force=args.force)
     if made.warning:
         print(made.warning)

@@ -13,6 +13,9 @@ from planetary.cli.exit_codes import EXIT_OK
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
+    from planetary.cli.key_flags import add_key_flag, default_of
+    from planetary.run.model.text_sampling import USUAL
+
     parser = command_parser(
         subparsers,
         "generate",
@@ -30,50 +33,41 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
     parser.add_argument("--prompt", required=True, help='text to continue; "-" reads it from standard input')
     parser.add_argument(
-        "--tokens", type=int, default=256, metavar="N", help="most tokens to draw (default: %(default)s)"
+        "--tokens", type=int, default=USUAL.max_tokens, metavar="N", help="most tokens to draw (default: %(default)s)"
     )
     parser.add_argument(
         "--temperature",
         type=float,
-        default=0.8,
+        default=USUAL.temperature,
         metavar="T",
         help="lower is more predictable, 0 always takes the likeliest token (default: %(default)s)",
     )
     parser.add_argument(
         "--top-k",
         type=int,
-        default=0,
+        default=USUAL.top_k,
         metavar="K",
         help="draw from the K likeliest tokens only (default: all)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=USUAL.seed, help="of the draws (default: %(default)s)")
     parser.add_argument(
         "--checkpoint", type=Path, metavar="PATH", help="not the newest one: its folder, or a safetensors file"
     )
-    parser.add_argument(
-        "--experts",
-        default="real",
-        metavar="WHICH",
-        help="of a mixture, in its newest state: real, surrogates in place of all of them, or "
-        "composer:N, that composer's own with surrogates in place of the others (default: %(default)s)",
-    )
+    add_key_flag(parser, "--experts", "serve.experts", default=default_of("serve.experts"))
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.core.errors import UserError
-
-    if args.tokens < 1:
-        raise UserError(f"--tokens must be at least 1, found {args.tokens}")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    from planetary.run.model.text_continuation import Sampling, continue_text
+    from planetary.run.model.text_continuation import continue_text
+    from planetary.run.model.text_sampling import Sampling
     from planetary.run.model.trained_model import load_trained
 
-    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed, max_tokens=args.tokens)
     model = load_trained(args.run, args.checkpoint, args.experts)
-    pieces = continue_text(model, prompt, args.tokens, sampling)
+    pieces = continue_text(model, prompt, sampling)
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)

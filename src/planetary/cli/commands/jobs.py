@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
 from planetary.cli.exit_codes import EXIT_OK
+from planetary.cli.gateway_client import DEFAULT_URL
 
 if TYPE_CHECKING:
     from planetary.cli.gateway_client import GatewayClient
@@ -82,7 +83,7 @@ def _action(actions: Any, name: str, summary: str, example: str) -> argparse.Arg
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select the gateway to ask, its token and the format of its answer."""
-    parser.add_argument("--gateway", metavar="URL", help="of its page (default: http://127.0.0.1:18010)")
+    parser.add_argument("--gateway", metavar="URL", help=f"of its page (default: {DEFAULT_URL})")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="with the API's token")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 

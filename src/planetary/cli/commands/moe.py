@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planetary.cli.command_table import HelpFormatter, command_parser
+from planetary.cli.command_table import HelpFormatter, LazyHelp, command_parser
 from planetary.cli.exit_codes import EXIT_OK
 from planetary.moe.results.exported_files import SURROGATES, WEIGHTS
 
@@ -176,17 +176,27 @@ def add_cost(actions: Any) -> None:
         "--composers", metavar="N,N", help="composer counts (default: the configuration's, or those of 4,8,16 that fit)"
     )
     for flag, metavar, text in (
-        ("--batch", "N", "sequences per step of all composers (default: 1024)"),
-        ("--length", "N", "tokens per sequence (default: 1024)"),
-        ("--delta-rank", "Q", "of surrogate deltas (default: 8, or R if less)"),
+        ("--batch", "N", "sequences per step of all composers (default: {0.batch})"),
+        ("--length", "N", "tokens per sequence (default: {0.length})"),
+        ("--delta-rank", "Q", "of surrogate deltas (default: {0.delta_rank}, or R if less)"),
         ("--rank", "R", "of the surrogates (default: the report's, of presets that of moe.rank)"),
-        ("--replicas", "R", "owners of every expert (default: 1)"),
-        ("--router-every", "H", "steps between two merges of the routers (default: 1)"),
-        ("--latent-every", "H", "of the latent projections (default: 1)"),
-        ("--backbone-every", "H", "of everything else that is no expert (default: 8)"),
-        ("--refresh-every", "H", "steps between two refreshes of the surrogates (default: 5)"),
+        ("--replicas", "R", "owners of every expert (default: {0.replicas})"),
+        ("--router-every", "H", "steps between two merges of the routers (default: {0.cadence.router})"),
+        ("--latent-every", "H", "of the latent projections (default: {0.cadence.latent})"),
+        ("--backbone-every", "H", "of everything else that is no expert (default: {0.cadence.backbone})"),
+        ("--refresh-every", "H", "steps between two refreshes of the surrogates (default: {0.cadence.refresh})"),
     ):
-        cost.add_argument(flag, type=int, metavar=metavar, help=text)
+        cost.add_argument(flag, type=int, metavar=metavar, help=_CostHelp(text))
+
+
+class _CostHelp(LazyHelp):
+    """Has the defaults of a `Workload` in it."""
+
+    def text(self) -> str:
+        """See `LazyHelp`."""
+        from planetary.moe.cost.cost_table import Workload
+
+        return self.format(Workload())
 
 
 def run_cost(args: argparse.Namespace) -> int:

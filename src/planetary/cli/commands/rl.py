@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
+    from planetary.cli.key_flags import TRAIN_FLAGS, add_key_flags
+
     parser = command_parser(
         subparsers,
         "rl",
@@ -38,8 +40,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--forgive", action="append", default=[], metavar="WORKER", help="with --resume: lift this worker's ban"
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
-    parser.add_argument("--rounds", type=int, metavar="R", help="number of rounds, the imitation's included")
+    add_key_flags(parser, TRAIN_FLAGS)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--json", action="store_true", help="print the last round's metrics as JSON and nothing else")
@@ -53,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.cli.commands.train import train_here
     from planetary.cli.exit_codes import EXIT_OK
+    from planetary.cli.key_flags import TRAIN_FLAGS, settings_of
     from planetary.core.errors import UserError
     from planetary.monitor.run_folder import load_history
     from planetary.run.choice import new_run, resumed_run
@@ -67,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.resume is None and (args.checkpoint is not None or args.forgive):
         raise UserError("rl: --checkpoint and --forgive are of a run that goes on, so they need --resume RUN")
-    overrides = list(args.set)
-    overrides += [f"fabric.workers={args.workers}"] if args.workers is not None else []
-    overrides += [f"train.rounds={args.rounds}"] if args.rounds is not None else []
+    overrides = [*args.set, *settings_of(args, TRAIN_FLAGS)]
     if args.resume is not None:
         config, folder = resumed_run(args.resume, overrides)
     else:

@@ -7,15 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.option_values import port
-from planetary.cli.serving_flags import add_model_flags, serve_table
+from planetary.cli.serving_flags import add_model_flags, serving_tables
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
 
+_FLAGS = {
+    "--host": "serve.host",
+    "--port": "serve.port",
+    "--name": "serve.name",
+    "--follow": "serve.follow",
+    "--keys": "serve.keys",
+    "--backend": "fabric.backend",
+}
+
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
+    from planetary.cli.key_flags import add_key_flag, add_key_flags, required_key
+
     parser = command_parser(
         subparsers,
         "serve",
@@ -30,19 +40,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary export --serving runs/stdlib -o stdlib-served && planetary serve stdlib-served",
         ],
     )
-    parser.add_argument(
-        "model",
-        type=Path,
-        help="run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of `planetary "
-        "export --serving`, or a StableHLO model",
-    )
-    parser.add_argument("--host", help="address of the endpoint (default: 127.0.0.1); others need --keys")
-    parser.add_argument("--port", type=port, metavar="P", help="port of the endpoint (default: 8000; 0: any)")
-    parser.add_argument("--name", help="by which clients ask for the model (default: the folder's name)")
-    parser.add_argument("--workers", type=int, metavar="N", default=1, help="number of workers (default: 1)")
-    parser.add_argument("--backend", help="cpu, cuda, vulkan, pjrt:cpu, … (default: cpu)")
-    parser.add_argument("--follow", action="store_true", help="serve every newer checkpoint of the run")
-    parser.add_argument("--keys", type=Path, metavar="FILE", help='file of lines "NAME KEY" that requests need')
+    parser.add_argument("model", type=Path, help=required_key("serve.model"))
+    add_key_flags(parser, _FLAGS)
+    add_key_flag(parser, "--workers", "fabric.workers", default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of logs and journal (default: temporary)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="compiled functions")
@@ -72,17 +72,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _config(args: argparse.Namespace) -> Config:
     """Return the configuration that the flags stand for. Raises `UserError`."""
+    from planetary.cli.key_flags import settings_of
     from planetary.core.config import config_from_tables
     from planetary.core.errors import UserError
 
     if not args.model.exists():
         raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a model's folder")
-    serve = {**serve_table(args.model, args), "follow": args.follow}
-    serve |= {name: getattr(args, name) for name in ("host", "port", "name") if getattr(args, name) is not None}
-    if args.keys is not None:
-        serve["keys"] = str(args.keys.resolve())
-    fabric: dict[str, Any] = {"workers": args.workers}
-    if args.backend is not None:
-        fabric["backend"] = args.backend
-    tables = {"run": {"name": f"serve-{args.model.resolve().name}"}, "serve": serve, "fabric": fabric}
-    return config_from_tables(tables, args.set)
+    tables = serving_tables(args.model, args)
+    tables |= {"run": {"name": f"serve-{args.model.resolve().name}"}, "fabric": {"workers": args.workers}}
+    return config_from_tables(tables, [*settings_of(args, _FLAGS), *args.set])

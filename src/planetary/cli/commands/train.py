@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
+    from planetary.cli.key_flags import TRAIN_FLAGS, add_key_flags
+
     parser = command_parser(
         subparsers,
         "train",
@@ -46,8 +48,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "times",
     )
     parser.add_argument("--baseline", action="store_true", help="also train the same tokens on one worker, plainly")
-    parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
-    parser.add_argument("--rounds", type=int, metavar="R", help="number of rounds")
+    add_key_flags(parser, TRAIN_FLAGS)
     parser.add_argument(
         "--full", action="store_true", help="train all of the configuration's rounds, however long that takes here"
     )
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
     from planetary.cli.exit_codes import EXIT_OK
+    from planetary.cli.key_flags import TRAIN_FLAGS, settings_of
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG
@@ -91,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("train: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
     if args.preset is not None and args.resume is not None:
         raise UserError("train: --preset is for a new run; one that goes on keeps its way to synchronise")
-    overrides = list(args.set)
-    overrides += [f"fabric.workers={args.workers}"] if args.workers is not None else []
-    overrides += [f"train.rounds={args.rounds}"] if args.rounds is not None else []
+    overrides = [*args.set, *settings_of(args, TRAIN_FLAGS)]
     overrides += ["train.target_minutes=0"] if args.full else []
     if args.resume is not None:
         config, folder = resumed_run(args.resume, overrides)

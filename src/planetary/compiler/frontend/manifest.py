@@ -5,16 +5,17 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import ArgumentRole
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype, stablehlo_dtype, to_host_dtype
 
-Role = Literal["param", "buffer", "input", "target"]
-ROLES: tuple[Role, ...] = ("param", "buffer", "input", "target")
+Role = ArgumentRole
+ROLES: tuple[Role, ...] = get_args(Role)
 FORMAT_VERSION = 1
 
 

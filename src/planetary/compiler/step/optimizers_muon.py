@@ -25,7 +25,7 @@ STEPS = 5
 MATCHED_RMS = 0.2  # Liu et al. 2025, arXiv:2502.16982, section 2.2: that of AdamW's updates in their runs
 
 
-def scale_by_muon(decay: float, nesterov: bool, epsilon: float = 1e-8) -> Transform:
+def scale_by_muon(decay: float, nesterov: bool, epsilon: float) -> Transform:
     """Return momentum with bias correction, orthogonalised, at a root mean square of about `MATCHED_RMS`.
 
     A parameter of three dimensions is a stack of matrices, each of which is orthogonalised by itself. The update of an

@@ -168,7 +168,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     )
 }
-"""By their names. Methods whose mechanism does not exist here (streaming, decoupled) are not among them."""
+"""By their names."""
 
 
 def preset_of(name: str) -> Preset:

@@ -36,12 +36,28 @@ Factors = Literal["f32", "bf16", "f16"]
 Rounding = Literal["nearest", "stochastic"]
 Float64 = Literal["demote", "refuse"]
 InnerOptimizer = Literal["adamw", "sgd", "lion", "adafactor", "muon"]
+INNER_OPTIMIZER: InnerOptimizer = "adamw"
+"""The default, of the key and of a step's options."""
+InnerState = Literal["persist", "reset"]
+ScheduleKind = Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"]
+ArgumentRole = Literal["param", "buffer", "input", "target"]
+Delivery = Literal["path", "gateway"]
+LeaseOrder = Literal["random", "fifo", "sequence"]
+Weighting = Literal["tokens", "tokens_squared"]
+"""Weight of a contribution. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
+which is the same where all take as many steps with batches of one size."""
+LeaseShares = Literal["equal", "measured"]
+RingPrecision = Literal["f32", "f64"]
+WeightPrecision = Literal["f32", "bf16", "int8", "int4"]
+RateDecay = Literal["constant", "linear", "cosine"]
 
 
 def describe(kind: inspect.Type) -> str:
     """Describe the values of a key in words, e.g. `"a whole number >= 1"`."""
     if isinstance(kind, inspect.Metadata):
         return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
+    if isinstance(kind, inspect.AnyType):
+        return "any value"
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.IntType | inspect.FloatType):
@@ -52,6 +68,8 @@ def describe(kind: inspect.Type) -> str:
         ]
         noun = "a whole number" if isinstance(kind, inspect.IntType) else "a finite number"
         return " ".join([noun, " and ".join(limits)]).strip()
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(describe(one) for one in kind.types if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.LiteralType):
         return "one of " + ", ".join(f'"{value}"' for value in kind.values)
     if isinstance(kind, inspect.StrType):

@@ -12,21 +12,32 @@ import msgspec
 
 from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import (
+    INNER_OPTIMIZER,
+    ArgumentRole,
     Count,
     Decay,
+    Delivery,
     Fraction,
     FragmentCount,
     Index,
     InnerOptimizer,
+    InnerState,
+    LeaseOrder,
+    LeaseShares,
     NotNegative,
     Port,
     Positive,
     ProperFraction,
+    RateDecay,
+    RingPrecision,
+    ScheduleKind,
     Seed,
     ServedBatch,
     Share,
     Text,
     TrimmedFraction,
+    Weighting,
+    WeightPrecision,
 )
 from planetary.core.configuration.sinks import AnySink
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
@@ -58,7 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     # would take longer; the run's `config.toml` has the options that it chose, and none here
     smaller: dict[str, Any] = msgspec.field(default_factory=dict)
     # argument name -> role, for a bare .mlir whose arguments are not "parameters, then two of data"
-    roles: dict[str, Literal["param", "buffer", "input", "target"]] = msgspec.field(default_factory=dict)
+    roles: dict[str, ArgumentRole] = msgspec.field(default_factory=dict)
     # path of a safetensors file whose tensors replace the initial values of the same name, or of a pretrained model's
     # folder; empty: none
     weights: str = ""
@@ -89,10 +100,10 @@ class DataConfig(msgspec.Struct, frozen=True):
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
-    delivery: Literal["path", "gateway"] = "path"
+    delivery: Delivery = "path"
     # "random": sequences drawn from everywhere; "fifo": in the order of the source, from its start to its end;
     # "sequence": in the order of the source within a lease, and leases from everywhere
-    sampling: Literal["random", "fifo", "sequence"] = "random"
+    sampling: LeaseOrder = "random"
     shuffle_leases: bool = False  # "fifo": draw the order of leases from the second epoch on
     max_epochs: Index = (
         0  # passes over the training data; they end the run, however many workers take part. 0: no limit
@@ -108,7 +119,7 @@ class DataConfig(msgspec.Struct, frozen=True):
 class TrainConfig(ComputeOptions, frozen=True):
     """`[train]`: how long, and in which portions."""
 
-    rounds: Count = 12  # outer steps
+    rounds: Count = 12  # outer steps; with `[rl]` versions of the policy, those of the imitation included
     # above 0: `planetary train` sets rounds and warm-up so that the whole command takes about so long on this machine,
     # unless the rounds are given; the run's `config.toml` has the chosen values, and 0 here. Not for a mixture
     target_minutes: NotNegative = 0.0
@@ -116,16 +127,16 @@ class TrainConfig(ComputeOptions, frozen=True):
     # sequences in a batch of one worker; 0, and with a compiled model the default: as that model takes them
     batch_size: Index = 8
     sequence_length: Index = 128  # target tokens in a sequence; 0 as of batch_size
-    inner_state: Literal["persist", "reset"] = "persist"  # the optimizer's state at the start of a round
+    inner_state: InnerState = "persist"  # the optimizer's state at the start of a round
 
 
 class OptimizerConfig(UpdateOptions, frozen=True):
     """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
 
-    name: InnerOptimizer = "adamw"  # the kind
+    name: InnerOptimizer = INNER_OPTIMIZER  # the kind
     learning_rate: Positive = 3e-3  # at its peak, after the warm-up; "lion" wants a third to a tenth of adamw's
     warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
-    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # the curve after the warm-up
+    schedule: ScheduleKind = "cosine"  # the curve after the warm-up
     final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
     cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
 
@@ -144,7 +155,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"
     merge: Literal["mean", "rda", "senders", "median", "trimmed_mean", "centred_clipping"] = "mean"
     # the weight of a contribution in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
-    weights: Literal["tokens", "tokens_squared"] = "tokens"
+    weights: Weighting = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
     # which contributions count: "others": those whose delta is about as long as the others' and points their way;
     # "none": all. The ring merges among the workers, and judges nothing
@@ -156,22 +167,25 @@ class OuterConfig(msgspec.Struct, frozen=True):
 class FabricConfig(msgspec.Struct, frozen=True):
     """`[fabric]`: the machines."""
 
-    workers: Count = 2  # that take part; a local run starts this many
+    workers: Count = 2  # workers that take part; a local run starts this many
     quorum: Count = 1  # contributions that suffice to close a round once its deadline has passed
-    latency_budget_s: Positive = 2.0  # how long a healthy peer may take to answer; see `timings`
+    latency_budget_s: Positive = 2.0  # how long a healthy peer may take to answer; all time limits derive from it
     round_deadline_s: NotNegative = 0.0  # 0: derived from the observed time per inner step
     abandon_after_s: NotNegative = 600.0  # a run without any connected worker fails after this; 0: never
-    host: Text = "127.0.0.1"  # that the gateway listens on
-    port: Port = 0  # that the gateway listens on; 0: any free one
-    backend: Backend = "cpu"  # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine
-    # the target of the compiled step: "host", "baseline", or a chip such as "sm_80"; PJRT compiles it on the worker
+    host: Text = "127.0.0.1"  # address that the gateway listens on for workers
+    port: Port = 0  # TCP port that the gateway listens on for workers; 0: any free one
+    # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine; "rocm" is "hip"
+    backend: Backend = "cpu"
+    # the target of the compiled step: "host" (this machine's CPU; on a GPU a chip that most later ones are compatible
+    # with), "baseline", "x86-64-v3", or a chip such as "sm_80" or "gfx942", for an unknown one of which the code of the
+    # nearest older one is taken; PJRT compiles on the worker
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
-    threads: Index = 0  # per worker; 0: the workers of one machine share its cores
+    threads: Index = 0  # CPU threads per worker; 0: the workers of one machine share its cores
     compilers: Count = 1  # targets that the gateway compiles for at once
     # "equal": every worker trains train.inner_steps a round; "measured": as many as its speed gives, so that all end at
     # once, train.inner_steps on average; at a round's deadline the steps that are trained count
-    leases: Literal["equal", "measured"] = "equal"
+    leases: LeaseShares = "equal"
 
 
 OverlapName = Literal["none", "eager", "streaming", "decoupled", "async"]
@@ -204,7 +218,7 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # "star": codec of the versions sent to workers. "none": all parameters; else the change since a worker's version,
     # for workers that send deltas
     broadcast_compression: Codec = "none"
-    precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
+    precision: RingPrecision = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
     # "ring": "joined": in the order in which the workers came; "measured": by bandwidth and round trip of all links,
     # measured whenever other workers take part
@@ -261,9 +275,9 @@ class ServeConfig(msgspec.Struct, frozen=True):
     # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
     # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
-    name: str = ""  # by which clients ask for it; empty: the folder's
-    host: Text = "127.0.0.1"  # of the endpoint; others than loopback need `keys`
-    port: Port = 8000  # of the endpoint; 0: any
+    name: str = ""  # by which clients ask for the model; empty: the folder's
+    host: Text = "127.0.0.1"  # address of the endpoint; others than loopback need `keys`
+    port: Port = 8000  # TCP port of the endpoint; 0: any
     # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
     keys: str = ""
     follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
@@ -272,8 +286,8 @@ class ServeConfig(msgspec.Struct, frozen=True):
     queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
     cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
-    # of the parameters: in fewer bits they take less memory; they are widened where they are used
-    weights: Literal["f32", "bf16", "int8", "int4"] = "f32"
+    # form of the parameters: in fewer bits they take less memory; they are widened where they are used
+    weights: WeightPrecision = "f32"
     # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
     # and surrogates for the others
     experts: str = "real"
@@ -330,7 +344,7 @@ class RlConfig(msgspec.Struct, frozen=True):
     completions: Count = 8  # of each prompt
     max_tokens: Count = 32  # of a completion
     learning_rate: Positive = 3e-4  # of the rounds after the imitation; `[optimizer]` has the imitation's
-    decay: Literal["constant", "linear", "cosine"] = "constant"  # of that learning rate, down to 0 after the last round
+    decay: RateDecay = "constant"  # of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
     # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every `eval.every`
     # rounds; 0: none does

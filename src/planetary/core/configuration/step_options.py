@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from planetary.core.configuration.ranges import (
+    INNER_OPTIMIZER,
     Count,
     Decay,
     Factors,
@@ -66,7 +67,7 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
         UserError: a value is of another type or out of its range.
     """
 
-    optimizer: InnerOptimizer = "adamw"
+    optimizer: InnerOptimizer = INNER_OPTIMIZER
     micro_batches: Count = _COMPUTE.micro_batches
     precision: Factors = _COMPUTE.precision
     rounding: Rounding = _COMPUTE.rounding

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from planetary.core.configuration.ranges import InnerState, RingPrecision
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
@@ -129,7 +130,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
 
     port: int  # on the gateway's host, of the ring's master
     connections: int  # TCP streams to the next worker
-    precision: Literal["f32", "f64"]  # of the deltas on their way
+    precision: RingPrecision  # of the deltas on their way
     learning_rate: float  # of the outer step
     momentum: float
     gather_s: float  # how long a worker waits for the others to take part
@@ -192,7 +193,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
 
     buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     spec: StepSpec
-    inner_state: Literal["persist", "reset"]  # the optimizer's state at the start of a round
+    inner_state: InnerState  # the optimizer's state at the start of a round
     schedule: Schedule  # of the learning rate, which every step takes as an argument
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()

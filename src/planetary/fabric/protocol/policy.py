@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 import msgspec
 
-from planetary.core.configuration.schema import OverlapName
+from planetary.core.configuration.ranges import InnerState, LeaseShares
+from planetary.core.configuration.schema import FabricConfig, OuterConfig, OverlapName, SyncConfig
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
@@ -26,6 +26,8 @@ from planetary.fabric.protocol.messages import (
 )
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
+
+_OUTER = OuterConfig()
 
 
 class EvalChunk(msgspec.Struct, frozen=True):
@@ -46,8 +48,8 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class OuterConstants(msgspec.Struct, frozen=True):
     """Rate and momentum of the outer step."""
 
-    learning_rate: float = 0.7
-    momentum: float = 0.9
+    learning_rate: float = _OUTER.learning_rate
+    momentum: float = _OUTER.momentum
 
 
 class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,17 +119,17 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     stall_steps: float = 20.0  # a task without progress for this many observed step times is stuck ...
     stall_floor_s: float = 20.0  # ... but not before this
 
-    inner_state: Literal["persist", "reset"]
+    inner_state: InnerState
     schedule: Schedule
     tokens_per_lease: int  # target tokens
-    leases: Literal["equal", "measured"] = "equal"  # how they are shared out; see `controller.pace.SHARES`
+    leases: LeaseShares = FabricConfig().leases  # how they are shared out; see `controller.pace.SHARES`
     locate: Callable[[int], Slice]  # lease -> where its tokens are
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
     outer: OuterConstants = OuterConstants()
-    merge: str = "mean"  # of `diloco.merge.MERGE_RULES`
+    merge: str = _OUTER.merge  # of `diloco.merge.MERGE_RULES`
     judge: Judge = judge  # of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
 
@@ -135,7 +137,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
     compression: Compression = Compression()  # of the star
-    overlap: OverlapName = "none"  # of the reduction of a round with further training
+    overlap: OverlapName = SyncConfig().overlap  # of the reduction of a round with further training
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any

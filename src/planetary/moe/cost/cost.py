@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import msgspec
 
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.errors import UserError
 from planetary.moe.methods.codec import block_width
 from planetary.moe.methods.sketch import Precision
 
+_KEYS = MixtureOptions()
 ADAM_BYTES = 16  # per parameter: bf16 value and gradient, float32 master and two moments
 HALF = 2  # bytes of a bf16 number
 
@@ -225,7 +227,7 @@ def updated_weights_bytes(shape: MoeShape) -> float:
     return params / 4 + 4 * matrices if shape.ternary else 4 * params
 
 
-def sketch_bytes(shape: MoeShape, tokens: int, *, precision: Precision = "4bit") -> tuple[int, int]:
+def sketch_bytes(shape: MoeShape, tokens: int, *, precision: Precision = _KEYS.precision) -> tuple[int, int]:
     """Activation sketches of one composer and step, at token level; the report does not tabulate them (4.10).
 
     Args:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from planetary.core.config import Config
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.errors import UserError
 from planetary.models.initial import count, flat_names
 from planetary.models.latent_moe import PRESETS, dense_parameters, expert_parameters
@@ -25,6 +26,9 @@ Row = tuple[str, list[str]]
 _Row = Callable[[str, Callable[[int], str]], Row]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
+
+
+_KEYS = MixtureOptions()
 
 
 class Workload(NamedTuple):
@@ -43,10 +47,10 @@ class Workload(NamedTuple):
     batch: int = 1024
     length: int = 1024
     delta_rank: int = 8
-    replicas: int = 1
+    replicas: int = _KEYS.replicas
     cadence: Cadence = Cadence()
-    precision: Precision = "4bit"
-    sketch_fraction: float = 1.0
+    precision: Precision = _KEYS.precision
+    sketch_fraction: float = _KEYS.sketch_fraction
 
 
 def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[Row]:

@@ -8,8 +8,8 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.ranges import Fraction, Index, NotNegative, Positive, check_ranges
 from planetary.core.configuration.schema import MoeConfig
-from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
 from planetary.moe.methods.moments import MomentRule
 
@@ -48,22 +48,16 @@ class Policy(msgspec.Struct, frozen=True):
         audited: part of the updates whose effect is computed again (`audit.py`).
     """
 
-    window: int = _KEYS.window
-    norm_ratio: float = _KEYS.norm_ratio
-    spectral_ratio: float = _KEYS.spectral_ratio
+    window: Index = _KEYS.window
+    norm_ratio: Positive = _KEYS.norm_ratio
+    spectral_ratio: NotNegative = _KEYS.spectral_ratio
     need_gain: bool = True
-    redundant: float = _KEYS.redundant
-    audited: float = _KEYS.audited
+    redundant: Fraction = _KEYS.redundant
+    audited: Fraction = _KEYS.audited
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that nothing could meet."""
-        if self.window < 0 or not self.norm_ratio > 0 or self.spectral_ratio < 0:
-            raise UserError(
-                f"acceptance needs window ≥ 0, norm_ratio > 0 and spectral_ratio ≥ 0, found {self.window}, "
-                f"{self.norm_ratio}, {self.spectral_ratio}"
-            )
-        if not (0 <= self.redundant <= 1 and 0 <= self.audited <= 1):
-            raise UserError(f"redundant and audited are parts of all updates, found {self.redundant}, {self.audited}")
+        check_ranges(self)
 
 
 class ExpertState(msgspec.Struct, frozen=True):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import UpdateForm
+from planetary.core.configuration.mixture_options import MixtureOptions, UpdateForm
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError, UserError
 from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.moe.methods.codec import FourBitRows, decode_rows, encode_rows
 
 Form = UpdateForm
+_KEYS = MixtureOptions()
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Delta(msgspec.Struct, frozen=True):
 
 
 def compress(
-    update: np.ndarray, residual: np.ndarray | None, form: Form, *, keep: float = 0.1
+    update: np.ndarray, residual: np.ndarray | None, form: Form, *, keep: float = _KEYS.update_keep
 ) -> tuple[Delta, np.ndarray]:
     """Return `update + residual` in a form, and the rest (float32, the next call's residual).
 

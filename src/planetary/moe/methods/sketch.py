@@ -12,11 +12,12 @@ import hashlib
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import SketchPrecision
+from planetary.core.configuration.mixture_options import MixtureOptions, SketchPrecision
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.moe.methods.codec import FourBitRows, decode_rows, encode_rows
 
 Precision = SketchPrecision
+_KEYS = MixtureOptions()
 
 
 class Sketch(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ def subsample(sketch: Sketch, fraction: float, seed: int) -> Sketch:
     )
 
 
-def encode(sketch: Sketch, precision: Precision = "4bit", experts: int = 256) -> EncodedSketch:
+def encode(sketch: Sketch, precision: Precision = _KEYS.precision, experts: int = 256) -> EncodedSketch:
     """Return the form that travels. Raises `NumericsError` for NaN or infinite numbers."""
     for what, array in (("gates", sketch.gates), ("inputs", sketch.inputs), ("gradients", sketch.output_gradients)):
         if not np.isfinite(array).all():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from planetary.core.config import Config
 from planetary.core.configuration.mixture_options import MixtureOptions
+from planetary.core.configuration.ranges import Delivery
 from planetary.core.configuration.schema import FabricConfig, MoeConfig, OuterConfig
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
@@ -77,7 +78,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
     steps: int
     steps_per_round: int
     pace: AnyPace = Free()
-    delivery: Literal["path", "gateway"] = "path"
+    delivery: Delivery = "path"
     view_every: int = 0
 
     def tokens_of(self, shard: int, step: int) -> Slice:

@@ -18,6 +18,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
@@ -29,6 +30,8 @@ from planetary.moe.methods.surrogate import expert_outputs, relu2
 from planetary.moe.training.expert_work import HeldExperts, Improved
 from planetary.moe.training.participant_states import computed_weights
 from planetary.moe.training.training_settings import MoeTraining
+
+_KEYS = MixtureOptions()
 
 SAME_CLAIM = 0.01
 """How far a claimed gain may be from the one that is computed again, relative to it."""
@@ -93,7 +96,7 @@ def audit(
     layer: int,
     slots: np.ndarray,
     config: LatentMoeConfig,
-    trust: float = 0.0,
+    trust: float = _KEYS.trust,
 ) -> dict[int, Verdict]:
     """Return by slot the defect of an update; slots without one are not in it.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -18,6 +19,8 @@ from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surr
 from planetary.moe.training.participant_states import computed_weights
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner, signature
+
+_KEYS = MixtureOptions()
 
 
 class HeldExperts(msgspec.Struct, frozen=True):
@@ -66,8 +69,8 @@ def improve(
     rate: float,
     slots: np.ndarray,
     experts: int,
-    inner_steps: int = 1,
-    trust: float = 0.0,
+    inner_steps: int = _KEYS.inner_steps,
+    trust: float = _KEYS.trust,
     proxies: bool = False,
 ) -> Improved:
     """Return the experts after `inner_steps` steps on the Taylor proxy ⟨G, E(u; θ+Δ) − E(u; θ)⟩ + λ/2 ‖Δ‖².

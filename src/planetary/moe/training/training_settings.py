@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from planetary.core.configuration.mixture_options import MixtureOptions
+from planetary.core.configuration.ranges import check_ranges
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
@@ -46,11 +47,9 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the parts do not fit together."""
-        if self.composers < 1 or min(self.rank, self.delta_rank) < 0 or self.inner_steps < 1 or self.trust < 0:
-            raise UserError(
-                "training needs composers ≥ 1, rank ≥ 0, delta_rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
-                f"{self.composers}, {self.rank}, {self.delta_rank}, {self.inner_steps}, {self.trust}"
-            )
+        check_ranges(self)
+        if self.composers < 1:
+            raise UserError(f"a mixture's training needs composers ≥ 1, found {self.composers}")
         if self.delta_rank and self.refresh_form != "exact":
             raise UserError(
                 f'moe.delta_rank = {self.delta_rank} and moe.refresh_form = "{self.refresh_form}" are two ways to send '
@@ -62,8 +61,6 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
             raise UserError(
                 f"a batch of {self.batch_size} sequences cannot be divided among {self.composers} composers"
             )
-        if not 0 < self.sketch_fraction <= 1:
-            raise UserError(f"sketch_fraction must be in (0, 1], found {self.sketch_fraction}")
         workers = self.inner_steps > 1 or self.trust or self.acceptance is not None or self.update_form != "exact"
         resident = self.expert_optimizer.in_step
         if resident and (workers or self.sketch_fraction < 1):

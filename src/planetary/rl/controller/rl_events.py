@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from planetary.core.configuration.ranges import RateDecay
 from planetary.core.schedules import Schedule
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
@@ -141,7 +140,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     refers: bool
     reference: bool
     rate: float
-    decay: Literal["constant", "linear", "cosine"]
+    decay: RateDecay
     schedule: Schedule
     eval_every: int
     checkpoint_every: int

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.config import Config, config_hash
+from planetary.core.configuration.strict import WARMUP_SHARE
 from planetary.core.errors import UserError
-from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fabric.preparation.preparation import step_options
+from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.context import CacheSizes
 from planetary.rl.checked_keys import check_keys
 from planetary.rl.controller.rl_events import PolicyOfRun
@@ -191,14 +192,9 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
 
     timings, rl, optimizer = config.timings, config.rl, config.optimizer
     imitated = max(1, rl.imitated_rounds)
-    schedule = Schedule(
-        kind=optimizer.schedule,
-        peak=optimizer.learning_rate,
-        warmup_steps=min(optimizer.warmup_steps, imitated // 5),
-        total_steps=imitated,
-        final_fraction=optimizer.final_fraction,
-        cooldown_fraction=optimizer.cooldown_fraction,
-    )
+    warmup = min(optimizer.warmup_steps, imitated // WARMUP_SHARE)
+    fitted = replace(config, optimizer=replace(optimizer, warmup_steps=warmup))
+    schedule = schedule_of(fitted, imitated)
     objective = prepared.objective
     return PolicyOfRun(
         run=config.run.name,

@@ -13,31 +13,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, UserError
 from planetary.data.tokenizer import Tokenizer
+from planetary.run.model.text_sampling import Sampling
 from planetary.run.model.trained_model import TrainedModel
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    """How the next token is drawn."""
-
-    temperature: float = 0.8  # divides the logits; 0: always the likeliest token
-    top_k: int = 0  # only the k likeliest tokens can be drawn; 0: all
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` for values that mean nothing."""
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"the temperature must be 0 or more, found {self.temperature}")
-        if self.top_k < 0:
-            raise UserError(f"top-k must be 1 or more, or 0 for no limit, found {self.top_k}")
-
-
-def continue_text(model: TrainedModel, prompt: str, max_tokens: int, sampling: Sampling) -> Iterator[str]:
-    """Return an iterator over pieces of text that continue `prompt`: at most `max_tokens`, or to the document's end.
+def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+    """Return an iterator over pieces of text that continue `prompt`, to the document's end or the most tokens.
 
     Raises:
         UserError: the prompt is empty.
@@ -51,7 +36,7 @@ def continue_text(model: TrainedModel, prompt: str, max_tokens: int, sampling: S
 
     drawn = continue_tokens(logits, model.params, ids, window=model.window, sampling=sampling)
     end = model.tokenizer.end_of_document
-    until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, max_tokens))
+    until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, sampling.max_tokens))
     return text_pieces(until_end, model.tokenizer)
 
 

@@ -20,6 +20,7 @@ from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model, find_builder, load_model
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
+from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import CompileError, UserError
 from planetary.data.sources import token_dtype
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
@@ -42,7 +43,7 @@ class TrainedModel:
     round: int  # that the parameters are from; 0 for a file of weights
 
 
-def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real") -> TrainedModel:
+def load_trained(run: Path, checkpoint: Path | None = None, experts: str = ServeConfig().experts) -> TrainedModel:
     """Load the model of a run folder from its newest checkpoint, or from `checkpoint`: a folder, or a safetensors
     file with all of the model's parameters.
 

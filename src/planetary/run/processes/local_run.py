@@ -52,8 +52,8 @@ def node_flags(config: Config, announcement: Announcement, folder: Path, cache: 
     fabric = config.fabric
     flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
     # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
-    target = "" if fabric.target == "host" else fabric.target
-    flags += [f"--backend={fabric.backend}", f"--target={target}", "--node-name=local", f"--island={fabric.island}"]
+    flags += [f"--backend={fabric.backend}", f"--target={fabric.target}", f"--island={fabric.island}"]
+    flags += ["--node-name=local"]
     flags += [f"--threads={threads_of(config)}", f"--latency-budget={fabric.latency_budget_s}"]
     flags += [f"--cache={cache}", f"--state={folder / 'workers'}", f"--logs={folder / 'logs'}"]
     if announcement.token:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from planetary.artifacts.packed_arrays import DTYPE_NAMES
+from planetary.core.configuration.ranges import WeightPrecision
 from planetary.core.tensors import TensorSpec
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.traced_model import TracedModel
 
-Precision = Literal["f32", "bf16", "int8", "int4"]
+Precision = WeightPrecision
 BLOCK = 32
 LEAST = 1024  # scalars of a tensor, below which nothing is gained
 _LEVELS = {"int8": 127, "int4": 7}

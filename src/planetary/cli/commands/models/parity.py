@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
     from planetary.cli.commands.models.compile import add_model_arguments
+    from planetary.cli.key_flags import add_key_flag, default_of
 
     parser = command_parser(
         subparsers,
@@ -39,9 +40,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the batches (default: %(default)s)")
-    parser.add_argument(
-        "--learning-rate", type=float, default=3e-3, metavar="X", help="of every step (default: %(default)s)"
-    )
+    rate = "optimizer.learning_rate"
+    add_key_flag(parser, "--learning-rate", rate, default=default_of(rate), meaning="of every step")
     parser.add_argument(
         "--at-most",
         type=float,
@@ -71,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--backends expects two, as in pjrt:cpu,cpu; found {args.backends!r}")
     if args.steps < 1:
         raise UserError(f"--steps expects at least 1, found {args.steps}")
-    if not args.learning_rate > 0:
-        raise UserError(f"--learning-rate expects a number above 0, found {args.learning_rate}")
     found = _measure(args, {name: parse_target(name, host_features()) for name in names}, names)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
-from planetary.cli.option_values import port
+from planetary.cli.option_values import API_HOST, API_PORT, WORKER_PORT, port
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
     from planetary.run.processes.announcement import Announcement
     from planetary.site.gateway_process import HostOptions
 
-DEFAULT_PORT = 8080
-DEFAULT_API_HOST, DEFAULT_API_PORT = "127.0.0.1", 18010
+_HUB_FLAGS = {
+    "--hub": "federation.hub",
+    "--hub-token-file": "federation.token_file",
+    "--site": "federation.site",
+}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
+    from planetary.cli.key_flags import add_key_flags
+
     parser = command_parser(
         subparsers,
         "gateway",
@@ -38,15 +43,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary gateway --gateway-config examples/stdlib.toml --hub hub.example:8090 --hub-token-file hub.txt",
         ],
     )
-    add_gateway_flags(parser, DEFAULT_PORT, DEFAULT_API_PORT)
-    parser.add_argument("--hub", metavar="HOST:PORT", help="be a site of the federation hub at this address")
-    parser.add_argument("--hub-token-file", type=Path, metavar="FILE", help="file with the hub's invite")
-    parser.add_argument("--site", metavar="NAME", help="with --hub: the site's name there (default: the run's)")
+    add_gateway_flags(parser, WORKER_PORT, API_PORT)
+    add_key_flags(parser, _HUB_FLAGS)
     return parser
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, default_api_port: int) -> None:
     """Add the flags that every gateway has; the two ports are those that it has by default."""
+    from planetary.cli.key_flags import add_key_flag
+
     parser.add_argument(
         "--gateway-config",
         type=Path,
@@ -67,11 +72,11 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
     )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
-    parser.add_argument("--host", help="address that workers connect to (default: fabric.host, 127.0.0.1)")
+    add_key_flag(parser, "--host", "fabric.host")
     parser.add_argument(
         "--port", type=port, help=f"port that workers connect to (default: fabric.port, else {default_port})"
     )
-    parser.add_argument("--gateway-host", help="address of dashboard and control API (default: 127.0.0.1)")
+    parser.add_argument("--gateway-host", help=f"address of dashboard and control API (default: {API_HOST})")
     parser.add_argument(
         "--gateway-port",
         type=port,
@@ -98,7 +103,7 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     args.set = [*args.set, *_settings(args)]
-    return run_gateway(args, HostedAs("gateway", DEFAULT_PORT, DEFAULT_API_PORT, _join_as_worker))
+    return run_gateway(args, HostedAs("gateway", WORKER_PORT, API_PORT, _join_as_worker))
 
 
 class HostedAs(NamedTuple):
@@ -112,14 +117,12 @@ class HostedAs(NamedTuple):
 
 def _settings(args: argparse.Namespace) -> list[str]:
     """Return the settings that flags are short for."""
-    from planetary.core.configuration.toml import toml_value
+    from planetary.cli.key_flags import settings_of
     from planetary.core.errors import UserError
 
     if args.hub is None and (args.hub_token_file is not None or args.site is not None):
         raise UserError("gateway: --hub-token-file and --site need --hub HOST:PORT, the address of the hub")
-    token = None if args.hub_token_file is None else str(args.hub_token_file.absolute())
-    given = {"hub": args.hub, "token_file": token, "site": args.site}
-    return [f"federation.{key}={toml_value(value)}" for key, value in given.items() if value is not None]
+    return settings_of(args, _HUB_FLAGS)
 
 
 def run_gateway(args: argparse.Namespace, hosted: HostedAs) -> int:
@@ -160,7 +163,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
         forgive=tuple(args.forgive),
         local_threads=args.local_threads,
     )
-    host = _host_options(args, DEFAULT_API_HOST, hosted.api_port, tls=args.api_tls)
+    host = _host_options(args, API_HOST, hosted.api_port, tls=args.api_tls)
     asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
 
 
@@ -211,7 +214,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
         controllers=config.controllers,
     )
     port_ = hosted.api_port if api.port is None else api.port
-    host = _host_options(args, api.host or DEFAULT_API_HOST, port_, tls=args.api_tls or api.tls)
+    host = _host_options(args, api.host or API_HOST, port_, tls=args.api_tls or api.tls)
     asyncio.run(host_site(config, site, host, partial(_listening, args, hosted)))
 
 

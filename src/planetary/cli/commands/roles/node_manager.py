@@ -8,7 +8,7 @@ from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK, error_class_of
-from planetary.cli.option_values import port
+from planetary.cli.option_values import WORKER_PORT, port
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ],
     )
     parser.add_argument("--host", required=True, help="the gateway")
-    parser.add_argument("--port", type=port, default=8080, help="its worker port (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=WORKER_PORT, help="its worker port (default: %(default)s)")
     parser.add_argument("--scale", type=int, default=1, metavar="N", help="number of workers (default: %(default)s)")
     add_node_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""What `import planetary` and `planetary --help` do not load. Their durations are measured in bench/import_time.py."""
+"""Packages that `import planetary`, `planetary --help` and the roles leave out; bench/import_time.py measures time."""
 
 from __future__ import annotations
 
@@ -35,6 +35,29 @@ def test_a_public_name_loads_its_module_when_it_is_used() -> None:
     loaded = loaded_by("import planetary\nplanetary.train")
     assert "planetary.run.train" in loaded
     assert not loaded & {"jax", "jaxlib", "iree.compiler", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import planetary.cli.node_flags", {"planetary.core.config", "planetary.collectives", "fsspec", "jax"}),
+        (
+            "import planetary.fabric.worker.training_role",
+            {"planetary.collectives.peer", "fsspec", "jax", "iree.compiler"},
+        ),
+        (
+            "from planetary.run.kinds import worker_roles\nworker_roles()",
+            {"planetary.collectives.peer", "jax", "jinja2"},
+        ),
+        (
+            "import planetary.fabric.gateway.rounds_gateway",
+            {"planetary.collectives.master", "jax", "jaxlib", "iree.compiler"},
+        ),
+    ],
+    ids=["node manager", "worker of a star", "loaders of all roles", "gateway of a star"],
+)
+def test_a_role_starts_without_packages_that_only_others_use(statement: str, absent: set[str]) -> None:
+    assert not loaded_by(statement) & absent
 
 
 def test_public_names_are_listed_and_others_are_errors() -> None:

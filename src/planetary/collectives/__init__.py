@@ -5,21 +5,26 @@ peers. Peers may join, leave and die at any time: an operation then completes id
 all with their inputs intact.
 """
 
-from planetary.collectives.master.master import Master
-from planetary.collectives.peer.communicator import Communicator
-from planetary.collectives.peer.work import Work
-from planetary.collectives.protocol.collective_errors import (
-    AbortedError,
-    DisagreementError,
-    PeerLostError,
-    PendingOperationsError,
-    RemovedError,
-    StragglerError,
-    TooFewPeersError,
-)
-from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp, SyncStrategy
-from planetary.collectives.transport.shared_state import SharedState, SyncInfo
-from planetary.collectives.transport.sockets import SocketOptions
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planetary.collectives.master.master import Master
+    from planetary.collectives.peer.communicator import Communicator
+    from planetary.collectives.peer.work import Work
+    from planetary.collectives.protocol.collective_errors import (
+        AbortedError,
+        DisagreementError,
+        PeerLostError,
+        PendingOperationsError,
+        RemovedError,
+        StragglerError,
+        TooFewPeersError,
+    )
+    from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp, SyncStrategy
+    from planetary.collectives.transport.shared_state import SharedState, SyncInfo
+    from planetary.collectives.transport.sockets import SocketOptions
 
 __all__ = [
     "AbortedError",
@@ -40,3 +45,40 @@ __all__ = [
     "TooFewPeersError",
     "Work",
 ]
+
+# Workers and gateways of a star use kernels of this package, and start without the rest of it.
+_HOMES = {
+    "AbortedError": "planetary.collectives.protocol.collective_errors",
+    "Communicator": "planetary.collectives.peer.communicator",
+    "DisagreementError": "planetary.collectives.protocol.collective_errors",
+    "Master": "planetary.collectives.master.master",
+    "PeerLostError": "planetary.collectives.protocol.collective_errors",
+    "PendingOperationsError": "planetary.collectives.protocol.collective_errors",
+    "Quantization": "planetary.collectives.protocol.options",
+    "QuantizationAlgorithm": "planetary.collectives.protocol.options",
+    "ReduceOp": "planetary.collectives.protocol.options",
+    "RemovedError": "planetary.collectives.protocol.collective_errors",
+    "SharedState": "planetary.collectives.transport.shared_state",
+    "SocketOptions": "planetary.collectives.transport.sockets",
+    "StragglerError": "planetary.collectives.protocol.collective_errors",
+    "SyncInfo": "planetary.collectives.transport.shared_state",
+    "SyncStrategy": "planetary.collectives.protocol.options",
+    "TooFewPeersError": "planetary.collectives.protocol.collective_errors",
+    "Work": "planetary.collectives.peer.work",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that has it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {', '.join(__all__)}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

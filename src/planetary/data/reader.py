@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import fsspec.core
 import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
@@ -60,6 +59,8 @@ def _read_path(path: str, start: int, length: int) -> bytes:
 
 
 def _read_url(url: str, start: int, length: int) -> bytes:
+    import fsspec.core  # most workers read a path, or get their tokens from the gateway
+
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

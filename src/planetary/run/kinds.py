@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from planetary.core.config import Config
 from planetary.core.errors import PlanetaryError, UserError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # supervisors and node managers, which import this, have no configuration
+    from planetary.core.config import Config
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fabric.protocol.fabric_events import Finish
     from planetary.fabric.shell.shell import Address

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import msgspec
 
-from planetary.collectives import Master
 from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
@@ -42,6 +41,13 @@ class MakeMaster(Protocol):
     def __call__(self, listen_address: str, *, authority: Authority | None) -> RingMaster:
         """`authority` None: plain connections, on loopback only."""
         ...
+
+
+def new_master(listen_address: str, *, authority: Authority | None) -> RingMaster:
+    """Make a `collectives.Master`. Its package is loaded by the first call: a star's gateway starts without it."""
+    from planetary.collectives import Master
+
+    return Master(listen_address, authority=authority)
 
 
 class GatewayTopology(Protocol):
@@ -98,7 +104,7 @@ class RingGateway:
     brings = m.RingState
 
     def __init__(
-        self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = Master
+        self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = new_master
     ) -> None:
         """`host`: the address that workers connect to; `authority` None: plain connections, on loopback only."""
         self._config = config

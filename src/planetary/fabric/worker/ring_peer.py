@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planetary.collectives import Communicator, Quantization, ReduceOp
 from planetary.core.errors import NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
 from planetary.diloco.contributions import Contribution
@@ -31,10 +30,20 @@ from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
 from planetary.net.addresses import address_text
 
+if TYPE_CHECKING:
+    from planetary.collectives import Communicator
+
 log = logging.getLogger(__name__)
 
 MakeCommunicator = Callable[..., Any]
 """As the class `Communicator`; a simulation has another one with the same methods."""
+
+
+def new_communicator(*arguments: Any, **settings: Any) -> Communicator:
+    """Make a `Communicator`. Its package is loaded by the first call: workers of a star start without it."""
+    from planetary.collectives import Communicator
+
+    return Communicator(*arguments, **settings)
 
 
 class RingPeer:
@@ -49,7 +58,7 @@ class RingPeer:
         report: Callable[[Event], None],
         *,
         system: System = SYSTEM,
-        make_communicator: MakeCommunicator = Communicator,
+        make_communicator: MakeCommunicator = new_communicator,
     ) -> None:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
@@ -167,10 +176,12 @@ class RingPeer:
         summed = share(self._specs, own, message.tokens, form)
         sent = received = 0
         if message.peers > 1:
-            communicator = self._join(message.group, message.peers, left)
+            from planetary.collectives import Quantization, ReduceOp
+
+            joined = self._join(message.group, message.peers, left)
             # Without the library's own retries: with fewer peers it would be another sum.
             bits = self._job.bits
-            work = communicator.all_reduce_async(
+            work = joined.all_reduce_async(
                 summed,
                 op=ReduceOp.SUM,
                 quantization=Quantization(bits=bits) if bits else None,

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from planetary.collectives import Communicator
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
@@ -22,7 +21,7 @@ from planetary.fabric.worker.exchange import Exchange, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.lease_machine import LeaseMachine
 from planetary.fabric.worker.ring_machine import RingMachine
-from planetary.fabric.worker.ring_peer import MakeCommunicator, RingPeer
+from planetary.fabric.worker.ring_peer import MakeCommunicator, RingPeer, new_communicator
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.runtime.backends import open_executor
 from planetary.runtime.device_check import check_on_device, check_once, key_of
@@ -277,7 +276,7 @@ class TrainingLoader:
     """Makes the role of a run of rounds. See `RoleLoader`."""
 
     def __init__(
-        self, open_executor: OpenExecutor = open_executor, make_communicator: MakeCommunicator = Communicator
+        self, open_executor: OpenExecutor = open_executor, make_communicator: MakeCommunicator = new_communicator
     ) -> None:
         """`open_executor` opens the executor of the training step, `make_communicator` the ring's communicator."""
         self._open_executor, self._make_communicator = open_executor, make_communicator

@@ -1,9 +1,9 @@
-"""Small all-reduces of two source trees, alternating in one run.
+"""All-reduces of two source trees, alternating in one run.
 
-    python bench/small_allreduce_ratio.py BEFORE/src AFTER/src [--rounds 40] [--calls 100] [--tls]
+    python bench/allreduce_ratio.py BEFORE/src AFTER/src [--rounds 40] [--calls 100] [--kibibytes 1] [--transport tcp]
 
 Each tree has a master and two peers in processes of their own, which wait while the other tree's are measured. Printed
-as JSON: medians over the rounds of 1 KiB all-reduces (wall clock, processor time of rank 0 and of the master, in
+as JSON: medians over the rounds of all-reduces of that size (wall clock, processor time of rank 0 and of the master, in
 milliseconds a call), and after / before. `--tls`: with certificates and an invite token.
 """
 
@@ -22,13 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 
-def rank_main(address: str, token: str, pipe: Connection) -> None:
+def rank_main(address: str, token: str, kibibytes: int, transport: str, pipe: Connection) -> None:
     import numpy as np
 
     from planetary.collectives import Communicator
 
-    array = np.ones(256, np.float32)
-    with Communicator(address, token=token, timeout_s=20) as peer:
+    array = np.ones(256 * kibibytes, np.float32)
+    with Communicator(address, token=token, transport=transport, timeout_s=20) as peer:
         peer.update_topology(min_world_size=2)
         pipe.send(None)
         while calls := pipe.recv():
@@ -40,7 +40,7 @@ def rank_main(address: str, token: str, pipe: Connection) -> None:
             pipe.send((statistics.median(wall) * 1e3, (time.process_time() - cpu) / calls * 1e3))
 
 
-def serve_tree(folder: str, *, tls: bool) -> None:
+def serve_tree(folder: str, kibibytes: int, transport: str, *, tls: bool) -> None:
     """Measure as many calls as each line of the standard input says; 0 ends."""
     from planetary.collectives import Master
     from planetary.net import Authority
@@ -55,7 +55,9 @@ def serve_tree(folder: str, *, tls: bool) -> None:
         pipes = []
         for _ in range(2):
             here, there = context.Pipe()
-            context.Process(target=rank_main, args=(master.address, token, there), daemon=True).start()
+            context.Process(
+                target=rank_main, args=(master.address, token, kibibytes, transport, there), daemon=True
+            ).start()
             pipes.append(here)
         for pipe in pipes:
             pipe.recv()
@@ -75,15 +77,18 @@ def main() -> None:
     parser.add_argument("trees", nargs="*", metavar="SRC")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--kibibytes", type=int, default=1)
+    parser.add_argument("--transport", choices=("auto", "tcp"), default="auto")
     parser.add_argument("--tls", action="store_true")
     options = parser.parse_args()
     if not options.trees:
         with tempfile.TemporaryDirectory() as folder:
-            serve_tree(folder, tls=options.tls)
+            serve_tree(folder, options.kibibytes, options.transport, tls=options.tls)
         return
     trees = []
     for path in options.trees:
-        command = [sys.executable, __file__, *(["--tls"] if options.tls else [])]
+        sizes = [f"--kibibytes={options.kibibytes}", f"--transport={options.transport}"]
+        command = [sys.executable, __file__, *sizes, *(["--tls"] if options.tls else [])]
         environment = os.environ | {"PYTHONPATH": path}
         trees.append(
             subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -18,7 +18,7 @@ from planetary.collectives import Master
 
 PROGRAM = Path(__file__).with_name("churn_peer.py")
 MOST_PEERS = 6
-SECONDS = float(os.environ.get("PLANETARY_CHURN_S", "60"))
+SECONDS = float(os.environ.get("PLANETARY_CHURN_S", "30"))
 """`make soak` sets it to 600."""
 
 

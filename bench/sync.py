@@ -9,8 +9,8 @@
 There are two references: one worker on the same tokens, and data-parallel training, one worker with the batches of all
 workers and as many steps (the published definition of the gap, arXiv:2503.09799).
 
-The ways `star-...` and `streaming...` run a worker's exchange and the gateway's parameters themselves. A fragment of
-three is synchronised every H steps there, so that `streaming:10` compares with `mean` at H 30.
+The ways `relay...`, `star-...` and `streaming...` run a worker's exchange and the gateway's parameters themselves. A
+fragment of three is synchronised every H steps there, so that `streaming:10` compares with `mean` at H 30.
 
 Trains in this process with the compiled step, the data order and the pure functions of a real run (`outer_step`,
 `PayloadForm`, `Shown`, `eager_start`), so that all workers are in every round. Runs are paired by seed: the gap of a
@@ -36,12 +36,13 @@ from planetary.data.reader import batches, read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.diloco.payload import PayloadForm, Shown, payload_digest
+from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
 from planetary.diloco.ring import HeldContribution, eager_rate, eager_start
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import prepare_run, schedule_of
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker.exchange import Exchange, Outgoing, Trained, exchange_of
+from planetary.fabric.protocol.changes import ChangeOf, start_offer
+from planetary.fabric.worker.exchange import Outgoing, Trained, exchange_of
 
 replace = msgspec.structs.replace
 
@@ -56,6 +57,7 @@ class Way(msgspec.Struct, frozen=True):
     down: str = "none"
     feedback: bool = True
     delay: str = ""  # "eager", or "naive"
+    start: str = "none"  # codec of the initial parameters; of ways of the star
     overlap: str = ""  # of the star, with the exchange and the parameters of a real run
     fragments: m.Fragmentation | None = None
 
@@ -68,6 +70,8 @@ WAYS = {
     "rda-int4-both": Way("rda", up="int4", down="int4"),
     "sign": Way("rda", up="sign"),
     "sign-both": Way("rda", up="sign", down="sign"),
+    "relay": Way("rda", up="sign", down="relay", start="int8", overlap="none"),
+    "relay-float32": Way("rda", up="float32", down="relay", overlap="none"),
     "mean-sign-both": Way(up="sign", down="sign"),
     "sign-no-feedback": Way("rda", up="sign", feedback=False),
     "sparse": Way("senders", up="sparse"),
@@ -110,7 +114,7 @@ def asked(text: str, config: Config) -> tuple[Way, Config]:
 
 
 def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:
-    """Return the held-out loss at the end, and the bytes of a worker up and down in all rounds, without the start."""
+    """Return the held-out loss at the end, and the bytes of a worker up and down in all rounds, with the start."""
     prepared = prepare_run(config, cache, lambda stage: None)
     executors = open_executors(config, prepared, cache, threads)
     specs, order = prepared.step.spec.params, prepared.data.order(config)
@@ -173,7 +177,7 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     for executor in executors:
         executor.close()
     moved = (dense if up is None else up.spec.size) + (dense if shown is None else shown.spec.size)
-    return loss, float(moved) * rounds
+    return loss, float(moved) * rounds + dense
 
 
 def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:
@@ -184,33 +188,38 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
     schedule = schedule_of(config, config.total_inner_steps)
     [(held_out, _)] = prepared.data.eval_chunks(config)
     steps, workers, tokens = config.train.inner_steps, config.fabric.workers, config.targets_per_slice
-    codecs, count = m.Compression(up=way.up, down=way.down), 1 if way.fragments is None else way.fragments.count
+    codecs = m.Compression(up=way.up, down=way.down, start=way.start)
+    count = 1 if way.fragments is None else way.fragments.count
     gateway = ParameterVersions(specs, initial_state(specs, prepared.params), 0, codecs, fragments=count)
     rate = eager_rate(way.outer, way.momentum) if way.overlap == "eager" else 0.0
     exchanges = [exchange_of(specs, codecs, rate, way.fragments) for _ in range(workers)]
-    for executor, exchange in zip(executors, exchanges, strict=True):
-        exchange.take(m.Parameters(version=0), gateway.of_version(0))
-        executor.load(exchange.start(), prepared.buffer_values, None)
-    waiting: list[tuple[int, int, int]] = []  # contributions to the round before
+    own: list[int] = [0] * workers  # task of each worker in the round that is reduced
     moved = 0
+
+    def take(worker: int, version: int) -> None:
+        """Send a version to a worker."""
+        nonlocal moved
+        if version == 0 and gateway.start_digest:
+            offer = start_offer(codecs.start, gateway.start_digest, specs)
+        else:
+            offer = gateway.change.offer(version, version - 1, [own[worker]])
+        if isinstance(offer.payload, ChangeOf):
+            tensors = gateway.change_of(version, offer.payload.own)
+        else:
+            tensors = gateway.of_version(version)
+        moved += sum(array.nbytes for array in tensors.values())
+        exchanges[worker].take(offer.message, tensors)
+
+    for worker, executor in enumerate(executors):
+        take(worker, 0)
+        executor.load(exchanges[worker].start(), prepared.buffer_values, None)
+    waiting: list[tuple[int, int, int]] = []  # contributions to the round before
 
     def step(round_: int) -> None:
         """Reduce what was contributed to a round."""
-        nonlocal moved
         gateway.take_outer_step(round_, waiting, way.outer, way.momentum, MERGE_RULES[way.merge](0.2))
         waiting.clear()
         gateway.keep([round_])
-        if gateway.change_digest or gateway.is_partial:
-            moved += sum(array.nbytes for array in gateway.change_of(round_).values())
-        else:
-            moved += sum(array.nbytes for array in gateway.of_version(round_).values())
-
-    def take(exchange: Exchange, version: int) -> None:
-        if gateway.change_digest or gateway.is_partial:
-            message = m.Parameters(version=version, since=version - 1, digest=gateway.change_digest)
-            exchange.take(message, gateway.change_of(version))
-        else:
-            exchange.take(m.Parameters(version=version), gateway.of_version(version))
 
     def trained(worker: int, round_: int) -> tuple[Outgoing, int]:
         executor, exchange, task = executors[worker], exchanges[worker], round_ * workers + worker
@@ -226,7 +235,7 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
         )
         for number, batch in enumerate(pieces):
             if mixes and way.fragments is not None and number == way.fragments.delay:
-                take(exchange, round_ - 1)
+                take(worker, round_ - 1)
                 executor.set_params(exchange.mix(executor.read_params() if number else start, round_ - 1))
             index = (round_ - 1) * steps + number
             executor.train_step(index, schedule.rate(index), batch)
@@ -239,28 +248,29 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
             given = list(pool.map(trained, range(workers), [round_] * workers))
             if way.overlap == "eager" and waiting:
                 step(round_ - 1)
-                for exchange in exchanges:
-                    take(exchange, round_ - 1)
-            for sent, task in given:
+                for worker in range(workers):
+                    take(worker, round_ - 1)
+            for worker, (sent, task) in enumerate(given):
                 result = m.TrainResult(
                     task=task, round=round_, steps=steps, tokens=tokens, loss=0.0, grad_norm=0.0, seconds=0.0,
                     digest=sent.digest,
                 )  # fmt: skip
                 defect, tensors = gateway.read(result, sent.tensors)
                 assert not defect, defect
-                waiting.append((task, tokens, gateway.attach(tensors)))
-                moved += sum(array.nbytes for array in sent.tensors.values()) // workers
+                waiting.append((task, tokens, gateway.attach(tensors, sent.tensors.get(PAYLOAD), sent.digest)))
+                own[worker] = task
+                moved += sum(array.nbytes for array in sent.tensors.values())
             if way.overlap == "none":
                 step(round_)
-                for exchange in exchanges:
-                    take(exchange, round_)
+                for worker in range(workers):
+                    take(worker, round_)
     if waiting:
         step(config.train.rounds)
     executors[0].set_params(published_params(specs, gateway.shown or gateway.state.params))
     loss = held_out_loss(executors[0], read_slice(held_out), config)
     for executor in executors:
         executor.close()
-    return loss, float(moved)
+    return loss, moved / workers
 
 
 def interval(gaps: list[float]) -> str:

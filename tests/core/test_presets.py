@@ -55,6 +55,14 @@ def test_planned_bytes_are_those_of_the_codec(codec: str) -> None:
     assert payload_bytes(codec, 1e6) == pytest.approx(known[codec] * 1e6, rel=1e-3)
 
 
+def test_relayed_updates_are_planned_with_one_payload_per_other_worker_up_to_whole_parameters() -> None:
+    relay = preset_of("rda-relay")
+    two, four, many = (predict(relay, msgspec.structs.replace(CLUSTER, workers=count)) for count in (2, 4, 100))
+    assert two.down == two.up
+    assert four.down == pytest.approx(3 * four.up)
+    assert many.down == pytest.approx(predict(preset_of("rda"), CLUSTER).down)
+
+
 def test_a_fast_link_gets_the_least_loss_and_a_slow_one_the_fewest_bytes() -> None:
     fast = msgspec.structs.replace(CLUSTER, bandwidth=1e12, gateway_bandwidth=1e12, rtt_s=1e-5)
     assert plan(fast)[1].startswith("ddp:")

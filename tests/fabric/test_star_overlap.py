@@ -91,7 +91,7 @@ def test_a_round_whose_uploads_all_break_off_goes_back_to_the_version_before() -
     def strikes(cluster: SimCluster) -> Sequence[int]:
         return range(WORKERS) if cluster.controller.state.closing is not None else []
 
-    [back] = of(slow_lines(strikes=strikes, uplink=150.0), RolledBack)
+    [back] = of(slow_lines(strikes=strikes, uplink=130.0), RolledBack)
     assert back.mark.round == 0
     assert "every worker that had trained for round 1 was lost" in back.reason
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from fault_schedules import SLOW_SEEDS, run_schedule, sweep
 
-from planetary.fabric.protocol.records import LeaseAssigned, RoundFinished, RunResumed
+from planetary.diloco.relay import RelayedVersion
+from planetary.fabric.protocol.changes import RelayedChange
+from planetary.fabric.protocol.records import LeaseAssigned, ParametersSent, RoundFinished, RunResumed, TaskAborted
+from planetary.simulation.rounds.cluster import SimCluster
 
 RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
@@ -26,7 +31,7 @@ def test_radial_averaging_survives_more_random_faults(ring: bool) -> None:
 def coded(up: str, down: str, merge: str = "mean") -> tuple[str, ...]:
     # With one of eight numbers a round, or eight of one size, Nesterov's velocity overshoots; SparseLoCo takes plain
     # steps of SGD.
-    plain = ("outer.momentum=0",) if up in ("sparse", "sign") else ()
+    plain = ("outer.momentum=0", "outer.learning_rate=1.0") if up in ("sparse", "sign") or down == "relay" else ()
     return (f"sync.compression={up}", f"sync.broadcast_compression={down}", f"outer.merge={merge}", *plain)
 
 
@@ -49,6 +54,64 @@ def test_compressed_updates_survive_random_faults(given: tuple[str, ...]) -> Non
 )
 def test_compressed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
     assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 15), given=given).records[RunResumed] > 0
+
+
+RELAY = (*coded("sign", "relay", "rda"), "sync.start_compression=int8")
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make whole parameters larger than any payloads: the model has eight numbers."""
+    monkeypatch.setattr(RelayedChange, "whole_bytes", 1 << 30)
+
+
+def relayed(cluster: SimCluster) -> Counter[str]:
+    """Return how often parameters were sent in each form; the workers of the run had equal bits."""
+    broken = [r for r in cluster.journal if isinstance(r, TaskAborted) and r.kind == "parameters"]
+    assert not broken, broken[0].reason
+    return Counter(r.form for r in cluster.journal if isinstance(r, ParametersSent))
+
+
+@pytest.mark.usefixtures("large")
+def test_relayed_updates_survive_random_faults() -> None:
+    forms = sum((relayed(run_schedule(seed, given=RELAY)) for seed in range(4500, 4503)), Counter())
+    assert min(forms["relay"], forms["whole"], forms["int8"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("more", [(), ("sync.compression=float32", "fabric.leases=measured")], ids=["sign", "float32"])
+def test_relayed_updates_survive_more_random_faults(more: tuple[str, ...]) -> None:
+    runs = [run_schedule(seed, 1 + seed % 2, given=(*RELAY, *more)) for seed in range(SLOW_SEEDS, SLOW_SEEDS + 12)]
+    forms = sum(map(relayed, runs), Counter())
+    assert forms["relay"] > 12 * 6
+    assert any(isinstance(record, RunResumed) for run in runs for record in run.journal)
+
+
+def test_a_small_model_is_sent_whole_where_the_payloads_are_larger() -> None:
+    forms = relayed(run_schedule(4501, given=RELAY))
+    assert forms["whole"] > forms["relay"]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, of a version in the middle of the run: the version before stays, and the worker trains on after it."""
+    advance, calls = RelayedVersion.advance, Counter[str]()
+
+    def broken(self: RelayedVersion, payloads: Any, coefficients: np.ndarray, *rest: Any, **more: Any) -> None:
+        calls[rest[1]] += 1
+        factor = 1.001 if (len(calls), calls[rest[1]]) == (3, 1) else 1.0
+        advance(self, payloads, coefficients * factor, *rest, **more)
+
+    monkeypatch.setattr(RelayedVersion, "advance", broken)
+    journal = run_schedule(4503, given=RELAY).journal
+    aborted = [r for r in journal if isinstance(r, TaskAborted) and r.kind == "parameters"]
+    assert {r.worker for r in aborted} == {aborted[0].worker}
+    assert "computes other bits than the gateway" in aborted[0].reason
+    after = [r for r in journal[journal.index(aborted[0]) :] if isinstance(r, ParametersSent)]
+    own = [(r.form, r.why) for r in after if r.worker == aborted[0].worker]
+    assert own[0] == ("whole", "it has no parameters")
+    assert own[-1][0] == "relay"
 
 
 EAGER = ("sync.overlap=eager",)

@@ -538,7 +538,7 @@ def config_hash(config: Config) -> str:
         kept["leases"] = config.fabric.leases
     if config.federation.sites:
         kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
-    for key in ("compression", "broadcast_compression"):
+    for key in ("compression", "broadcast_compression", "start_compression"):
         if (codec := getattr(config.sync, key)) != "none":
             kept.setdefault("sync", {})[key] = codec
     if config.moe.composers:

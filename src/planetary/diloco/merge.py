@@ -7,6 +7,7 @@ returns a single contribution bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -26,7 +27,15 @@ CLIPPING_STEPS = 5  # of `CentredClipping`; the weights have settled to three di
 
 
 class MergeRule(Protocol):
-    """How end parameters become one set of parameters."""
+    """How end parameters become one set of parameters.
+
+    Attributes:
+        name: in `MERGE_RULES`.
+        trimmed: the part of the contributions that it leaves out at each end.
+    """
+
+    name: str
+    trimmed: float
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
@@ -50,6 +59,8 @@ class MergeRule(Protocol):
 class ByTokens:
     """Base of most rules: weights are shares of the tokens, in every tensor."""
 
+    trimmed: float = 0.0
+
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
         return shares
@@ -61,6 +72,8 @@ class ByTokens:
 
 class Mean(ByTokens):
     """The mean, weighted by tokens (DiLoCo, arXiv:2311.08105, algorithm 1). A single liar moves it without bound."""
+
+    name = "mean"
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`.
@@ -85,6 +98,8 @@ class Radial(ByTokens):
     Embeddings and output head take the mean. A single liar moves it without bound, as the mean.
     """
 
+    name = "rda"
+
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
         return weights if len(weights) == 1 or takes_mean(name) else radial_coefficients(products(), weights)
@@ -92,7 +107,8 @@ class Radial(ByTokens):
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`: θ₀ − Σ c Δ, written as (1 − Σ c) θ₀ + Σ c θ."""
         merged = Mean().merge(values, coefficients, start)
-        return merged if len(values) == 1 else merged + (1.0 - sum(coefficients)) * start
+        # Not `sum`: its rounding depends on the version of Python.
+        return merged if len(values) == 1 else merged + (1.0 - math.fsum(coefficients)) * start
 
 
 class Senders(ByTokens):
@@ -100,6 +116,8 @@ class Senders(ByTokens):
 
     Workers that send few numbers choose different ones; dividing by all of them would shrink the update of one.
     """
+
+    name = "senders"
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`."""
@@ -116,6 +134,8 @@ class Senders(ByTokens):
 class Median(ByTokens):
     """The median of each coordinate (Yin et al. 2018, arXiv:1803.01498, definition 1). Tokens do not count."""
 
+    name = "median"
+
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`."""
         return _mean_of_middle(values, (len(values) - 1) // 2)
@@ -124,17 +144,19 @@ class Median(ByTokens):
 class TrimmedMean(ByTokens):
     """The mean of each coordinate without its extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
 
+    name = "trimmed_mean"
+
     def __init__(self, trimmed: float) -> None:
         """`trimmed`: the part of the contributions that is left out at each end, rounded down; in [0, 0.5)."""
         if not 0 <= trimmed < 0.5:
             raise UserError(
                 f"a trimmed mean leaves out a part of at least 0 and less than 0.5 at each end, not {trimmed}"
             )
-        self._trimmed = trimmed
+        self.trimmed = trimmed
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`. Tokens do not count: which contribution is left out differs by coordinate."""
-        return _mean_of_middle(values, int(self._trimmed * len(values)))
+        return _mean_of_middle(values, int(self.trimmed * len(values)))
 
 
 class CentredClipping(ByTokens):
@@ -146,6 +168,8 @@ class CentredClipping(ByTokens):
     distance to the others is least, and τ is the median distance to v: no constant has to be known. As v stays a
     combination of the deltas with coefficients that sum to 1, the table of inner products is all that is needed.
     """
+
+    name = "centred_clipping"
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""

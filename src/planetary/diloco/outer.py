@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -45,12 +46,16 @@ class OuterStep(msgspec.Struct, frozen=True):
         delta_norm: Euclidean norm of the merged delta Δ over all parameters.
         delta: Δ, float32 by name.
         autocorrelation: ρ, the cosine of Δ with that of the outer step before; None: unknown, or one of them is zero.
+        coefficients: as of `outer_step_with`; None: the mean was formed elsewhere.
+        rate: η.
     """
 
     state: OuterState
     delta_norm: float
     delta: dict[str, np.ndarray] = {}
     autocorrelation: float | None = None
+    coefficients: np.ndarray | None = None
+    rate: float = 1.0
 
 
 def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
@@ -116,16 +121,59 @@ def outer_step(
     ordered = [contribution for _, contribution in shares]
     weights = rule.weights(lambda: table_of(specs, state.params, ordered), [share for share, _ in shares])
 
-    @functools.cache
-    def coefficients(spec: TensorSpec) -> Sequence[float]:
+    def of_tensor(spec: TensorSpec) -> Sequence[float]:
         products = functools.partial(tensor_products, spec, state.params[spec.name], ordered)
         return rule.coefficients(spec.name, products, weights)
 
-    def merged(spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
-        ends = [one.ends(spec, block, start) for one in ordered]
-        return rule.merge(ends, coefficients(spec), start)
+    coefficients = np.array([of_tensor(spec) for spec in specs], np.float64)
+    return outer_step_with(
+        specs,
+        state,
+        ordered,
+        coefficients,
+        rule=rule,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        before=before,
+    )
 
-    return outer_step_to(specs, state, merged, learning_rate, momentum, before=before)
+
+def outer_step_with(
+    specs: Sequence[TensorSpec],
+    state: OuterState,
+    contributions: Sequence[Contribution],
+    coefficients: np.ndarray,
+    *,
+    rule: MergeRule,
+    learning_rate: float = 1.0,
+    momentum: float = 0.0,
+    before: Tensors | None = None,
+) -> OuterStep:
+    """`outer_step` with given coefficients: every operation is on one coordinate, so all machines get equal bits.
+
+    Inner products, from which `outer_step` computes the coefficients, are sums whose order depends on the machine.
+
+    Args:
+        specs, state, learning_rate, momentum, rule, before: as of `outer_step`.
+        contributions: in task order.
+        coefficients: float64 [tensors, contributions], as of `MergeRule.coefficients`.
+
+    Raises:
+        LocalProtocolError: the coefficients have another shape.
+        NumericsError: a result is not finite; the tensor is named.
+    """
+    if coefficients.shape != (len(specs), len(contributions)):
+        raise LocalProtocolError(
+            f"expected coefficients [{len(specs)}, {len(contributions)}], found {list(coefficients.shape)}"
+        )
+    by_name = {spec.name: row.tolist() for spec, row in zip(specs, coefficients, strict=True)}
+
+    def merged(spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
+        ends = [one.ends(spec, block, start) for one in contributions]
+        return rule.merge(ends, by_name[spec.name], start)
+
+    step = outer_step_to(specs, state, merged, learning_rate, momentum, before=before)
+    return replace(step, coefficients=coefficients, rate=learning_rate)
 
 
 MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]

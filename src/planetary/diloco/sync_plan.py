@@ -19,6 +19,7 @@ from planetary.core.configuration.presets import PRESETS, Preset
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.payload import PayloadForm
+from planetary.diloco.relay import RELAY
 
 OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
 WELL_USED = 0.95  # utilisation that a recommendation asks for
@@ -41,6 +42,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
     "diloco-int4": ("that of diloco +0.09 %", "arXiv:2604.21428, from summaries; no error bar"),
     "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
     "rda-sign": ("not published", "measured here: bench/results/sync.md"),
+    "rda-relay": ("not published", "measured here: bench/results/sync.md"),
     "muloco": ("-1.2 % (M 1) to +2.0 % (M 16) of AdamW in parallel, 150M", "arXiv:2505.23725, H 30, tuned"),
 }
 """Published loss against data-parallel training on the same tokens, and where it was measured."""
@@ -153,6 +155,17 @@ def payload_bytes(codec: str, params: float) -> float:
     return PayloadForm(codec, [tile]).spec.size / tile.size * params
 
 
+def broadcast_bytes(codec: str, updates: str, workers: float, params: float) -> float:
+    """Return the bytes in which a worker gets a version of so many parameters.
+
+    `codec`: of the broadcast; where it is "relay", those of the other workers' updates in the codec `updates`, or of
+    whole parameters where these are fewer.
+    """
+    if codec != RELAY:
+        return payload_bytes(codec, params)
+    return min((workers - 1) * payload_bytes(updates, params), 4.0 * params)
+
+
 def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Prediction:
     """Return the costs of a preset; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
     check_cluster(cluster)
@@ -175,8 +188,9 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     else:
         codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
         moved = params / fragments
-        bits = (payload_bytes(codecs[0], 8.0), payload_bytes(codecs[1], 8.0))
-        up, down = (payload_bytes(codec, moved) * (1 + OVERHEAD) for codec in codecs)
+        bits = (payload_bytes(codecs[0], 8.0), broadcast_bytes(codecs[1], codecs[0], many, 8.0))
+        up = payload_bytes(codecs[0], moved) * (1 + OVERHEAD)
+        down = broadcast_bytes(codecs[1], codecs[0], many, moved) * (1 + OVERHEAD)
         slowest = max(up / cluster.up_rate + down / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
         if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease

@@ -11,6 +11,8 @@ from planetary.core.errors import UserError
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
+from planetary.fabric.protocol.changes import CodedChange, RelayedChange
+from planetary.fabric.protocol.records import ParametersSent
 from planetary.fabric.protocol.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy
 
@@ -50,6 +52,9 @@ def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> Non
         ({"broadcast_compression": "int4"}, {}, "would lose the rest"),
         ({"compression": "sparse"}, {"merge": "median"}, "most numbers of most workers are 0"),
         ({"compression": "zip"}, {}, 'expected one of "bf16"'),
+        ({"compression": "sign", "broadcast_compression": "relay"}, {"momentum": 0.9}, "would not have the velocity"),
+        ({"compression": "sign", "broadcast_compression": "relay", "overlap": "eager"}, {}, "of a whole round"),
+        ({"start_compression": "int8"}, {}, "workers that send deltas"),
     ],
 )
 def test_codecs_that_do_not_go_with_the_rest_are_refused(
@@ -64,7 +69,7 @@ def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
     star = bench.controller.topology
     first, late = bench.join("a"), bench.join("b")
     workers = bench.controller.desk.workers
-    star.stepped(e.OuterStepDone(1, 1.0, None, "d1"))
+    star.stepped(e.OuterStepDone(1, 1.0, None, CodedChange("d1")))
 
     def sent_to(session: int, version: int) -> m.Parameters:
         bench.controller.desk.out.clear()
@@ -79,6 +84,46 @@ def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
     assert sent_to(first, 1) == m.Parameters(version=1, since=0, digest="d1")
     assert sent_to(late, 1) == m.Parameters(version=1)
     workers[first].version = 0
-    star.stepped(e.OuterStepDone(2, 1.0, None, "d2"))
+    star.stepped(e.OuterStepDone(2, 1.0, None, CodedChange("d2")))
     assert sent_to(first, 2) == m.Parameters(version=2)
     assert sent_to(late, 2) == m.Parameters(version=2, since=1, digest="d2")
+
+
+RELAYED = RelayedChange(
+    relay=m.Relay(rule="rda", trimmed=0.0, rate=1.0, tasks=(4, 5, 6), digests=("a", "b", "c")),
+    digest="made",
+    payload_bytes=100,
+    more_bytes=24,
+    whole_bytes=300,
+)
+
+
+def test_the_form_of_a_relayed_version_is_chosen_by_its_bytes_and_journalled() -> None:
+    """A worker gets the payloads of the others; whole parameters where those are fewer bytes, or it has no base."""
+    bench = Bench(workers=3)
+    star = bench.controller.topology
+    first, late, other = bench.join("a"), bench.join("b"), bench.join("c")
+    workers = bench.controller.desk.workers
+    for task, session in ((4, first), (5, first), (6, late)):
+        star.accept(workers[session], task, 0)
+    star.stepped(e.OuterStepDone(1, 1.0, None, RELAYED))
+    bench.controller.desk.out.clear()
+    for session in (first, late, other):
+        workers[session].version = 0
+        star.send_parameters(workers[session], 1)
+    star.lacks_parameters(workers[first])
+    star.send_parameters(workers[first], 1)
+    sends = [one for one in bench.controller.desk.out if isinstance(one, e.Send)]
+    assert [send.payload for send in sends] == [
+        e.ChangeOf(1, (4, 5)),
+        e.ChangeOf(1, (6,)),
+        e.ParametersOf(1),
+        e.ParametersOf(1),
+    ]
+    records = [one.record for one in bench.controller.desk.out if isinstance(one, e.Append)]
+    assert [(r.form, r.nbytes, r.why) for r in records if isinstance(r, ParametersSent)] == [
+        ("relay", 124, "1 payloads of other workers"),
+        ("relay", 224, "2 payloads of other workers"),
+        ("whole", 300, "3 payloads of other workers have 324 bytes"),
+        ("whole", 300, "it has no parameters"),
+    ]

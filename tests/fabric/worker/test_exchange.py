@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,19 @@ from msgspec.structs import replace
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import f32_to_bf16
-from planetary.diloco.merge import Mean, Senders
-from planetary.diloco.outer import initial_state
+from planetary.diloco.merge import Mean, Radial, Senders
+from planetary.diloco.outer import initial_state, published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
+from planetary.diloco.relay import COEFFICIENTS
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.changes import ChangeOf, start_offer
 from planetary.fabric.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
 
+RULES = {"sparse": Senders(), "sign": Radial()}
 SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
+START_MASTERS = {"w": np.full((70, 90), 0.5, np.float32), "b": np.ones(40, np.float32)}
 START = {"w": np.full((70, 90), 0.5, np.float32), "b": f32_to_bf16(np.ones(40, np.float32))}
 
 
@@ -38,6 +43,14 @@ def result(task: int, digest: str) -> m.TrainResult:
     )
 
 
+def sent_to(server: ParameterVersions, round_: int, own: Sequence[int] = ()) -> tuple[m.Parameters, Tensors]:
+    """Return the newest version in the form for a worker with the one before, whose tasks `own` are in it."""
+    offer = server.change.offer(round_, round_ - 1, own)
+    if isinstance(offer.payload, ChangeOf):
+        return offer.message, server.change_of(round_, offer.payload.own)
+    return offer.message, server.of_version(round_)
+
+
 def taken(worker: Exchange, message: m.Parameters, tensors: Tensors) -> dict[str, np.ndarray]:
     worker.take(message, tensors)
     return dict(worker.start((), 0))
@@ -48,7 +61,8 @@ def task(number: int, start: Tensors, ends: Tensors) -> Trained:
 
 
 @pytest.mark.parametrize(
-    ("up", "down"), [("int4", "int4"), ("sparse", "sparse"), ("sign", "sign"), ("float32", "bf16"), ("fp4", "none")]
+    ("up", "down"),
+    [("int4", "int4"), ("sparse", "sparse"), ("sign", "sign"), ("float32", "bf16"), ("fp4", "none"), ("sign", "relay")],
 )
 def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down: str) -> None:
     server = gateway(up, down)
@@ -57,18 +71,14 @@ def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down:
     for round_ in range(1, 5):
         parts = []
         for number, worker in enumerate(workers):
-            sent = worker.give(task(1, params[number], trained(params[number], 10 * round_ + number)))
+            ends = trained(params[number], 10 * round_ + number)
+            sent = worker.give(replace(task(10 * round_ + number, params[number], ends), round=round_))
             defect, tensors = server.read(result(number, sent.digest), sent.tensors)
             assert not defect
-            parts.append((number, 1, server.attach(tensors)))
-        server.take_outer_step(round_, parts, 1.0, 0.0, Senders() if up == "sparse" else Mean())
+            parts.append((10 * round_ + number, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest)))
+        server.take_outer_step(round_, parts, 1.0, 0.0, RULES.get(up, Mean()))
         for number, worker in enumerate(workers):
-            if down == "none":
-                message, tensors = m.Parameters(version=round_), server.of_version(round_)
-            else:
-                message = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
-                tensors = server.change_of(round_)
-            params[number] = taken(worker, message, tensors)
+            params[number] = taken(worker, *sent_to(server, round_, [10 * round_ + number]))
         newcomer = exchange_of(SPECS, m.Compression(up=up, down=down))
         fresh = taken(newcomer, m.Parameters(version=round_), server.of_version(round_))
         for name in START:
@@ -83,8 +93,7 @@ def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
     sent = worker.give(task(1, params, ends))
     _, tensors = server.read(result(1, sent.digest), sent.tensors)
     server.take_outer_step(1, [(1, 1, server.attach(tensors))], 1.0, 0.0, Mean())
-    change = m.Parameters(version=1, since=0, digest=server.change_digest)
-    np.testing.assert_allclose(taken(worker, change, server.change_of(1))["w"], ends["w"], rtol=1e-6)
+    np.testing.assert_allclose(taken(worker, *sent_to(server, 1))["w"], ends["w"], rtol=1e-6)
 
 
 def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() -> None:
@@ -98,8 +107,7 @@ def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() 
         sent = worker.give(task(1, params, ends))
         _, tensors = server.read(result(round_, sent.digest), sent.tensors)
         server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
-        change = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
-        params = taken(worker, change, server.change_of(round_))
+        params = taken(worker, *sent_to(server, round_))
     np.testing.assert_allclose(server.state.params["w"], total, atol=1e-5)
     far = np.linalg.norm(params["w"] - server.state.params["w"])
     assert 0 < far < 0.3 * np.linalg.norm(trained(params, 0)["w"] - params["w"])
@@ -213,9 +221,7 @@ def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
         defect, tensors = server.read(replace(result(round_, sent.digest), round=round_), sent.tensors)
         assert not defect
         server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
-        worker.take(
-            m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest), server.change_of(round_)
-        )
+        worker.take(*sent_to(server, round_))
         shared, newcomer = worker.start(), exchange_of(SPECS, codecs, fragments=PARTS)
         newcomer.take(m.Parameters(version=round_), server.of_version(round_))
         assert {k: v.tobytes() for k, v in shared.items()} == {k: v.tobytes() for k, v in newcomer.start().items()}
@@ -248,3 +254,45 @@ def test_a_fragment_that_begins_at_zero_is_judged_by_the_length_of_all_parameter
     part = server.attach({"b": np.ones(40, np.float32)})
     whole = float(np.linalg.norm(START["w"].astype(np.float64)))
     assert server.measure(2, [(1, part)]).start_norm == pytest.approx(whole)
+
+
+def test_initial_parameters_in_a_codec_are_those_of_the_run() -> None:
+    """The gateway begins from the decoded values, so that a newcomer's whole parameters have the same bits."""
+    codecs = m.Compression(up="sign", down="relay", start="int8")
+    server, worker = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs), exchange_of(SPECS, codecs)
+    offer = start_offer("int8", server.start_digest, SPECS)
+    sent = server.of_version(0)
+    assert sum(array.nbytes for array in sent.values()) == offer.nbytes < 0.3 * (4 * 6340)
+    spec = worker.expects(offer.message, PAYLOAD)
+    assert spec is not None
+    assert spec.nbytes == offer.nbytes
+    params = taken(worker, offer.message, sent)
+    expected = published_params(SPECS, server.state.params)
+    assert {k: v.tobytes() for k, v in params.items()} == {k: v.tobytes() for k, v in expected.items()}
+    server.go_back(initial_state(SPECS, START), 0, {})
+    assert payload_digest(server.of_version(0)[PAYLOAD]) == server.start_digest
+    with pytest.raises(ProtocolError, match="it was altered"):
+        worker.take(offer.message, {PAYLOAD: sent[PAYLOAD] ^ 1})
+
+
+def test_a_relayed_version_without_one_of_its_payloads_is_refused() -> None:
+    codecs = m.Compression(up="sign", down="relay")
+    server, worker = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs), exchange_of(SPECS, codecs)
+    with pytest.raises(RemoteProtocolError, match="as a change since 0, which this worker has not"):
+        worker.take(m.Parameters(version=1, since=0, digest="d"), {PAYLOAD: np.zeros(1, np.uint8)})
+    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+    sent = worker.give(task(4, params, trained(params, 1)))
+    _, tensors = server.read(result(4, sent.digest), sent.tensors)
+    server.take_outer_step(1, [(4, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest))], 1.0, 0.0, Radial())
+    message, change = sent_to(server, 1, [4])
+    assert list(change) == [COEFFICIENTS]
+    other = exchange_of(SPECS, codecs)
+    taken(other, m.Parameters(version=0), START_MASTERS)
+    with pytest.raises(RemoteProtocolError, match="without the payload of task 4"):
+        other.take(message, change)
+    assert worker.expects(message, "payload-4") == TensorSpec("payload-4", "ui8", sent.tensors[PAYLOAD].shape)
+    assert worker.expects(message, "payload-5") is None
+    taken(worker, message, change)
+    taken(worker, m.Parameters(version=0), START_MASTERS)  # to evaluate an older version
+    again = taken(worker, message, change)
+    assert again["w"].tobytes() == server.state.params["w"].tobytes()

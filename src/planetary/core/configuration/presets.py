@@ -151,6 +151,20 @@ PRESETS: Mapping[str, Preset] = {
             },
         ),
         Preset(
+            "rda-relay",
+            "as rda-sign, but workers get each other's updates of one bit and take the outer step themselves, which "
+            "loses nothing; as many bytes down as up for two workers, and M - 1 times as many for M",
+            "Vargaftik et al. 2021, arXiv:2105.08339 (one bit after a rotation); the rest: bench/results/sync.md",
+            {
+                **_STAR,
+                "train.inner_steps": 36,
+                **_outer(1.0, 0.0, "rda"),
+                "sync.compression": "sign",
+                "sync.broadcast_compression": "relay",
+                "sync.start_compression": "int8",
+            },
+        ),
+        Preset(
             "muloco",
             "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as "
             "updates of Muon have the size of AdamW's here",

@@ -190,6 +190,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
 
 OverlapName = Literal["none", "eager", "streaming", "decoupled", "async"]
 Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
+Broadcast = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse", "relay"]
 
 
 class SyncConfig(msgspec.Struct, frozen=True):
@@ -216,8 +217,11 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # two bits). The error of a codec is sent later
     compression: Codec = "none"
     # "star": codec of the versions sent to workers. "none": all parameters; else the change since a worker's version,
-    # for workers that send deltas
-    broadcast_compression: Codec = "none"
+    # for workers that send deltas; "relay": the other workers' updates as they came, from which each takes the outer
+    # step itself, so that nothing is lost
+    broadcast_compression: Broadcast = "none"
+    # "star": codec of the initial parameters, for workers that send deltas; the run begins from the decoded values
+    start_compression: Literal["none", "bf16", "int8"] = "none"
     precision: RingPrecision = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
     # "ring": "joined": in the order in which the workers came; "measured": by bandwidth and round trip of all links,

@@ -219,6 +219,7 @@ def _check_together(config: Config, origin: str) -> None:
             "end parameters of workers that have not all of the parameters would lose the rest; set sync.compression, "
             'for example to "float32"'
         )
+    _check_relay(config, origin)
     if config.sync.compression == "sparse" and config.outer.merge in ("median", "trimmed_mean"):
         raise UserError(
             f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
@@ -263,6 +264,29 @@ def _check_together(config: Config, origin: str) -> None:
         raise UserError(
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
             f"{config.train.micro_batches}: the parts of a batch must be equal"
+        )
+
+
+def _check_relay(config: Config, origin: str) -> None:
+    sync, outer = config.sync, config.outer
+    if sync.start_compression != "none" and (sync.compression == "none" or sync.overlap in ("streaming", "decoupled")):
+        raise UserError(
+            f'{origin}: sync.start_compression: expected "none" with sync.compression = "{sync.compression}" and '
+            f'sync.overlap = "{sync.overlap}", found "{sync.start_compression}": a start in a codec is for '
+            "workers that send deltas of all parameters"
+        )
+    if sync.broadcast_compression != "relay":
+        return
+    if sync.overlap != "none":
+        raise UserError(
+            f'{origin}: sync.broadcast_compression: expected a codec or "none" with sync.overlap = "{sync.overlap}", '
+            'found "relay": workers take the outer step from the updates of a whole round, before the next one begins'
+        )
+    if outer.momentum != 0.0:
+        raise UserError(
+            f'{origin}: sync.broadcast_compression: expected a codec or "none" with outer.momentum = '
+            f'{outer.momentum}, found "relay": workers take the outer step themselves, and newcomers would not have '
+            'the velocity; set outer.momentum = 0.0, as with outer.merge = "rda"'
         )
 
 

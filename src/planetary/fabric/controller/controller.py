@@ -183,7 +183,10 @@ class Controller(RunController[RoundsDesk]):
             self.evaluation.give_back(flight)
         else:
             return
+        known = failure.kind == "parameters" and not self.topology.lacks_parameters(worker)
         kind = self._record_failure(worker, failure, round_)
+        if known:  # the task was on its way already
+            return
         if kind == "numerics" and not self.guard.blames(worker.worker, version):
             return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)

@@ -300,7 +300,7 @@ class RunController(ABC, Generic[DeskT]):
                 reason=failure.reason,
             )
         )
-        return "peer" if failure.kind == "internal" else failure.kind
+        return "peer" if failure.kind in ("internal", "parameters") else failure.kind
 
     # --- the end ----------------------------------------------------------------------------------------------
 

@@ -8,16 +8,15 @@ from planetary.diloco.sanity import CAUTIOUS_RULE, is_cautious
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.changes import WHOLE, Offer, start_offer
 from planetary.fabric.protocol.fabric_events import (
-    ChangeOf,
     DropAttachment,
     KeepParameters,
     MeasureContributions,
     OuterStepDone,
-    ParametersOf,
     TakeOuterStep,
 )
-from planetary.fabric.protocol.records import ContributionsJudged, Mark, RoundClosed
+from planetary.fabric.protocol.records import ContributionsJudged, Mark, ParametersSent, RoundClosed
 from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
@@ -35,8 +34,8 @@ class Star(Topology):
         """See `Topology`."""
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
-        self._change = (0, "")  # the newest version that the gateway has as a change, and the digest of its bytes
-        self._is_partial = False  # whether that version is a change of one fragment
+        self._change = (0, WHOLE)  # the newest version, and its form for workers that have the one before
+        self._changed_by: dict[int, int] = {}  # task whose payload is in that change -> session that sent it
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
         self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
@@ -59,15 +58,39 @@ class Star(Topology):
         """See `Topology`."""
         if worker.version == version:
             return
-        newest, digest = self._change
-        since, worker.version = worker.version, version
-        if (digest or self._is_partial) and version == newest == since + 1:
-            message = m.Parameters(version=version, since=since, digest=digest)
-            self._desk.send(worker.session, message, ChangeOf(version))
-        else:
-            self._desk.send(worker.session, m.Parameters(version=version), ParametersOf(version))
+        offer = self._offer(worker, version)
+        self._desk.send(worker.session, offer.message, offer.payload)
+        if offer.why:
+            sent = "relay" if offer.message.relay else offer.message.codec or "whole"
+            self._desk.append(
+                ParametersSent(
+                    version=version,
+                    worker=worker.worker,
+                    pid=worker.pid,
+                    node=worker.node,
+                    form=sent,
+                    nbytes=offer.nbytes,
+                    why=offer.why,
+                )
+            )
+        worker.version = version
         if worker.train is not None and worker.train.mixes == version:
             worker.train.awaits = self._desk.under_way.count(worker.session)
+
+    def _offer(self, worker: WorkerSession, version: int) -> Offer:
+        """Return the form of a version for a worker."""
+        policy, (newest, change) = self._desk.policy, self._change
+        if version == 0 and policy.start_digest:
+            return start_offer(policy.compression.start, policy.start_digest, policy.spec.params)
+        if version == newest == worker.version + 1:
+            own = [task for task, session in self._changed_by.items() if session == worker.session]
+            return change.offer(version, worker.version, own)
+        return change.whole(version, worker.version)
+
+    def lacks_parameters(self, worker: WorkerSession) -> bool:
+        """See `Topology`: it is sent them whole."""
+        had, worker.version = worker.version, -1
+        return had >= 0
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """See `Topology`. A worker in the middle of a lease holds other parameters; it evaluates when it is done.
@@ -217,7 +240,7 @@ class Star(Topology):
 
     def went_back(self, version: int) -> None:
         """See `Topology`; versions after this one will be others with the same numbers."""
-        self._stepped, self._change, self._is_partial = version, (0, ""), False
+        self._stepped, self._change, self._changed_by = version, (0, WHOLE), {}
         self._collecting = self._measuring = self._stepping = 0
         for table in (self._arriving, self._unusable, self._trained_by, self._refused):
             table.clear()
@@ -235,7 +258,8 @@ class Star(Topology):
     def stepped(self, done: OuterStepDone) -> None:
         """See `Topology`."""
         self._stepped, self.delta_norm, self.autocorrelation = done.round, done.delta_norm, done.autocorrelation
-        self._change, self._is_partial = (done.round, done.change), done.is_partial
+        self._change = done.round, done.change
+        self._changed_by = {task: self._trained_by[task] for task in done.change.tasks}
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """See `Topology`."""

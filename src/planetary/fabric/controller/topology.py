@@ -59,6 +59,10 @@ class Topology(ABC):
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """Make `version` the parameters of the worker's next task, unless they already are."""
 
+    def lacks_parameters(self, worker: WorkerSession) -> bool:
+        """Take note that a worker does not have the version that was sent to it last; return whether that is news."""
+        return True
+
     def announce(self, round_: int) -> None:
         """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
         for worker in self._desk.ready_workers():

@@ -59,8 +59,7 @@ class RoundWork:
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))
-        change, partial = self._parameters.change_digest, self._parameters.is_partial
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, change, partial)
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, self._parameters.change)
 
     def restore(self, instruction: e.RestoreParameters) -> e.Event:
         """Go back to an earlier version, on the disk as well."""

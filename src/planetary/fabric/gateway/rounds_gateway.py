@@ -18,6 +18,8 @@ from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
+from planetary.diloco.payload import PAYLOAD
+from planetary.diloco.relay import RELAY
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
@@ -130,7 +132,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return prepared
 
     def _begin(self, prepared: Prepared) -> RoundsStart:
-        copies = 2 if self.config.sync.broadcast_compression == "none" else 3
+        copies = 2 if self.config.sync.broadcast_compression in ("none", RELAY) else 3
         text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep, copies)
         if text:
             self.note(text) if fits else self.warn(text)
@@ -266,7 +268,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         message, defect, attachment = received.message, "", 0
         if isinstance(message, self._topology.brings):
             defect, tensors = await asyncio.to_thread(self.parameters.read, message, received.tensors)
-            attachment = self.parameters.attach(tensors)
+            digest = message.digest if isinstance(message, m.TrainResult | m.RingState) else ""
+            attachment = self.parameters.attach(tensors, received.tensors.get(PAYLOAD), digest)
         self._shell.post(e.Received(session, message, defect, attachment))
 
     # --- instructions -----------------------------------------------------------------------------------------
@@ -325,7 +328,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 params = self.parameters.of_version(payload.version)
                 return lambda: params
             case e.ChangeOf():
-                change = self.parameters.change_of(payload.version)
+                change = self.parameters.change_of(payload.version, payload.own)
                 return lambda: change
             case e.OuterStateOf():
                 outer = self.parameters.outer_state(payload.version)

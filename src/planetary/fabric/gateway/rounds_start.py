@@ -88,12 +88,15 @@ def begin(
         parameters = ParameterVersions(
             specs, initial_state(specs, prepared.params), 0, policy.compression, fragments=policy.fragments.count
         )
-        policy = topology.extend(msgspec.structs.replace(policy, inner_state_of=started.model), parameters.state)
+        policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
+        policy = topology.extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier, files=files)
-    policy = msgspec.structs.replace(policy, inner_state_of=start.state.inner_state_of)
+    policy = msgspec.structs.replace(
+        policy, inner_state_of=start.state.inner_state_of, start_digest=start.parameters.start_digest
+    )
     start.policy = topology.extend(policy, start.parameters.state)
     return start
 
@@ -249,7 +252,9 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         merge=config.outer.merge,
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,
-        compression=Compression(up=config.sync.compression, down=config.sync.broadcast_compression),
+        compression=Compression(
+            up=config.sync.compression, down=config.sync.broadcast_compression, start=config.sync.start_compression
+        ),
         overlap=config.sync.overlap,
         fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),
         checkpoint_every=config.checkpoint.every,

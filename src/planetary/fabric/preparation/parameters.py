@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,8 +14,10 @@ from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
-from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown
+from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
 from planetary.diloco.ring import check_state, state_of, state_tensors
+from planetary.fabric.preparation.broadcast import broadcast_of
+from planetary.fabric.protocol.changes import Change
 from planetary.fabric.protocol.messages import Compression, Message, RingState, TrainResult
 
 PLAIN = Compression()
@@ -26,7 +28,7 @@ class ParameterVersions:
 
     Attributes:
         state: of the outer optimizer.
-        change_digest: of the change to the newest version, as workers get it; "": there is none.
+        start_digest: of the initial parameters as they travel in a codec; "": they are tensors.
     """
 
     def __init__(
@@ -41,20 +43,21 @@ class ParameterVersions:
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
+        With a codec for the initial parameters, version 0 has the values that its bytes stand for.
+
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
         parts of the parameters that are synchronised in turn. Raises `UserError` where the model has fewer tensors.
         """
         self._specs = tuple(specs)
         self._fragments = Fragments(specs, fragments)
-        self.state = state
+        self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
+        self.state, start = self._begun(state, version)
+        self.start_digest = payload_digest(start[PAYLOAD]) if start else ""
         self._version = version
-        up, down, have = compression.up, compression.down, shown or state.params
-        parts = self._fragments.parts
+        up, parts = compression.up, self._fragments.parts
         self._up = None if up == "none" else [PayloadForm(up, part) for part in parts]
-        self._shown = None if down == "none" else [Shown(down, part, _of(part, have)) for part in parts]
-        self.change_digest = ""
-        self._changes: dict[int, Tensors] = {}
-        self._published: dict[int, Mapping[str, np.ndarray]] = {version: self._newest()}
+        self._broadcast = broadcast_of(specs, self._fragments, compression, shown or self.state.params)
+        self._published: dict[int, Mapping[str, np.ndarray]] = {version: start or self._newest()}
         self._contributions: dict[int, Tensors] = {}
         self._delta: dict[str, np.ndarray] = {}  # of the outer step before of each fragment that was stepped here
         self._attachments = 0
@@ -63,9 +66,22 @@ class ParameterVersions:
         """The parameters of a version, as workers take them."""
         return self._published[version]
 
-    def change_of(self, version: int) -> Tensors:
-        """Return the change from the version before to `version`, as it travels."""
-        return self._changes[version]
+    def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
+        """Return the change from the version before to `version`, as it travels; `own`: as of `ChangeOf`."""
+        return self._broadcast.change_of(version, own)
+
+    @property
+    def change(self) -> Change:
+        """The form of the newest version for workers that have the one before."""
+        return self._broadcast.change
+
+    def _begun(self, state: OuterState, version: int) -> tuple[OuterState, Mapping[str, np.ndarray]]:
+        """Return the state of a version that is gone on from, and its tensors where they travel in a codec."""
+        if version > 0 or self._start is None:
+            return state, {}
+        payload = self._start.encode(state.params)
+        params = self._start.decode(payload, payload_digest(payload))
+        return OuterState(params, state.velocity), {PAYLOAD: payload}
 
     @property
     def is_partial(self) -> bool:
@@ -74,31 +90,32 @@ class ParameterVersions:
 
     @property
     def shown(self) -> Tensors:
-        """The newest version as workers have it, where they get changes; else empty."""
-        return {} if self._shown is None else {k: v for part in self._shown for k, v in part.params.items()}
+        """The newest version as workers have it, where they get changes in a codec; else empty."""
+        return self._broadcast.shown
 
     def _newest(self) -> Mapping[str, np.ndarray]:
-        """Return the newest version as workers get it whole: with changes as float32, to which they are added."""
-        return published_params(self._specs, self.state.params) if self._shown is None else self.shown
+        return self._broadcast.newest(self.state.params)
 
     def keep(self, versions: Sequence[int]) -> None:
         """Forget all other versions."""
-        self._changes = {v: change for v, change in self._changes.items() if v in versions}
+        self._broadcast.keep(versions)
         self._published = {v: p for v, p in self._published.items() if v in versions}
 
     def kept(self) -> tuple[int, int]:
         """Return how many versions and how many workers' tensors are kept."""
         return len(self._published), len(self._contributions)
 
-    def attach(self, tensors: Tensors) -> int:
-        """Keep a worker's end parameters; return their number."""
+    def attach(self, tensors: Tensors, payload: np.ndarray | None = None, digest: str = "") -> int:
+        """Keep a worker's end parameters, or deltas that came as a `payload` of this digest; return their number."""
         self._attachments += 1
         self._contributions[self._attachments] = tensors
+        self._broadcast.attached(self._attachments, payload, digest)
         return self._attachments
 
     def drop(self, attachment: int) -> None:
         """Forget a worker's end parameters."""
         del self._contributions[attachment]
+        self._broadcast.dropped(attachment)
 
     def adopt(self, version: int, attachment: int) -> None:
         """Ring: the outer state that came with a message is the newest that is known here."""
@@ -150,11 +167,11 @@ class ParameterVersions:
 
     def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""
-        self.state, self._version, self._delta = state, version, {}
-        for part, specs in zip(self._shown or (), self._fragments.parts, strict=self._shown is not None):
-            part.params = _of(specs, shown or state.params)
-        self._changes, self.change_digest = {}, ""
-        self._published = {version: self._newest()}
+        self.state, start = self._begun(state, version)
+        self._version, self._delta = version, {}
+        self._broadcast.go_back(shown or self.state.params)
+        # Workers expect the codec in a run that began here at version 0.
+        self._published = {version: start if start and self.start_digest else self._newest()}
 
     def take_outer_step(
         self,
@@ -190,14 +207,6 @@ class ParameterVersions:
             {**self.state.params, **step.state.params}, {**self.state.velocity, **step.state.velocity}
         )
         self._delta = {**self._delta, **step.delta}
-        if self._shown is not None:
-            payload, self.change_digest = self._shown[self._fragments.number_of(round_)].advance(step.state.params)
-            self._changes[round_] = {PAYLOAD: payload}
-        elif self.is_partial:
-            self._changes[round_] = published_params(specs, step.state.params)
+        self._broadcast.advance(round_, step, rule, {task: attachment for task, _, attachment in parts})
         self._published = {**self._published, round_: self._newest()}
         return step
-
-
-def _of(specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, np.ndarray]:
-    return {spec.name: tensors[spec.name] for spec in specs}

@@ -8,6 +8,12 @@ from __future__ import annotations
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.diloco.deltas import Table
+from planetary.fabric.protocol.changes import (  # noqa: F401
+    WHOLE,
+    Change,
+    ChangeOf,
+    ParametersOf,
+)
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.events import (  # noqa: F401  # this module is all that the fabric's machines speak
@@ -99,8 +105,7 @@ class OuterStepDone(Event, frozen=True):
     round: int
     delta_norm: float  # Euclidean norm of the merged delta
     autocorrelation: float | None = None  # of the merged delta with that of the round before
-    change: str = ""  # digest of the bytes of the change since the version before; "": workers get tensors
-    is_partial: bool = False  # whether these are the tensors of one fragment, or a change of them
+    change: Change = WHOLE  # the form in which workers that have the version before get it
 
 
 class OuterStepFailed(Event, frozen=True):
@@ -139,18 +144,6 @@ class CheckpointLost(Event, frozen=True):
 
 
 # --- tensors that messages carry ---------------------------------------------------------------------------------
-
-
-class ParametersOf(Payload, frozen=True):
-    """The global parameters of one version."""
-
-    version: int
-
-
-class ChangeOf(Payload, frozen=True):
-    """The change from the version before to this one, as bytes."""
-
-    version: int
 
 
 class BlobOf(Payload, frozen=True):

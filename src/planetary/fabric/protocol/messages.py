@@ -48,6 +48,7 @@ __all__ = [
     "ReduceDone",
     "ReduceFailed",
     "Refused",
+    "Relay",
     "RestartWorker",
     "RingJob",
     "RingState",
@@ -146,16 +147,18 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         up: of the workers' results.
-        down: of the changes that they get.
+        down: of the changes that they get; "relay": the other workers' results as they came.
+        start: of the initial parameters.
     """
 
     up: str = "none"
     down: str = "none"
+    start: str = "none"
 
     @property
     def codecs(self) -> set[str]:
         """Those that both sides must know."""
-        return {self.up, self.down} - {"none"}
+        return {self.up, self.down, self.start} - {"none"}
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,7 +207,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     @property
     def loads(self) -> tuple[str, ...]:
         """See `WorkerJob`."""
-        return self.artifact, self.compression.up, self.compression.down
+        return self.artifact, self.compression.up, self.compression.down, self.compression.start
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -237,6 +240,26 @@ class DeviceRefused(Message, frozen=True, kw_only=True):
     reason: str  # which tensor, by how much; or the compiler's message
 
 
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """How a version was made from the results of its round; see `diloco.relay`.
+
+    Attributes:
+        rule: of `diloco.merge.MERGE_RULES`.
+        trimmed: of that rule.
+        rate: of the outer step.
+        tasks: of all results that count, ascending.
+        digests: of their payloads.
+        own: those of the tasks whose payload the worker has itself; the others' come as tensors.
+    """
+
+    rule: str
+    trimmed: float
+    rate: float
+    tasks: tuple[int, ...]
+    digests: tuple[str, ...]
+    own: tuple[int, ...] = ()
+
+
 class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
 
@@ -248,7 +271,9 @@ class Parameters(Message, frozen=True, kw_only=True):
     version: int
     counted: int = 0  # from a hub: the site's tokens, since its run began, that are in this version
     since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
-    digest: str = ""  # of the change's bytes; "": these are tensors
+    digest: str = ""  # of the bytes of "payload", or of the version that `relay` makes; "": these are tensors
+    codec: str = ""  # of whole parameters that come as "payload"; "": they are tensors
+    relay: Relay | None = None  # the worker takes the outer step itself
 
 
 class RingState(Message, frozen=True, kw_only=True):
@@ -403,7 +428,8 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     """The worker could not finish a task. It stays connected unless it says `Goodbye`."""
 
     task: int
-    kind: Literal["numerics", "data", "resource", "internal"]
+    # parameters: the worker does not have those that the task begins from
+    kind: Literal["numerics", "data", "resource", "internal", "parameters"]
     reason: str
     step: int = 0  # 1-based inner step at which it happened; 0: before the first
 
@@ -455,7 +481,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    18,
+    19,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -137,6 +137,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
     compression: Compression = Compression()  # of the star
+    start_digest: str = ""  # of the initial parameters in their codec; "": they are sent as tensors
     overlap: OverlapName = SyncConfig().overlap  # of the reduction of a round with further training
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec

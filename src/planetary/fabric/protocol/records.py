@@ -158,6 +158,18 @@ class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
     workers: int
 
 
+class ParametersSent(Record, frozen=True, kw_only=True, tag="parameters_sent"):
+    """A worker is sent a version in one of several possible forms."""
+
+    version: int
+    worker: str
+    pid: int
+    node: str
+    form: str  # "relay", "whole", or the codec of the initial parameters
+    nbytes: int  # of the tensors
+    why: str
+
+
 class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     """A worker gets a lease to train, from parameters `version`."""
 
@@ -430,6 +442,7 @@ AnyRecord = (
     | WorkerSlow
     | WorkerRecovered
     | RoundStarted
+    | ParametersSent
     | LeaseAssigned
     | LeaseCarried
     | LeaseStarted

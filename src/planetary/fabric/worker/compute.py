@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.errors import NumericsError, PlanetaryError, ProtocolError, ResourceError, UserError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
@@ -215,6 +215,9 @@ class Compute:
             event = TaskBroke(task.task, "numerics", str(error), getattr(error, "step", 0))
         except UserError as error:
             event = TaskBroke(task.task, "data", str(error))
+        except ProtocolError as error:
+            log.error("task %d cannot begin: %s", task.task, error)
+            event = TaskBroke(task.task, "parameters", str(error))
         except (ResourceError, MemoryError) as error:
             event = TaskBroke(task.task, "resource", str(error) or "out of memory")
         except Exception as error:

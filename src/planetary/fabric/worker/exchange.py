@@ -5,7 +5,7 @@ Used in the compute thread: encoding and decoding never hold up the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,8 +17,10 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_master
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
+from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
+from planetary.diloco.relay import COEFFICIENTS, RELAY, RelayedVersion, relayed_name
 from planetary.diloco.ring import HeldContribution, eager_start
 from planetary.fabric.protocol.messages import Compression, Fragmentation, Parameters
 
@@ -131,11 +133,149 @@ class WholeParameters:
 
     def mix(self, params: Tensors, version: int) -> Tensors:
         """See `Exchange`."""
-        raise RemoteProtocolError(f"a task mixes in version {version}, and its run has no fragments")
+        raise _no_fragments(version)
 
     def give(self, trained: Trained) -> Outgoing:
         """See `Exchange`."""
         return Outgoing(trained.ends)
+
+
+class Incoming:
+    """The versions that a worker gets, whole. The other side of `fabric.preparation.broadcast.Broadcast`.
+
+    Attributes:
+        masters: the newest version, float32 by name; empty: there is none.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
+        self._specs = tuple(specs)
+        self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
+        self.masters: Mapping[str, np.ndarray] = {}
+
+    def expects(self, message: Parameters, name: str) -> TensorSpec | None:
+        """See `Exchange`."""
+        if message.codec:
+            return self._start.spec if self._start is not None and name == PAYLOAD else None
+        if message.since >= 0:
+            return self._expects_of_change(message, name)
+        return next((spec for spec in self._whole_specs() if spec.name == name), None)
+
+    def take(self, message: Parameters, tensors: Tensors) -> None:
+        """See `Exchange`."""
+        if message.since >= 0:
+            if not self.masters or not tensors:
+                raise _lacking(message)
+            self._take_change(message, tensors)
+        elif message.codec:
+            if self._start is None or PAYLOAD not in tensors:
+                raise RemoteProtocolError(f"parameters {message.version} came in the codec {message.codec!r}")
+            self._take_whole(self._start.decode(tensors[PAYLOAD], message.digest))
+        else:
+            specs = {spec.name: spec for spec in self._whole_specs()}
+            self._take_whole({name: to_master(specs[name].dtype, values) for name, values in tensors.items()})
+
+    def sent(self, trained: Trained, payload: np.ndarray, digest: str) -> None:
+        """Take note of the worker's own payload of a task."""
+
+    def _whole_specs(self) -> Iterable[TensorSpec]:
+        """Return the specs of a version that comes whole, in no codec."""
+        return self._specs
+
+    def _take_whole(self, masters: Mapping[str, np.ndarray]) -> None:
+        self.masters = masters
+
+    def _expects_of_change(self, message: Parameters, name: str) -> TensorSpec | None:
+        return next((spec for spec in self._specs if spec.name == name), None)
+
+    def _take_change(self, message: Parameters, tensors: Tensors) -> None:
+        """Take the tensors of a fragment, which are all that this object has."""
+        self._take_whole({spec.name: to_master(spec.dtype, tensors[spec.name]) for spec in self._specs})
+
+
+class CodedIncoming(Incoming):
+    """Whole versions in float32, and changes of them in a codec. See `Incoming` and `Shown`."""
+
+    def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
+        super().__init__(specs, compression)
+        self._codec = compression.down
+        self._shown = Shown(compression.down, specs, {})
+
+    def _whole_specs(self) -> Iterable[TensorSpec]:
+        return _master_specs(self._specs)
+
+    def _take_whole(self, masters: Mapping[str, np.ndarray]) -> None:
+        self._shown.params = dict(masters)
+        self.masters = self._shown.params
+
+    def _expects_of_change(self, message: Parameters, name: str) -> TensorSpec | None:
+        return self._shown.spec if name == PAYLOAD else None
+
+    def _take_change(self, message: Parameters, tensors: Tensors) -> None:
+        self._shown.receive(tensors[PAYLOAD], message.digest)
+        self.masters = self._shown.params
+
+
+class RelayedIncoming(Incoming):
+    """Whole versions in float32, and outer steps from all workers' payloads. See `Incoming` and `diloco.relay`."""
+
+    def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
+        super().__init__(specs, compression)
+        self._version = RelayedVersion(compression.up, specs, {})
+        self._payload = PayloadForm(compression.up, specs).spec
+        self._own: dict[int, tuple[int, np.ndarray, str]] = {}  # task -> its round, its payload and the digest
+
+    def sent(self, trained: Trained, payload: np.ndarray, digest: str) -> None:
+        """See `Incoming`."""
+        self._own[trained.task] = trained.round, payload, digest
+
+    def _whole_specs(self) -> Iterable[TensorSpec]:
+        return _master_specs(self._specs)
+
+    def _take_whole(self, masters: Mapping[str, np.ndarray]) -> None:
+        self._version.params = dict(masters)
+        self.masters = self._version.params
+
+    def _expects_of_change(self, message: Parameters, name: str) -> TensorSpec | None:
+        relay = message.relay
+        if relay is None:
+            return None
+        if name == COEFFICIENTS:
+            return TensorSpec(name, "f64", (len(self._specs), len(relay.tasks)))
+        return replace(self._payload, name=name) if name in map(relayed_name, relay.tasks) else None
+
+    def _take_change(self, message: Parameters, tensors: Tensors) -> None:
+        relay = message.relay
+        fits = relay is not None and relay.rule in MERGE_RULES and len(relay.tasks) == len(relay.digests)
+        if relay is None or not fits or COEFFICIENTS not in tensors:
+            raise RemoteProtocolError(f"parameters {message.version} came as a change that is not a relay of results")
+        payloads = {}
+        for task, digest in zip(relay.tasks, relay.digests, strict=True):
+            own = self._own[task][1] if task in relay.own and task in self._own else None
+            payload = tensors.get(relayed_name(task), own)
+            if payload is None:
+                raise RemoteProtocolError(f"parameters {message.version} came without the payload of task {task}")
+            payloads[task] = payload, digest
+        rule = MERGE_RULES[relay.rule](relay.trimmed)
+        self._version.advance(payloads, tensors[COEFFICIENTS], rule, message.digest, rate=relay.rate)
+        self.masters = self._version.params
+        # A version that is evaluated may be followed by this one again.
+        self._own = {task: kept for task, kept in self._own.items() if kept[0] >= message.version}
+
+
+def _master_specs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    return [TensorSpec(spec.name, "f32", spec.shape) for spec in specs]
+
+
+def _lacking(message: Parameters) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"parameters {message.version} came as a change since {message.since}, which this worker has not"
+    )
+
+
+def _incoming_of(specs: Sequence[TensorSpec], compression: Compression) -> Incoming:
+    if compression.down == "none":
+        return Incoming(specs, compression)
+    return RelayedIncoming(specs, compression) if compression.down == RELAY else CodedIncoming(specs, compression)
 
 
 class CodedUpdates:
@@ -148,47 +288,28 @@ class CodedUpdates:
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression, eager_rate: float = 0.0) -> None:
         """Start with no parameters; `eager_rate`: as of `TrainingJob`. Raises `UserError` for an unknown codec."""
         self._eager_rate = eager_rate
-        self._newest: Tensors = {}  # float32 with changes, else in their own element types
         self._held: dict[int, tuple[int, HeldContribution]] = {}  # eager: task -> its round, and the delta as sent
-        self._specs, self._compression = tuple(specs), compression
-        self._whole = WholeParameters(specs)
-        self._masters = {spec.name: TensorSpec(spec.name, "f32", spec.shape) for spec in specs}
+        self._specs = tuple(specs)
+        self._down = _incoming_of(specs, compression)
         self._up = PayloadForm(compression.up, specs)
-        self._shown: Shown | None = None
-        self._change_spec = None if compression.down == "none" else PayloadForm(compression.down, specs).spec
-        self.residual_specs: tuple[TensorSpec, ...] = tuple(self._masters.values()) if self._up.lossy else ()
+        self.residual_specs: tuple[TensorSpec, ...] = tuple(_master_specs(specs)) if self._up.lossy else ()
         self.residual: Tensors | None = None
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
         """See `Exchange`."""
-        if self._change_spec is None:
-            return self._whole.expects(message, name)
-        if message.since >= 0:
-            return self._change_spec if name == PAYLOAD else None
-        return self._masters.get(name)
+        return self._down.expects(message, name)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
         """See `Exchange`."""
         self._held = {task: held for task, held in self._held.items() if held[0] > message.version}
-        if self._change_spec is None:
-            self._newest = tensors
-            return
-        if message.since < 0:
-            self._shown = Shown(self._compression.down, self._specs, tensors)
-        elif self._shown is None or PAYLOAD not in tensors:
-            raise RemoteProtocolError(
-                f"parameters {message.version} came as a change since {message.since}, which this worker has not"
-            )
-        else:
-            self._shown.receive(tensors[PAYLOAD], message.digest)
-        self._newest = self._shown.params
+        self._down.take(message, tensors)
 
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
         """See `Exchange`. The aggregate contains the payload as sent; the rest is in the error feedback."""
         _refuse_chain(after)
-        masters = {spec.name: to_master(self._dtype_of(spec), self._newest[spec.name]) for spec in self._specs}
+        masters = self._down.masters
         own = [self._held[task][1] for task in ahead if task in self._held]
         if own:
             masters = eager_start(self._specs, masters, own, tokens, self._eager_rate)
@@ -196,10 +317,7 @@ class CodedUpdates:
 
     def mix(self, params: Tensors, version: int) -> Tensors:
         """See `Exchange`."""
-        return self._whole.mix(params, version)
-
-    def _dtype_of(self, spec: TensorSpec) -> str:
-        return spec.dtype if self._change_spec is None else "f32"
+        raise _no_fragments(version)
 
     def give(self, trained: Trained) -> Outgoing:
         """See `Exchange`."""
@@ -209,6 +327,7 @@ class CodedUpdates:
                 delta[spec.name] = to_master(spec.dtype, start[spec.name]) - to_master(spec.dtype, ends[spec.name])
         payload, self.residual = self._up.compress(delta, self.residual)
         digest = payload_digest(payload)
+        self._down.sent(trained, payload, digest)
         if self._eager_rate:
             sent = Contribution(trained.task, trained.tokens, self._up.decode(payload, digest), form="deltas")
             self._held[trained.task] = trained.round, HeldContribution(sent, {})
@@ -286,6 +405,10 @@ class FragmentUpdates:
             before = self.residual or {spec.name: spec.zeros() for spec in self.residual_specs}
             self.residual = {**before, **part.residual}
         return outgoing
+
+
+def _no_fragments(version: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"a task mixes in version {version}, and its run has no fragments")
 
 
 def _refuse_chain(after: int) -> None:

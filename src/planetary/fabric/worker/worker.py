@@ -19,6 +19,7 @@ from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.payload import CODECS
+from planetary.diloco.relay import RELAY
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
@@ -76,7 +77,7 @@ class WorkerShell:
             trial=options.trial,
             chosen=options.chosen,
             roles=options.roles,
-            codecs=tuple(CODECS),
+            codecs=(*CODECS, RELAY),
         )
         self._shell = self.shell_type(
             machine,

@@ -251,7 +251,7 @@ class TaskBroke(Event, frozen=True):
     """A task could not be finished."""
 
     task: int
-    kind: Literal["numerics", "data", "resource", "internal"]
+    kind: Literal["numerics", "data", "resource", "internal", "parameters"]
     reason: str
     step: int = 0
 

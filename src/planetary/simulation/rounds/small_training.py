@@ -36,6 +36,7 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
+from planetary.diloco.payload import PayloadForm, payload_digest
 from planetary.diloco.ring import HeldContribution, eager_rate, eager_start, form_of, outer_step_of_sum, share
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.preparation.preparation import Prepared
@@ -205,7 +206,12 @@ class SmallTraining:
 
     def start(self) -> OuterState:
         """Return the state before the first round."""
-        return initial_state(self.spec.params, self.prepared.params)
+        state, codec = initial_state(self.spec.params, self.prepared.params), self.config.sync.start_compression
+        if codec == "none":
+            return state
+        form = PayloadForm(codec, self.spec.params)
+        payload = form.encode(state.params)
+        return OuterState(form.decode(payload, payload_digest(payload)), state.velocity)
 
     def trained(
         self, params: Tensors, *leases: int, mix: Callable[[Tensors], Tensors] | None = None, step: str = ""

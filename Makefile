@@ -35,7 +35,9 @@ $(STAMP): pyproject.toml src/planetary/version.py
 train: $(STAMP) ## train the example model with two workers (the main job)
 	$(BIN)/planetary train $(CONFIG) $(TRAIN_FLAGS)
 
-test: lint types layers test-quick ## run every check, the quick tests, one compiled step and one killed process
+# The type checker has one thread: the tests run beside it. Its line and theirs may come in either order.
+test: $(STAMP) ## run every check, the quick tests, one compiled step and one killed process
+	@$(MAKE) --no-print-directory -j 2 lint types layers test-quick
 
 # Two files at a time: tests of processes mostly wait. tests/conftest.py puts the quick ones first.
 PYTEST_TWO = $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)

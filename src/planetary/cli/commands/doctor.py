@@ -73,7 +73,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     import msgspec
 
     from planetary.cli import node_flags
-    from planetary.cli.commands.roles.gateway import DEFAULT_API_PORT, DEFAULT_PORT
+    from planetary.cli.option_values import API_PORT, WORKER_PORT
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.shell.system import SYSTEM
     from planetary.net.addresses import parse_address
@@ -87,7 +87,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
 
     backends = installed_backends() if args.backend == "auto" else [args.backend]
     folders = [cache_folder(args.cache), node_flags.state_folder(args)]
-    ports = () if args.gateway or args.master else (DEFAULT_PORT, DEFAULT_API_PORT)
+    ports = () if args.gateway or args.master else (WORKER_PORT, API_PORT)
     found = examine_machine(folders, backends, ports, SYSTEM)
     numbers = f.Measurements(memory=available_memory() or 0, cores=usable_cores())
     try:

@@ -181,7 +181,7 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("train.round=3", "did you mean train.rounds?"),
         ("trian.rounds=3", "did you mean [train]?"),
         ("train.rounds=many", "is no TOML value"),
-        ("train.rounds=-1", "--set train.rounds=-1: train.rounds: expected a whole number >= 1"),
+        ("train.rounds=-1", "setting train.rounds=-1: train.rounds: expected a whole number >= 1"),
         ("train.rounds.x=1", "is a single value"),
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),

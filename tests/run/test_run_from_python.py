@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 import threading
@@ -178,6 +179,32 @@ def test_a_run_under_way_is_stopped_and_resumed(fake: type[FakeRun]) -> None:
     assert fake.made[-1].options.resume
     assert [metrics.round for metrics in run.metrics] == [1, 2, 3]
     assert seen == [2.0, 1.0], "the first round was known"
+
+
+def test_a_run_without_rounds_left_is_not_resumed(fake: type[FakeRun], tmp_path: Path) -> None:
+    run = planetary.train(TABLES, run_dir="r", rounds=4)
+    (run.folder / "config.toml").write_text("[train]\nrounds = 4\n")
+    (run.folder / "checkpoints" / "round-000004").mkdir(parents=True)
+    started = len(fake.made)
+    with pytest.raises(UserError, match=r"all its 4 rounds are trained. Give more \(--rounds 8"):
+        run.resume()
+    with pytest.raises(UserError, match=r"train.rounds = 3: 4 rounds are trained"):
+        run.resume(rounds=3)
+    assert len(fake.made) == started
+
+
+def test_arguments_that_cannot_be_are_named(fake: type[FakeRun], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments, text in (
+        ({"config": 5}, "the path of a file, a planetary.Config, or its tables as a dictionary; found 5"),
+        ({"workers": "two"}, "fabric.workers: expected a whole number >= 1, found 'two'"),
+        ({"rounds": 0}, "train.rounds: expected a whole number >= 1, found 0"),
+        ({"run_dir": tmp_path / "file"}, "is a file: choose another --run-dir"),
+    ):
+        given: Any = {"config": TABLES, **arguments}
+        with pytest.raises(UserError, match=re.escape(text)):
+            planetary.train(**given)
+    assert not fake.made
 
 
 def test_a_callback_may_stop_the_run(fake: type[FakeRun]) -> None:

@@ -152,3 +152,12 @@ def test_a_mixture_trains_through_faults_and_equal_seeds_give_equal_bits(shared_
     assert first.params
     for name, values in first.params.items():
         np.testing.assert_array_equal(values, second.params[name])
+
+
+def test_faults_that_cannot_be_are_named() -> None:
+    with pytest.raises(UserError, match=r"kind: expected one of .*kill_worker.*, found 'kill'"):
+        planetary.Fault(at_s=1.0, kind="kill")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"at_s: expected a finite number >= 0, found -1.0"):
+        planetary.Fault(at_s=-1.0, kind="kill_worker")
+    with pytest.raises(UserError, match="expected faults >= 0"):
+        planetary.simulate(workers=2, faults=-1)

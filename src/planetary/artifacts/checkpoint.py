@@ -83,6 +83,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
     velocity: Tensors
     shown: Tensors = {}  # empty: all of `params`
 
+    def __repr__(self) -> str:
+        size = sum(tensor.size for tensor in self.params.values())
+        return f"Checkpoint of round {self.info.round}: {size:,} parameters in {len(self.params)} tensors"
+
 
 class CheckpointEntry(msgspec.Struct, frozen=True):
     """A checkpoint's place; nothing of it was read."""

@@ -419,14 +419,14 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")
         if equals and dotted.strip() in LISTS:
-            origin = f"--set {dotted.strip()}"
+            origin = f"setting {dotted.strip()}"
             tables[parts[0]] = _override_value(text.strip(), False, False, origin)
             check_entries(parts[0], tables[parts[0]], origin)
             continue
         if not equals or len(parts) < 2 or not all(parts):
-            raise UserError(f"--set {override}: expected section.key=value, e.g. --set train.rounds=3")
+            raise UserError(f"setting {override}: expected section.key=value, e.g. --set train.rounds=3")
         section, key, *inner = parts
-        origin = f"--set {override}"
+        origin = f"setting {override}"
         check_known(section, key, origin)
         table = tables.setdefault(section, {})
         if not isinstance(table, dict):

@@ -78,12 +78,14 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
 
 def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     told = {number for number, _ in before.loss} if before else set()
-    held_out = dict(after.eval_loss)
+    held_out, rewards = dict(after.eval_loss), dict(after.rewards)
     told_held_out = {number for number, _ in before.eval_loss} if before else set()
     lines = []
     fresh = [(number, value) for number, value in after.loss if number not in told]
     for number, value in fresh:
         line = f"round {number}/{after.rounds}: train loss {human.loss(value)}"
+        if number in rewards:
+            line += f", reward {rewards[number]:.3f}"
         if number in held_out:
             line += f", eval loss {human.loss(held_out[number])}"
         if number == fresh[-1][0]:  # totals are those of the newest round

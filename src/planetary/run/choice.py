@@ -8,19 +8,36 @@ from typing import Any
 
 import msgspec
 
+from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.config import Config, config_from_tables, load_config
+from planetary.core.configuration.ranges import show_found
+from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
+from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
 from planetary.fabric.preparation.model_shapes import with_model_shapes
+from planetary.monitor.run_folder import load_history
 
 ConfigSource = str | Path | Config | Mapping[str, Any]
 """A file (TOML, or PCP's experiment.json), a `Config`, or its tables: `{"train": {"rounds": 3}}`."""
+
+
+def settings(
+    overrides: Mapping[str, Any] | None = None, *, workers: int | None = None, rounds: int | None = None
+) -> list[str]:
+    """Return the arguments of the Python interface that set keys as `section.key=value` overrides."""
+    given = {**(overrides or {}), "fabric.workers": workers, "train.rounds": rounds}
+    return [f"{key}={toml_value(value)}" for key, value in given.items() if value is not None]
 
 
 def read_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in `source` with `section.key=value` overrides. Raises `UserError`."""
     if isinstance(source, str | Path):
         return load_config(source, overrides)
+    if not isinstance(source, Config | Mapping):
+        raise UserError(
+            "a configuration is the path of a file, a planetary.Config, or its tables as a dictionary; found "
+            f"{show_found(source)}"
+        )
     return config_from_tables(msgspec.to_builtins(source) if isinstance(source, Config) else source, overrides)
 
 
@@ -39,10 +56,12 @@ def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None)
             )
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, target_minutes=0.0))
     if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"the run's folder {folder} is a file: choose another --run-dir (in Python run_dir)")
         if has_run(folder):
             raise UserError(
-                f"{folder} already holds a run: go on with it (planetary train --resume {folder}), or choose another "
-                "--run-dir"
+                f"{folder} already holds a run: go on with it (planetary train --resume {folder}, in Python "
+                f'planetary.Run.open("{folder}").resume()), or choose another --run-dir (run_dir)'
             )
         return _named(config, folder.absolute()), folder.absolute()
     base = (Path(config.run.dir) / config.run.name).absolute()
@@ -60,12 +79,34 @@ def _is_taken(folder: Path) -> bool:
     return any(entry.name not in left for entry in folder.iterdir()) or gateway_of(folder) is not None
 
 
-def resumed_run(folder: Path, overrides: Sequence[str]) -> tuple[Config, Path]:
-    """Return the configuration and folder of a run that goes on. Raises `UserError` when there is none."""
+def resumed_run(folder: Path, overrides: Sequence[str], checkpoint: Path | None = None) -> tuple[Config, Path]:
+    """Return the configuration and folder of a run that goes on, from its newest checkpoint or from another.
+
+    Raises:
+        UserError: there is no run, or all rounds that it is to have are trained.
+    """
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"cannot resume {folder}: it is no run folder, {CONFIG} is missing")
-    return load_config(path, overrides), folder.absolute()
+    config = load_config(path, overrides)
+    kept = list_checkpoints(folder / CHECKPOINTS)
+    if checkpoint is None and kept:
+        _check_rounds_are_left(config.train.rounds, kept[-1].round, folder)
+    return config, folder.absolute()
+
+
+def _check_rounds_are_left(rounds: int, trained: int, folder: Path) -> None:
+    if rounds < trained:
+        raise UserError(
+            f"cannot resume {folder} with train.rounds = {rounds}: {trained} rounds are trained. Give more (--rounds "
+            f"{2 * trained}, in Python resume(rounds={2 * trained})), or go back to a checkpoint "
+            "(--checkpoint, in Python round=)"
+        )
+    if rounds == trained and load_history(folder).events[-1]["event"] == "run_finished":
+        raise UserError(
+            f"nothing to resume in {folder}: all its {trained} rounds are trained. Give more (--rounds {2 * trained}, "
+            f"in Python resume(rounds={2 * trained}))"
+        )
 
 
 def _named(config: Config, folder: Path) -> Config:

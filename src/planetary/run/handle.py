@@ -24,7 +24,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, hold
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
-from planetary.run.choice import resumed_run
+from planetary.run.choice import resumed_run, settings
 from planetary.run.metrics import Metrics
 from planetary.run.model.text_sampling import USUAL, Sampling
 from planetary.run.places import cache_folder
@@ -371,14 +371,13 @@ class Run:
         """
         if self.under_way:
             raise UserError(f"cannot resume {self.folder}: it is under way; stop it first, or wait for it")
-        overrides = [f"train.rounds={rounds}"] if rounds is not None else []
-        overrides += [f"fabric.workers={workers}"] if workers is not None else []
-        config, folder = resumed_run(self.folder, overrides)
+        checkpoint = self._checkpoint_path(round) if round is not None else None
+        config, folder = resumed_run(self.folder, settings(rounds=rounds, workers=workers), checkpoint)
         options = LocalRunOptions(
             folder=folder,
             cache=cache_folder(Path(cache) if cache is not None else None),
             resume=True,
-            checkpoint=self._checkpoint_path(round) if round is not None else None,
+            checkpoint=checkpoint,
             plain=plain_loopback,
         )
         self._background, self._observer = _carry(config, options, on_round)

@@ -13,12 +13,11 @@ import numpy as np
 
 from planetary.core.config import Config
 from planetary.core.configuration.presets import preset_of
-from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import PeerError, UserError
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
-from planetary.run.choice import ConfigSource, read_config
+from planetary.run.choice import ConfigSource, read_config, settings
 from planetary.run.kinds import kind_of
 from planetary.run.metrics import Metrics
 from planetary.run.places import cache_folder
@@ -79,6 +78,10 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     faults: Sequence[str]
     seconds: float
     config: Config
+
+    def __repr__(self) -> str:
+        length = f"{self.seconds:.1f} simulated s"
+        return f"Simulated: {self.outcome} after {length}, {len(self.faults)} faults. {self.metrics!r}"
 
     @property
     def losses(self) -> list[float]:
@@ -156,11 +159,10 @@ def simulate(
         ('finished', ('kill_worker',), True)
     """
     source = TINY if config is None else config
-    given = [f"fabric.workers={workers}"] if workers is not None else []
-    given += [f"train.rounds={rounds}"] if rounds is not None else []
+    given = settings(workers=workers, rounds=rounds)
     if preset is not None:
         given += preset_of(preset).overrides(read_config(source, given).fabric.workers)
-    given += [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
+    given += settings(overrides)
     resolved = with_model_shapes(read_config(source, given))
     machines = _machines(resolved.fabric.workers, links, speeds)
     place = cache_folder(Path(cache) if cache is not None else None)
@@ -203,6 +205,8 @@ def _machines(
 def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:
     workers = config.fabric.workers
     if isinstance(faults, int):
+        if faults < 0:
+            raise UserError(f"simulate: expected faults >= 0, the most that are drawn, found {faults}")
         return draw_plan(seed, workers=workers, horizon_s=_horizon(config), most=faults)
     for fault in faults:
         if not 0 <= fault.worker < workers:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from planetary.core.config import Config
-from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
-from planetary.run.choice import ConfigSource, new_run
+from planetary.run.choice import ConfigSource, new_run, settings
 from planetary.run.handle import Run, start_run
 from planetary.run.kinds import kind_of
 from planetary.run.places import cache_folder
@@ -67,9 +66,7 @@ def train(
         >>> run
         Run('runs/tiny'): finished, 2 of 2 rounds
     """
-    given = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
-    given += [f"fabric.workers={workers}"] if workers is not None else []
-    given += [f"train.rounds={rounds}"] if rounds is not None else []
+    given = settings(overrides, workers=workers, rounds=rounds)
     resolved, folder = new_run(config, given, Path(run_dir) if run_dir is not None else None)
     _check(resolved)
     options = LocalRunOptions(

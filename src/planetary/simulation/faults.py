@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.configuration.ranges import Index, NotNegative, check_ranges
 from planetary.simulation.lies import Lie, TextLie
 
 FaultKind = Literal[
@@ -66,14 +67,21 @@ class Fault(msgspec.Struct, frozen=True):
         lie: its forgery: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
             "free_rider" or "false_loss"; see `planetary.simulation.lies`.
         text_lie: its forgery in reinforcement learning: "logprobs", "copied_texts" or "other_weights"; see there.
+
+    Raises:
+        UserError: there is no such kind, or a value is out of its range.
     """
 
-    at_s: float
+    at_s: NotNegative
     kind: FaultKind
-    worker: int = 0
-    seconds: float = 2.0
+    worker: Index = 0
+    seconds: NotNegative = 2.0
     lie: Lie = "huge"
     text_lie: TextLie = "logprobs"
+
+    def __post_init__(self) -> None:
+        """Check every field: a fault of an unknown kind would strike nothing."""
+        check_ranges(self)
 
 
 def draw_plan(seed: int, *, workers: int, horizon_s: float, most: int) -> list[Fault]:

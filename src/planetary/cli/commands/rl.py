@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("rl: --checkpoint and --forgive are of a run that goes on, so they need --resume RUN")
     overrides = [*args.set, *settings_of(args, TRAIN_FLAGS)]
     if args.resume is not None:
-        config, folder = resumed_run(args.resume, overrides)
+        config, folder = resumed_run(args.resume, overrides, args.checkpoint)
     else:
         config, folder = new_run(args.config, overrides, args.run_dir)
     if not config.rl.task:
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         plain=args.plain_loopback,
         dashboard_port=args.dashboard_port,
     )
-    train_here(config, options, quiet=args.json)
+    train_here(config, options, quiet=args.json, command="rl")
     _say_what_happened(folder, load_history(folder), as_json=args.json)
     return EXIT_OK
 

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = [*args.set, *settings_of(args, TRAIN_FLAGS)]
     overrides += ["train.target_minutes=0"] if args.full else []
     if args.resume is not None:
-        config, folder = resumed_run(args.resume, overrides)
+        config, folder = resumed_run(args.resume, overrides, args.checkpoint)
     else:
         if args.preset is not None:
             from planetary.core.configuration.presets import preset_of
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def train_here(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
+def train_here(config: Config, options: LocalRunOptions, *, quiet: bool, command: str = "train") -> None:
     """Train on this machine. Raises `KeyboardInterrupt` with the command that resumes a run stopped by a signal."""
     import asyncio
     import contextlib
@@ -156,7 +156,7 @@ def train_here(config: Config, options: LocalRunOptions, *, quiet: bool) -> None
     if stopped:
         how = stopped.replace("SIGINT", "Ctrl+C")
         if has_run(options.folder):
-            how += f"; go on with: planetary train --resume {os.path.relpath(options.folder)}"
+            how += f"; go on with: planetary {command} --resume {os.path.relpath(options.folder)}"
         raise KeyboardInterrupt(how)
 
 

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from planetary.compiler.frontend.manifest import (
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
 from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.compiler.ir import Module, Operation
-from planetary.core.errors import CompileError, PlanetaryError, UserError
+from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
 from planetary.core.tensors import host_dtype, to_host_dtype
 
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
@@ -49,8 +49,12 @@ class Model:
 
     stablehlo: bytes  # portable artifact
     manifest: Manifest
-    stored: Mapping[str, np.ndarray] = field(repr=False)
+    stored: Mapping[str, np.ndarray]
     notes: tuple[str, ...] = ()  # sentences on properties inferred from the model rather than given, for reports
+
+    def __repr__(self) -> str:
+        tensors = len(self.manifest.of_role("param"))
+        return f"Model: {self.param_count:,} parameters in {tensors} tensors, sha256 {self.digest[:12]}"
 
     @property
     def digest(self) -> str:
@@ -274,8 +278,10 @@ def _find(source: str) -> Callable[..., Any]:
     module = _load_file(Path(place), source) if place.endswith(".py") else _import(place, source)
     function = getattr(module, name, None)
     if not callable(function):
-        known = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
-        raise UserError(f"{place} has no function {name!r}; it has: {', '.join(known) or 'none'}")
+        own = {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("_")}
+        known = [n for n, f in own.items() if getattr(f, "__module__", "") == module.__name__] or list(own)
+        meant = did_you_mean(name, known, "{!r}")
+        raise UserError(f"{place} has no function {name!r}{meant} It has: {', '.join(known) or 'none'}")
     if is_module(function):
         loss = getattr(module, "loss", None)
         return ModuleBuilder(function, loss if callable(loss) else None, source)

@@ -9,7 +9,7 @@ number that is not known, or not finite, is `None` and never NaN, which JSON doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -124,6 +124,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int = 0  # per round and worker
     loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
     eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
+    rewards: tuple[tuple[int, float], ...] = ()  # (round, mean reward of its texts), of reinforcement learning
     tokens_total: int = 0
     tokens_per_s: float = 0.0
     bytes_up: int = 0
@@ -203,6 +204,12 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
     mixture: MixtureMetrics | None = None  # of a mixture
     policy: PolicyMetrics | None = None  # of reinforcement learning
+
+
+def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[tuple[int, float], ...]:
+    """Return (round, mean reward) of the rounds that have one, in order."""
+    known = ((line.round, line.policy.reward) for line in metrics if line.policy is not None)
+    return tuple(sorted((round_, reward) for round_, reward in known if reward is not None))
 
 
 def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:

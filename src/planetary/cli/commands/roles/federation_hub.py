@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.gateway_config is None) != (args.resume is None):
         config = (
-            resumed_run(args.resume, args.set)[0]
+            resumed_run(args.resume, args.set, args.checkpoint)[0]
             if args.resume is not None
             else new_run(args.gateway_config, args.set, args.run_dir)[0]
         )

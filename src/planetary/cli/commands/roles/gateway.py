@@ -229,7 +229,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
     if args.forgive and args.resume is None:
         raise UserError("gateway: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
     if args.resume is not None:
-        return resumed_run(args.resume, args.set)
+        return resumed_run(args.resume, args.set, args.checkpoint)
     return new_run(args.gateway_config, args.set, args.run_dir)
 
 

@@ -11,7 +11,7 @@ from planetary.core.errors import UserError
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
-from planetary.fabric.protocol.changes import CodedChange, RelayedChange
+from planetary.fabric.protocol.changes import CodedChange, RelayedChange, unchanged
 from planetary.fabric.protocol.records import ParametersSent
 from planetary.fabric.protocol.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy
@@ -69,7 +69,7 @@ def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
     star = bench.controller.topology
     first, late = bench.join("a"), bench.join("b")
     workers = bench.controller.desk.workers
-    star.stepped(e.OuterStepDone(1, 1.0, None, CodedChange("d1")))
+    star.stepped(e.OuterStepDone(1, 1.0, None, CodedChange(digest="d1")))
 
     def sent_to(session: int, version: int) -> m.Parameters:
         bench.controller.desk.out.clear()
@@ -84,7 +84,7 @@ def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
     assert sent_to(first, 1) == m.Parameters(version=1, since=0, digest="d1")
     assert sent_to(late, 1) == m.Parameters(version=1)
     workers[first].version = 0
-    star.stepped(e.OuterStepDone(2, 1.0, None, CodedChange("d2")))
+    star.stepped(e.OuterStepDone(2, 1.0, None, CodedChange(digest="d2")))
     assert sent_to(first, 2) == m.Parameters(version=2)
     assert sent_to(late, 2) == m.Parameters(version=2, since=1, digest="d2")
 
@@ -127,3 +127,11 @@ def test_the_form_of_a_relayed_version_is_chosen_by_its_bytes_and_journalled() -
         ("whole", 300, "3 payloads of other workers have 324 bytes"),
         ("whole", 300, "it has no parameters"),
     ]
+
+
+def test_after_a_resume_workers_of_a_relaying_run_are_sent_whole_parameters() -> None:
+    policy = small_policy(rounds=3, workers=1)
+    change = unchanged(m.Compression(up="sign", down="relay"), policy.spec.params)
+    offer = change.offer(2, 1, ())
+    assert (offer.message, offer.nbytes, offer.why) == (m.Parameters(version=2), 4 * 8, "it has version 1")
+    assert unchanged(m.Compression(up="sign"), policy.spec.params).offer(2, 1, ()).why == ""

@@ -8,7 +8,7 @@ from planetary.diloco.sanity import CAUTIOUS_RULE, is_cautious
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.changes import WHOLE, Offer, start_offer
+from planetary.fabric.protocol.changes import Offer, start_offer, unchanged
 from planetary.fabric.protocol.fabric_events import (
     DropAttachment,
     KeepParameters,
@@ -34,7 +34,8 @@ class Star(Topology):
         """See `Topology`."""
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
-        self._change = (0, WHOLE)  # the newest version, and its form for workers that have the one before
+        self._unchanged = unchanged(desk.policy.compression, desk.policy.spec.params)
+        self._change = (0, self._unchanged)  # the newest version, and its form for workers that have the one before
         self._changed_by: dict[int, int] = {}  # task whose payload is in that change -> session that sent it
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
         self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
@@ -240,7 +241,7 @@ class Star(Topology):
 
     def went_back(self, version: int) -> None:
         """See `Topology`; versions after this one will be others with the same numbers."""
-        self._stepped, self._change, self._changed_by = version, (0, WHOLE), {}
+        self._stepped, self._change, self._changed_by = version, (0, self._unchanged), {}
         self._collecting = self._measuring = self._stepping = 0
         for table in (self._arriving, self._unusable, self._trained_by, self._refused):
             table.clear()

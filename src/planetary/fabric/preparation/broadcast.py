@@ -128,7 +128,7 @@ class CodedChanges(WholeVersions):
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
         """See `Broadcast`."""
         payload, digest = self._parts[self._fragments.number_of(round_)].advance(step.state.params)
-        self.change, self._changes[round_] = CodedChange(digest), {PAYLOAD: payload}
+        self.change, self._changes[round_] = CodedChange(digest=digest), {PAYLOAD: payload}
 
     def go_back(self, params: Tensors) -> None:
         """See `Broadcast`."""

@@ -12,6 +12,7 @@ import msgspec
 
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.payload import PayloadForm
+from planetary.diloco.relay import RELAY
 from planetary.fabric.protocol import messages as m
 from planetary.machine.events import Payload
 
@@ -54,8 +55,14 @@ def start_offer(codec: str, digest: str, specs: Sequence[TensorSpec]) -> Offer:
     return Offer(message, ParametersOf(0), nbytes, "initial parameters")
 
 
-class Change(msgspec.Struct, frozen=True):
-    """The newest version as a change; this base: it is sent whole."""
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest version as a change; this base: there is none, and it is sent whole.
+
+    Attributes:
+        whole_bytes: of whole parameters in a run whose broadcast has several forms; 0: it has one.
+    """
+
+    whole_bytes: int = 0
 
     def offer(self, version: int, since: int, own: Collection[int]) -> Offer:
         """Return the form for a worker that has the version before.
@@ -69,18 +76,28 @@ class Change(msgspec.Struct, frozen=True):
 
     def whole(self, version: int, since: int) -> Offer:
         """Return the form of any version for a worker that has another, `since`; -1: none."""
-        return Offer(m.Parameters(version=version), ParametersOf(version))
+        return self._whole(version, "it has no parameters" if since < 0 else f"it has version {since}")
 
     @property
     def tasks(self) -> tuple[int, ...]:
         """Tasks whose payloads are in the change."""
         return ()
 
+    def _whole(self, version: int, why: str) -> Offer:
+        return Offer(
+            m.Parameters(version=version), ParametersOf(version), self.whole_bytes, why * bool(self.whole_bytes)
+        )
+
 
 WHOLE = Change()
 
 
-class CodedChange(Change, frozen=True):
+def unchanged(compression: m.Compression, specs: Sequence[TensorSpec]) -> Change:
+    """Return the change to a version that a run begins from, or goes on from."""
+    return Change(whole_bytes=sum(4 * spec.size for spec in specs)) if compression.down == RELAY else WHOLE
+
+
+class CodedChange(Change, frozen=True, kw_only=True):
     """A change in a codec, or the tensors of a fragment.
 
     Attributes:
@@ -102,14 +119,12 @@ class RelayedChange(Change, frozen=True, kw_only=True):
         digest: of the version.
         payload_bytes: of one payload.
         more_bytes: of the coefficients.
-        whole_bytes: of whole parameters.
     """
 
     relay: m.Relay
     digest: str
     payload_bytes: int
     more_bytes: int
-    whole_bytes: int
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -126,10 +141,3 @@ class RelayedChange(Change, frozen=True, kw_only=True):
         relay = msgspec.structs.replace(self.relay, own=kept)
         message = m.Parameters(version=version, since=since, digest=self.digest, relay=relay)
         return Offer(message, ChangeOf(version, kept), nbytes, f"{others} payloads of other workers")
-
-    def whole(self, version: int, since: int) -> Offer:
-        """See `Change`."""
-        return self._whole(version, "it has no parameters" if since < 0 else f"it has version {since}")
-
-    def _whole(self, version: int, why: str) -> Offer:
-        return Offer(m.Parameters(version=version), ParametersOf(version), self.whole_bytes, why)

@@ -59,7 +59,7 @@ from planetary.simulation.mixtures.mixture_cluster import STEPS, MixtureCluster
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.process import Process, SimulatedThread
 from planetary.simulation.timed_program import TimedProgram
-from planetary.wire.inbox import ReceivedMessage
+from planetary.wire.streams import ReceivedMessage
 
 STEP_S = 1.0
 EXPERT_WORKERS = ("v", "w", "x")
@@ -145,12 +145,12 @@ class WatchedGateway(MixtureGateway):
     stage_of: weakref.ref[MixtureStage]
     queueing = 0  # calls of the queue that were begun and have not ended
 
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
+    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
         stage = self.stage_of()
         if stage is not None:
             stage.sent.append(received.message)
             stage.sent_bytes.append(sum(tensor.nbytes for tensor in received.tensors.values()))
-        await super()._pass_on(session, received)
+        return await super()._read(session, received)
 
     async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
         await super()._use_queue(instruction)
@@ -166,15 +166,14 @@ class WatchedGateway(MixtureGateway):
             stage = self.stage_of()
             if stage is not None:
                 stage.handled(event)
+                for instruction in found:
+                    stage.carried_out(instruction)
             return found
 
         controller.handle = watched  # type: ignore[method-assign]
         return controller
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        stage = self.stage_of()
-        if stage is not None:
-            stage.carried_out(instruction)
         self.queueing += isinstance(instruction, QueueWork | LeaseExpertWork | EndWork)
         return super()._carry_out(instruction)
 

@@ -28,7 +28,6 @@ from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.worker.role import Roles
 from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 
@@ -128,17 +127,11 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
         )
         return ToyController(Desk(policy, ToyState()), timings.grace_s, self._clock.monotonic())
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        return self._carry_out_common(instruction)
-
     def _limits(self) -> Limits:
         return Limits(tensor_bytes=MIB, tensors=1, messages_under_way=1)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         raise RemoteProtocolError(f"reading {type(message).__name__}: no tensor is expected with it")
-
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
-        self._post(e.Received(session, received.message))
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         return PublishedArtifact("f" * 64, 0, "nothing to verify")

@@ -15,10 +15,9 @@ from planetary.core.errors import LocalProtocolError, RemoteProtocolError, Resou
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.fabric.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters
 from planetary.wire import Inbox, Limits, Outbox, ReceivedMessage, expect_tensors, refuse_tensors
-from planetary.wire.frames import Kind, encode_prefix
+from planetary.wire.frames import Kind, TensorHeader, encode_prefix, encode_tensor_header
 from planetary.wire.message import Message, stamp
-from planetary.wire.outbox import Frame
-from planetary.wire.tensor_header import TensorHeader, encode_tensor_header
+from planetary.wire.streams import Frame
 
 
 def frame_bytes(frame: Frame) -> bytes:

@@ -7,9 +7,17 @@ import pytest
 
 from planetary.core.errors import RemoteProtocolError
 from planetary.fabric.protocol.messages import FABRIC
-from planetary.wire.frames import PREFIX_BYTES, Kind, decode_prefix, encode_prefix, skew_text
+from planetary.wire.frames import (
+    PREFIX_BYTES,
+    Kind,
+    TensorHeader,
+    decode_prefix,
+    decode_tensor_header,
+    encode_prefix,
+    encode_tensor_header,
+    skew_text,
+)
 from planetary.wire.limits import MAX_CHUNK_BYTES, STRANGER, Limits
-from planetary.wire.tensor_header import TensorHeader, decode_tensor_header, encode_tensor_header
 
 
 def raw_prefix(kind: int, header_bytes: int, payload_bytes: int, zero: int = 0) -> bytes:

@@ -13,9 +13,9 @@ from planetary.net.authority import SERVER_NAME, authority_in
 from planetary.net.certificates import client_context, looking_context
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
 from planetary.net.network import TCP, Network
-from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import Limits
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Allocate, allocate_any
 
 
 class Trust:

@@ -17,10 +17,10 @@ from planetary.net.addresses import address_text, prepare_socket
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
 from planetary.net.strangers import Place
-from planetary.wire.inbox import Allocate, Inbox, ReceivedMessage, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Allocate, Inbox, ReceivedMessage, allocate_any
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from planetary.net import invite
 from planetary.net.connection import Connection
 from planetary.net.identity import check_proof
 from planetary.net.session import Greeting, Refused, Welcome
-from planetary.wire.inbox import Allocate
+from planetary.wire.streams import Allocate
 
 G = TypeVar("G", bound=Greeting)
 W = TypeVar("W", bound=Welcome | None)

@@ -18,10 +18,10 @@ from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
 from planetary.net.session import Greeting, Refused, Welcome
-from planetary.wire.inbox import Allocate, ReceivedMessage, allocate_any
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Allocate, ReceivedMessage, allocate_any
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from planetary.wire.limits import KIB
 from planetary.wire.message import Message
-from planetary.wire.outbox import Frame, Outbox, QueuedMessage
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Frame, Outbox, QueuedMessage
 
 # Bytes handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB

@@ -14,9 +14,9 @@ from planetary.net.connection import Connection, ConnectionProtocol, Dismissal, 
 from planetary.net.network import TCP, Listener, Network
 from planetary.net.session import Refused
 from planetary.net.strangers import Door, Place, StrangerLimits
-from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import STRANGER, Limits
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Allocate, allocate_any
 
 log = logging.getLogger(__name__)
 

@@ -59,7 +59,7 @@ from planetary.site.worker_scheduler import (
     WorkerScheduler,
     WorkerWent,
 )
-from planetary.wire.inbox import refuse_tensors
+from planetary.wire.streams import refuse_tensors
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,21 @@
-"""One codec for everything that peers say to each other: messages, their frames, and two machines that move them.
+"""One codec for all messages between peers: messages, their frames, and two machines that move them.
 
-No sockets here, and no message of anybody: a `Protocol` is given the classes of those that speak it. `frames` says how
-bytes are laid out, `Inbox` turns bytes into messages, `Outbox` turns messages into frames.
+It has no sockets and no messages of its own: a `Protocol` is given the message classes of its participants. `frames`
+defines the layout of bytes, `streams` turns bytes into messages (`Inbox`) and messages into frames (`Outbox`).
 """
 
-from planetary.wire.inbox import Allocate, Inbox, ReceivedMessage, allocate_any, expect_tensors, refuse_tensors
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message, Order
-from planetary.wire.outbox import Outbox
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import (
+    Allocate,
+    Inbox,
+    Outbox,
+    ReceivedMessage,
+    allocate_any,
+    expect_tensors,
+    refuse_tensors,
+)
 
 __all__ = [
     "Allocate",

@@ -1,4 +1,4 @@
-"""The layout of frames: a fixed prefix, a header and a payload. Pure functions; no socket, no state.
+"""The layout of frames: a fixed prefix, a header and a payload, each to and from bytes. Pure functions, no state.
 
     offset  size  field
          0     4  magic b"PLNT"
@@ -23,12 +23,21 @@ versions that share nothing else still notice each other.
 
 from __future__ import annotations
 
+import math
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 from zlib import crc32
 
+import capnp as _capnp
+import msgspec
+import numpy as np
+
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.wire.limits import Limits
 
 MAGIC = b"PLNT"
@@ -140,3 +149,118 @@ def _guess(magic: bytes) -> str:
     if magic[:2] == b"\0\0":
         return "; an older planetary begins its messages with their length: upgrade planetary on the peer"
     return "; the peer does not speak planetary's protocol"
+
+
+# --- the tensors that follow a message, to and from JSON
+
+_declarations = msgspec.json.Decoder(tuple[TensorSpec, ...])
+_encoder = msgspec.json.Encoder()
+
+_MOST_DIMENSIONS = 32
+_LONGEST_NAME = 1024
+
+# A bfloat16 is held as 16 raw bits, so an array of them is declared as `ui16`.
+_DECLARED: Mapping[np.dtype, str] = {host: name for name, host in HOST_DTYPES.items() if name != "bf16"}
+
+
+def declare(tensors: Mapping[str, np.ndarray]) -> tuple[TensorSpec, ...]:
+    """Return name, element type and shape of each array, in order.
+
+    The element type is the one whose host type the array has; raw bfloat16 bits are declared as `ui16`.
+    Raises `LocalProtocolError` for an array of a type that has no place on the wire, such as a
+    big-endian one.
+    """
+    specs = []
+    for name, array in tensors.items():
+        dtype = _DECLARED.get(array.dtype)
+        if dtype is None:
+            raise LocalProtocolError(
+                f"sending tensor {name!r}: numpy type {array.dtype.str!r} is none of "
+                f"{', '.join(host.str for host in _DECLARED)}"
+            )
+        specs.append(TensorSpec(name, dtype, tuple(array.shape)))
+    return tuple(specs)
+
+
+def encode_declaration(specs: tuple[TensorSpec, ...], limits: Limits) -> bytes:
+    """Return the JSON of a message's tensors, empty for none. Raises `LocalProtocolError` over a cap."""
+    if not specs:
+        return b""
+    data = _encoder.encode(specs)
+    try:
+        _check_declaration(specs, limits)
+        if len(data) > limits.declaration_bytes:
+            raise ValueError(f"their list may have {limits.declaration_bytes} bytes, it has {len(data)}")
+    except ValueError as error:
+        raise LocalProtocolError(f"sending tensors: {error}") from None
+    return data
+
+
+def decode_declaration(data: bytes | bytearray | memoryview, limits: Limits) -> tuple[TensorSpec, ...]:
+    """Read a message's tensors. Raises `RemoteProtocolError` before anything of their size was allocated."""
+    if not len(data):
+        return ()
+    try:
+        specs = _declarations.decode(data)
+        _check_declaration(specs, limits)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise RemoteProtocolError(f"reading the list of tensors of a message: {error}") from None
+    return specs
+
+
+def _check_declaration(specs: tuple[TensorSpec, ...], limits: Limits) -> None:
+    if not 0 < len(specs) <= limits.tensors:
+        raise ValueError(f"expected 1 to {limits.tensors} tensors, found {len(specs)}")
+    if len({spec.name for spec in specs}) != len(specs):
+        raise ValueError("two tensors of one message have the same name")
+    total = 0
+    for spec in specs:
+        if not 0 < len(spec.name) <= _LONGEST_NAME:
+            raise ValueError(f"a tensor's name has 1 to {_LONGEST_NAME} characters, found {len(spec.name)}")
+        if len(spec.shape) > _MOST_DIMENSIONS or any(extent < 0 for extent in spec.shape):
+            raise ValueError(f"tensor {spec.name!r} has an impossible shape {spec.shape}")
+        try:
+            # An extent of 0 must not hide one that numpy cannot index.
+            spanned = math.prod(max(extent, 1) for extent in spec.shape) * HOST_DTYPES[spec.dtype].itemsize
+        except KeyError:
+            raise ValueError(f"tensor {spec.name!r} has an unknown element type {spec.dtype!r}") from None
+        total += spec.nbytes
+        if max(spanned, total) > limits.tensor_bytes:
+            raise ValueError(
+                f"the tensors of one message may have {limits.tensor_bytes} bytes, "
+                f"with {spec.name!r} of shape {spec.shape} they have more"
+            )
+
+
+# --- the header of a tensor frame, `tensor.capnp`
+
+capnp: Any = _capnp  # it has no types for what it defines in C
+# pycapnp hooks the import statement to find *.capnp files anywhere on the path. The hook is not wanted here.
+capnp.remove_import_hook()
+_SCHEMA: Any = capnp.load(str(Path(__file__).with_name("tensor.capnp")))
+_TensorHeader: Any = _SCHEMA.TensorHeader
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHeader:
+    """Where a run of tensor bytes belongs."""
+
+    message: int  # id of the message that declared the tensor
+    tensor: int  # position in its declaration
+    offset: int  # first byte of the run
+
+
+def encode_tensor_header(header: TensorHeader) -> bytes:
+    """Return the header as one Cap'n Proto message."""
+    return _TensorHeader.new_message(message=header.message, tensor=header.tensor, offset=header.offset).to_bytes()
+
+
+def decode_tensor_header(data: bytes) -> TensorHeader:
+    """Read a header; every malformation raises `RemoteProtocolError`."""
+    try:
+        with _TensorHeader.from_bytes(data) as reader:
+            return TensorHeader(message=reader.message, tensor=reader.tensor, offset=reader.offset)
+    except (capnp.KjException, ValueError, OverflowError, MemoryError) as error:
+        # KjException's text spans lines and has a native stack; its first line says what is wrong.
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RemoteProtocolError(f"reading a tensor frame: its header is malformed: {first_line}") from None

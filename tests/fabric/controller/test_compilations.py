@@ -8,11 +8,12 @@ from controller_bench import Bench
 
 from planetary.core.clock import SystemClock
 from planetary.fabric.controller.membership import MOST_TARGETS
-from planetary.fabric.gateway.gateway import Background
+from planetary.fabric.gateway.gateway import Compilations
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerRefused
+from planetary.fabric.shell.shell import Background
 
 CHIPS = ("sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121", "sm_90", "sm_100")
 
@@ -64,13 +65,13 @@ def test_the_gateway_compiles_for_few_targets_at_once() -> None:
             assert isinstance(event, e.Compiled | e.CompileFailed)
             done.append(f"{type(event).__name__} {event.target}")
 
-        background = Background(compile_for, post, SystemClock(), compilers)
+        compilations = Compilations(compile_for, post, SystemClock(), compilers, Background())
         for chip in CHIPS[:4]:
-            background.compile(e.Compile("cuda", chip, ""))
-        assert len(background.compiling) == 4  # they are named while they wait
+            compilations.compile(e.Compile("cuda", chip, ""))
+        assert len(compilations.compiling) == 4  # they are named while they wait
         while len(done) < 4:
             await asyncio.sleep(0)
-        assert not background.compiling
+        assert not compilations.compiling
         return seen, done
 
     for compilers, most in ((1, 1), (3, 3)):

@@ -63,6 +63,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "shape": SHAPE,
         "config_hash": "",
         "rounds": 6,
+        "merge": "mean",
         "groups": GROUPS,
         "completions": COMPLETIONS,
         "lag": 1,

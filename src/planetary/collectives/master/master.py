@@ -38,8 +38,8 @@ from planetary.net.loop_thread import BackgroundLoop
 from planetary.net.server import Server, ServerLimits, serve
 from planetary.net.strangers import StrangerLimits
 from planetary.version import __version__
-from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
+from planetary.wire.streams import refuse_tensors
 
 _COMPACT_LINES = 20_000
 

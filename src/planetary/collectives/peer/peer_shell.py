@@ -28,8 +28,8 @@ from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryErro
 from planetary.core.threads import Lock
 from planetary.net.client import connect
 from planetary.net.connection import Connection
-from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
+from planetary.wire.streams import refuse_tensors
 
 if TYPE_CHECKING:
     from planetary.collectives.peer.peer_shell import PeerShell

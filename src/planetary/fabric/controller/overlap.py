@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from planetary.diloco.rounds import RoundPolicy, RoundVerdict, RoundView, decide_quorum, decide_round
+from planetary.diloco.rounds import decide_quorum, decide_round
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.sessions import TrainInFlight
 from planetary.fabric.protocol.state import OpenRound
@@ -36,14 +36,12 @@ class Overlap:
     Attributes:
         overlaps: whether a round opens as soon as the one before it closes.
         carries: whether leases that are not trained when a round closes go on, for the next one.
+        decide: decides whether the open round closes.
     """
 
     overlaps = False
     carries = False
-
-    def decide(self, view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
-        """Decide whether the open round closes."""
-        return decide_round(view, policy, now)
+    decide = staticmethod(decide_round)
 
     def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
         """Return where a worker begins its next lease.
@@ -104,10 +102,7 @@ class Decoupled(Streaming):
     """
 
     carries = True
-
-    def decide(self, view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
-        """See `Overlap`."""
-        return decide_quorum(view, policy, now)
+    decide = staticmethod(decide_quorum)
 
     def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
         """See `Overlap`: of the fragment that it counts for, since the worker's version."""

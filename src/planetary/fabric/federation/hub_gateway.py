@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ClosedError, TrustError
@@ -34,6 +33,7 @@ from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import RunStatus, WorkerStatus
+from planetary.fabric.shell.shell import TensorSource
 from planetary.fabric.shell.system import System
 from planetary.machine.events import Payload
 
@@ -135,7 +135,7 @@ class HubGateway(RoundsGateway):
             return await super()._compile_for(target)
         return PublishedArtifact(policy.site_artifact, 0, "sites compare models and compile for themselves")
 
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    def _source(self, payload: e.Payload | None) -> TensorSource | None:
         if isinstance(payload, PublishedOf):
             assert self.prepared is not None
             specs, masters = self.prepared.step.spec.params, self.parameters.of_version(payload.version)

@@ -113,10 +113,11 @@ class SiteGateway(RoundsGateway):
         match instruction:
             case s.AdoptVersion():
                 assert uplink is not None
+                assert self._shell is not None
                 version, params = uplink.work.arrived
                 if version != instruction.version:
                     raise LocalProtocolError(f"version {instruction.version} of the hub is not here, {version} is")
-                self._work.add(self._answer(partial(self._adopt, instruction, params)))
+                self._shell.answer(partial(self._adopt, instruction, params))
             case s.OfferParameters():
                 self._work.add(self._offer(instruction))
             case s.ShowProgress():

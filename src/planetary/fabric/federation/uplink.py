@@ -24,6 +24,7 @@ from planetary.fabric.federation.federation_status import terms_in_words
 from planetary.fabric.federation.hub_policy import SITE
 from planetary.fabric.federation.site_points import SitePoints
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
@@ -32,8 +33,8 @@ from planetary.fabric.worker.exchange import Exchange, WholeParameters
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.fabric.worker.training_role import TrainingRole
 from planetary.fabric.worker.worker import WorkerShell
-from planetary.machine.events import Event, Exit, Instruction
-from planetary.wire.inbox import ReceivedMessage
+from planetary.machine.events import Event, Exit, Instruction, Payload
+from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -234,9 +235,10 @@ class SiteWork:
     def finish(self, task: int) -> None:
         """See `LeaseWork`; leases of a hub are not cut off."""
 
-    def end_parameters(self, task: int) -> Tensors:
+    def end_parameters(self, payload: Payload) -> Tensors:
         """See `LeaseWork`."""
-        return self._ends.pop(task)
+        assert isinstance(payload, EndParametersOf)
+        return self._ends.pop(payload.task)
 
     def close(self) -> None:
         """See `LeaseWork`."""

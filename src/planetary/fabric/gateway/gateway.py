@@ -46,15 +46,15 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import WorkerTraffic
-from planetary.fabric.shell.shell import SendQueues, Shell
+from planetary.fabric.shell.shell import Answer, Background, Read, ServerShell, SessionTerms, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello
-from planetary.wire.inbox import ReceivedMessage, refuse_tensors
 from planetary.wire.limits import Limits
 from planetary.wire.protocol import Protocol as WireProtocol
+from planetary.wire.streams import ReceivedMessage, refuse_tensors
 
 log = logging.getLogger(__name__)
 
@@ -237,14 +237,15 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._system = system
         self._clock = system.clock
         self.store = BlobStore(options.cache / "blobs", system.files)
-        self._shell: Shell[e.Finish] | None = None
+        self._shell: ServerShell[e.Finish] | None = None
         self._reception: Reception | None = None
         self._lock: RunLock | None = None
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
-        self._sessions = 0
-        self._queues: dict[int, SendQueues] = {}
-        self._work = Background(self._compile_for, self._post, system.clock, config.fabric.compilers)
+        self._work = Background()
+        self._compilations = Compilations(
+            self._compile_for, self._post, system.clock, config.fabric.compilers, self._work
+        )
         self._stop_reason: str | None = None
 
     # --- added by a kind of run -------------------------------------------------------------------------------
@@ -265,9 +266,25 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     def _control(self, prepared: PreparedT, start: StartT) -> ControllerT:
         """Make the controller. In a thread."""
 
-    @abstractmethod
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        """Carry out an instruction; `_carry_out_common` knows those of every kind."""
+        """Carry out an instruction that has no answer; this knows those of every kind."""
+        match instruction:
+            case e.Append():
+                assert isinstance(instruction.record, Record)
+                self._append(instruction.record)
+            case e.Compile():
+                self._compilations.compile(instruction)
+                log.info("%s", self.compiling[0])
+            case e.WriteMetrics():
+                self._write_metrics(instruction.metrics)
+            case e.Finish():
+                self.ended_at = self._clock.wall()
+                return instruction
+        return None
+
+    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
+        """Return the functions that answer instructions, each called in a thread."""
+        return {}
 
     @abstractmethod
     def _limits(self) -> Limits:
@@ -277,9 +294,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         """Return where a worker's tensor goes. Raises `RemoteProtocolError` for one that is not expected."""
 
-    @abstractmethod
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
-        """Give a message to the controller."""
+    def _reader(self) -> Read:
+        """Return the function that makes the controller's event of a message."""
+        return _without_tensors
 
     @abstractmethod
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
@@ -306,7 +323,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     def _release(self) -> None:
         """End the work that the kind has begun beside the event loop. In a thread, at the end."""
 
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    def _source(self, payload: e.Payload | None) -> TensorSource | None:
         """Return a function that returns the tensors of a message when it is its turn."""
         if isinstance(payload, e.BlobOf):
             digest = payload.digest
@@ -435,7 +452,18 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         for record in start.records:
             self._append(record)
         controller = self.controller = await asyncio.to_thread(self._control, prepared, start)
-        self._shell = Shell(controller, self._carry_out, self._clock, self._system.observe)
+        self._shell = ServerShell(
+            controller,
+            self._carry_out,
+            self._clock,
+            self._system.observe,
+            read=self._reader(),
+            answers=self._answers(),
+            source=self._source,
+            background=self._work,
+            shutdown_s=self.config.timings.shutdown_s,
+            on_loan=self.options.on_loan,
+        )
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
         self._set_stage("waiting for workers")
@@ -454,16 +482,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     async def _close(self) -> None:
         await self._work.finish()  # a checkpoint under way is
-        for queues in list(self._queues.values()):
-            try:
-                async with asyncio.timeout(self.config.timings.shutdown_s):
-                    await queues.drain()
-            except TimeoutError:
-                log.info("%s did not take the last messages in time", queues.connection.peer)
+        if self._shell is not None:
+            await self._shell.drain()
         if self._reception is not None:
             await self._reception.close("the gateway ends")
-        for queues in list(self._queues.values()):  # of a reception that others share
-            await queues.connection.close("the run is over")
+        if self._shell is not None:  # connections of a reception that others share
+            await self._shell.close("the run is over")
         for writer in (self._journal, self._metrics_file):
             if writer is not None:
                 writer.close()
@@ -476,9 +500,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
         When none is: "", and the end of the last compilation, or the beginning of the stage.
         """
-        for target, since in reversed(self._work.compiling.items()):
+        for target, since in reversed(self._compilations.compiling.items()):
             return f"compiling and verifying {self.compiles} for {target}, kept for the next run", since
-        return "", max(self.stage_since, self._work.compiled_at)
+        return "", max(self.stage_since, self._compilations.compiled_at)
 
     def wall_of(self, monotonic: float) -> float:
         """Return the Unix time, in seconds, of a moment on the controller's clock."""
@@ -497,92 +521,24 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             busy = m.Refused(code="busy", reason=why, retry=True)
             await answer_hello(connection, busy, self.config.timings.connect_s)
             return
-        self._sessions += 1
-        session = self._sessions
-        is_worker = hello.role == "worker"
-        shell = self._shell
+        await self._shell.attend(connection, hello, self._terms(is_worker=hello.role == "worker"))
 
-        def sent(message: m.Message, nbytes: int, has_tensors: bool) -> None:
-            if is_worker:
-                self.traffic.add_down(message, nbytes)
-            if has_tensors and shell is not None:
-                shell.post(e.PayloadSent(session, message))
-
-        queues = SendQueues(
-            connection,
-            sent,
-            lambda reason: shell.post(e.SendFailed(session, reason)) if shell is not None else None,
-        )
-        self._queues[session] = queues
-        reason = "the connection ended"
-        try:
-            self._admit(connection, session, is_worker=is_worker)
-            self._shell.post(e.Received(session, hello, host=connection.peer_host))
-            counted = connection.bytes_received
-            while True:
-                received = await connection.receive()
-                if is_worker:  # with messages that arrived while the one before was passed on
-                    self.traffic.add_up(received.message, connection.bytes_received - counted)
-                counted = connection.bytes_received
-                await self._pass_on(session, received)
-        except PlanetaryError as error:
-            reason = str(error)
-            raise
-        finally:
-            queues.abandon()
-            self._queues.pop(session, None)
-            silent_s = asyncio.get_running_loop().time() - connection.last_received
-            self._shell.post(e.Closed(session, reason, silent_s=silent_s))
-
-    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
-        """Return the types of message that a peer with a valid token may send."""
+    def _terms(self, *, is_worker: bool) -> SessionTerms:
+        """Return which messages a peer with a valid token may send; only a worker's have tensors."""
         timings = self.config.timings
-        if is_worker:
-            last = 0  # id of the message that arrives
-
-            def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
-                nonlocal last
-                array = self._allocate(message, spec)
-                if message.id != last:
-                    last = message.id
-                    self._post(e.PayloadArrives(session, message))
-                return array
-
-            connection.accept_peer(self._limits(), allocate)
-        else:
-            connection.accept_peer(allocate=refuse_tensors)
-        connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)
+        return SessionTerms(
+            limits=self._limits() if is_worker else None,
+            allocate=self._allocate if is_worker else refuse_tensors,
+            heartbeat_s=timings.heartbeat_s,
+            silent_after_s=timings.silent_after_s,
+            traffic=self.traffic if is_worker else None,
+        )
 
     def _post(self, event: e.Event) -> None:
         assert self._shell is not None
         self._shell.post(event)
 
     # --- instructions -----------------------------------------------------------------------------------------
-
-    def _carry_out_common(self, instruction: e.Instruction) -> e.Finish | None:
-        match instruction:
-            case e.Append():
-                assert isinstance(instruction.record, Record)
-                self._append(instruction.record)
-            case e.Send() if self.options.on_loan and isinstance(instruction.message, m.Shutdown):
-                return self._carry_out_common(e.Close(instruction.session, instruction.message.reason))
-            case e.Send():
-                queues = self._queues.get(instruction.session)
-                if queues is not None:
-                    queues.put(instruction.message, self._source(instruction.payload))
-            case e.Close():
-                queues = self._queues.get(instruction.session)
-                if queues is not None:
-                    self._work.add(self._close_session(queues, instruction.reason))
-            case e.Compile():
-                self._work.compile(instruction)
-                log.info("%s", self.compiling[0])
-            case e.WriteMetrics():
-                self._write_metrics(instruction.metrics)
-            case e.Finish():
-                self.ended_at = self._clock.wall()
-                return instruction
-        return None
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
@@ -618,20 +574,18 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         for follower in self.followers:
             follower.write_round(metrics)
 
-    async def _close_session(self, queues: SendQueues, reason: str) -> None:
-        try:
-            async with asyncio.timeout(self.config.timings.shutdown_s):
-                await queues.drain()
-        except TimeoutError:
-            log.info("%s did not take the last messages in time", queues.connection.peer)
-        await queues.connection.close(reason)
+
+async def _without_tensors(session: int, received: ReceivedMessage) -> e.Event:
+    return e.Received(session, received.message)
 
 
-class Background:
-    """One per run. Its methods are called on the event loop.
+class Compilations:
+    """The artifacts that a run has made for its workers. Its methods are called on the event loop.
 
     Attributes:
         free_compilers: held by whatever compiles.
+        compiled_at: Unix time in seconds at which compiling last ended; 0: it never did.
+        compiling: target -> Unix time in seconds at which it began.
     """
 
     def __init__(
@@ -640,32 +594,18 @@ class Background:
         post: Callable[[e.Event], None],
         clock: Clock,
         compilers: int,
+        background: Background,
     ) -> None:
         """`compile_for` compiles and verifies an artifact, `compilers` at once; `post` takes the events."""
         self.free_compilers = asyncio.Semaphore(compilers)
-        self._compile_for, self.post, self._clock = compile_for, post, clock
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
-        self.compiling: dict[str, float] = {}  # target -> Unix time in seconds at which it began
+        self._compile_for, self.post, self._clock, self._background = compile_for, post, clock, background
+        self.compiled_at = 0.0
+        self.compiling: dict[str, float] = {}
 
     def compile(self, instruction: e.Compile) -> None:
-        """Begin; `Compiled` or `CompileFailed` is posted."""
+        """Begin; `Compiled` or `CompileFailed` is posted. At the end a compiler is killed with its process."""
         self.compiling[f"{instruction.backend}:{instruction.target}"] = self._clock.wall()
-        self.add(self._compile(instruction), name="compile")
-
-    def add(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
-        """Begin something else that `finish` is to wait for."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(self) -> None:
-        """Wait for the work under way, except that a compiler is killed with its process."""
-        for task in list(self._tasks):
-            if task.get_name() == "compile":
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
+        self._background.add(self._compile(instruction), cancels=True)
 
     async def _compile(self, instruction: e.Compile) -> None:
         backend, target, features = instruction.backend, instruction.target, instruction.features

@@ -18,13 +18,12 @@ from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
-from planetary.diloco.payload import PAYLOAD
 from planetary.diloco.relay import RELAY
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
 from planetary.fabric.gateway.gateway_topology import GatewayTopology, topology_of
-from planetary.fabric.gateway.round_work import RoundWork
+from planetary.fabric.gateway.round_checkpoints import RoundCheckpoints
 from planetary.fabric.gateway.rounds_start import RoundsStart, begin, trim_metrics
 from planetary.fabric.gateway.run_files import STEPS
 from planetary.fabric.gateway.run_status import status_of
@@ -39,9 +38,9 @@ from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.shell import Answer, Read, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
@@ -169,7 +168,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
             raise ClosedError(f"another step is being rolled out: {stage.state}")
         digest = self._earlier(controller, wanted.back_to) if wanted.back_to else ""
         self.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
-        self._work.add(self._offer_step(controller, msgspec.structs.replace(wanted, back_to=digest)), name="compile")
+        self._work.add(self._offer_step(controller, msgspec.structs.replace(wanted, back_to=digest)), cancels=True)
 
     def _earlier(self, controller: Controller, wanted: str) -> str:
         """Return the digest of an earlier step. Raises `UserError` unless exactly one begins so."""
@@ -214,7 +213,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         offered = in_place_of(made, current)
         compiled = []
         for target in (CompileTarget(*one) for one in controller.membership.targets):
-            async with self._work.free_compilers:
+            async with self._compilations.free_compilers:
                 began = self._clock.monotonic()
                 published = await self._compile_apart(offered, target, cache)
             compiled.append(compiled_event(target, published, self._clock.monotonic() - began))
@@ -263,14 +262,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
-        assert self._shell is not None
-        message, defect, attachment = received.message, "", 0
-        if isinstance(message, self._topology.brings):
-            defect, tensors = await asyncio.to_thread(self.parameters.read, message, received.tensors)
-            digest = message.digest if isinstance(message, m.TrainResult | m.RingState) else ""
-            attachment = self.parameters.attach(tensors, received.tensors.get(PAYLOAD), digest)
-        self._shell.post(e.Received(session, message, defect, attachment))
+    def _reader(self) -> Read:
+        return partial(self.parameters.receive, self._topology.brings)
 
     # --- instructions -----------------------------------------------------------------------------------------
 
@@ -281,24 +274,30 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return self._start.parameters
 
     @property
-    def _round_work(self) -> RoundWork:
-        """The work of instructions in threads."""
+    def _round_checkpoints(self) -> RoundCheckpoints:
+        """The checkpoints in the run folder."""
         assert self.prepared is not None
-        return RoundWork(
+        return RoundCheckpoints(
             self.config, self.prepared, self.parameters, self._system, folder=self.options.folder, room=self.room
         )
 
+    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
+        tokens = self.config.train.batch_size * self.config.train.sequence_length
+        return {
+            e.MeasureContributions: self.parameters.compare,
+            e.TakeOuterStep: partial(self.parameters.step, self.config.outer, tokens),
+            e.RestoreParameters: self._restore,
+        }
+
+    def _restore(self, instruction: e.RestoreParameters) -> e.Event:
+        return self._round_checkpoints.restore(instruction)
+
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:
-            case e.MeasureContributions():
-                self._work.add(self._answer(partial(self._round_work.measure, instruction)))
-            case e.RestoreParameters():
-                self._work.add(self._answer(partial(self._round_work.restore, instruction)))
-            case e.TakeOuterStep():
-                self._work.add(self._answer(partial(self._round_work.take_outer_step, instruction)))
             case e.WriteCheckpoint():
-                checkpoint = self._round_work.checkpoint(instruction)
-                self._work.add(self._answer(partial(self._round_work.write, checkpoint, instruction.protected)))
+                assert self._shell is not None
+                checkpoint = self._round_checkpoints.checkpoint(instruction)  # now: the next outer step may follow
+                self._shell.answer(partial(self._round_checkpoints.write, checkpoint, instruction.protected))
             case e.KeepParameters():
                 self.parameters.keep(instruction.versions)
             case e.DropAttachment():
@@ -310,11 +309,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
             case e.UseStep():
                 self._use_step(instruction.model)
             case _:
-                return self._carry_out_common(instruction)
+                return super()._carry_out(instruction)
         return None
-
-    async def _answer(self, work: Callable[[], e.Event]) -> None:
-        self._post(await asyncio.to_thread(work))
 
     def _forget_rounds(self, after: int) -> None:
         assert self._metrics_file is not None
@@ -322,7 +318,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         self.metrics = trim_metrics(self._metrics_file.path, after, self._system.files)
         self._metrics_file = JsonLinesWriter(self._metrics_file.path, self._system.files)
 
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    def _source(self, payload: e.Payload | None) -> TensorSource | None:
         match payload:
             case e.ParametersOf():
                 params = self.parameters.of_version(payload.version)

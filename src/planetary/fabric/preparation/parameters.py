@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from planetary.core.errors import LocalProtocolError, ProtocolError
+from planetary.core.configuration.schema import OuterConfig
+from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution, Weighting, check_contribution, flat
 from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.fragments import Fragments
-from planetary.diloco.merge import MergeRule
+from planetary.diloco.merge import MERGE_RULES, MergeRule
 from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
 from planetary.diloco.ring import check_state, state_of, state_tensors
 from planetary.fabric.preparation.broadcast import broadcast_of
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol.changes import Change
 from planetary.fabric.protocol.messages import Compression, Message, RingState, TrainResult
+from planetary.wire.streams import ReceivedMessage
 
 PLAIN = Compression()
 
 
 class ParameterVersions:
     """Used from one thread at a time, except `read` and `of_version`, which only read.
+
+    `receive`, `compare` and `step` take a gateway's messages and instructions, and return the event that follows.
 
     Attributes:
         state: of the outer optimizer.
@@ -136,6 +142,16 @@ class ParameterVersions:
             raise LocalProtocolError(f"the outer state of round {version} is not here, that of {self._version} is")
         return state_tensors(self.state)
 
+    async def receive(self, brings: type[Message], session: int, received: ReceivedMessage) -> e.Received:
+        """Return the event of a worker's message; the tensors of one of the class `brings` are checked and kept."""
+        if not isinstance(received.message, brings):
+            return e.Received(session, received.message)
+        message = received.message
+        defect, tensors = await asyncio.to_thread(self.read, message, received.tensors)
+        digest = message.digest if isinstance(message, TrainResult | RingState) else ""
+        attachment = self.attach(tensors, received.tensors.get(PAYLOAD), digest)
+        return e.Received(session, message, defect, attachment)
+
     def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
         """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
         if isinstance(message, RingState):  # ring
@@ -164,6 +180,26 @@ class ParameterVersions:
         # A fragment of tensors that begin at zero is near zero, and its first delta is no sign of a fault.
         squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
         return replace(table, start_norm=squares**0.5)
+
+    def compare(self, instruction: e.MeasureContributions) -> e.Event:
+        """Compare contributions with the start of the round."""
+        return e.ContributionsMeasured(instruction.round, self.measure(instruction.round, instruction.contributions))
+
+    def step(self, outer: OuterConfig, step_tokens: int, instruction: e.TakeOuterStep) -> e.Event:
+        """Make the next version from contributions; `step_tokens` are those of an inner step."""
+        try:
+            step = self.take_outer_step(
+                instruction.round,
+                instruction.contributions,
+                outer.learning_rate,
+                outer.momentum,
+                MERGE_RULES[instruction.rule](outer.trimmed),
+                weighting=outer.weights,
+                step_tokens=step_tokens,
+            )
+        except NumericsError as error:
+            return e.OuterStepFailed(instruction.round, str(error))
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, self.change)
 
     def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""

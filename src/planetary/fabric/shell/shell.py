@@ -1,7 +1,8 @@
 """Drive a machine on an event loop: events in from anywhere, instructions out, ticks on time, messages in order.
 
 A `Shell` drives a machine. `SendQueues` lie in front of each of its connections. The shell of a participant that has
-one connection, to its gateway, is a `ClientShell`: it dials, sends and ends for its machine.
+one connection, to its gateway, is a `ClientShell`: it dials, sends and ends for its machine. That of a gateway is a
+`ServerShell`: it has a session for each peer, and answers instructions in threads.
 """
 
 from __future__ import annotations
@@ -9,15 +10,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 
 from planetary.core.clock import Clock
 from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError, TrustError, UserError
-from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Payload, Send, Tick
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.protocol.fabric_events import PayloadArrives, PayloadSent, SendFailed
+from planetary.fabric.protocol.messages import Shutdown
+from planetary.fabric.protocol.traffic import WorkerTraffic
+from planetary.machine.events import (
+    Close,
+    Closed,
+    Dial,
+    Event,
+    Exit,
+    Instruction,
+    Opened,
+    Payload,
+    Received,
+    Send,
+    Tick,
+)
 from planetary.machine.machine import Machine
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
@@ -25,9 +44,10 @@ from planetary.net.handshake import say_hello
 from planetary.net.identity import Identity
 from planetary.net.network import TCP, Network
 from planetary.net.session import Greeting, Refused
-from planetary.wire.inbox import Allocate, ReceivedMessage, allocate_any
+from planetary.wire.limits import Limits
 from planetary.wire.message import Message, Order
 from planetary.wire.protocol import Protocol
+from planetary.wire.streams import Allocate, ReceivedMessage, allocate_any
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +59,12 @@ TensorSource = Callable[[], Mapping[str, np.ndarray]]
 
 Sent = Callable[[Message, int, bool], None]
 """Called with a message, the bytes of its frames, and whether it had tensors."""
+
+Read = Callable[[int, ReceivedMessage], Awaitable[Event]]
+"""Makes the event of a session's message: its tensors are checked, and held until an instruction names them."""
+
+Answer = Callable[[Any], Event]
+"""Carries out an instruction, blocking, and returns the event that answers it."""
 
 _Queue = asyncio.Queue[tuple[Message, TensorSource | None]]
 
@@ -215,7 +241,11 @@ def signed(hello: AnyGreeting, address: Address, trust: Trust) -> AnyGreeting:
 
 
 class ClientShell(Shell[Exit]):
-    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send` and `Exit`."""
+    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send` and `Exit`.
+
+    Attributes:
+        tensors: returns those of a payload that the machine sends; None: it sends none.
+    """
 
     def __init__(
         self,
@@ -228,7 +258,6 @@ class ClientShell(Shell[Exit]):
         protocol: Protocol,
         hello: Greeting,
         received: Callable[[int, ReceivedMessage], None],
-        tensors: Callable[[Payload], Mapping[str, np.ndarray]] | None = None,
         allocate: Allocate = allocate_any,
         sent: Sent | None = None,
         network: Network = TCP,
@@ -244,7 +273,6 @@ class ClientShell(Shell[Exit]):
             protocol: that is spoken.
             hello: the first message, without token and signature.
             received: called with the session and each message.
-            tensors: returns those of a payload that the machine sends; None: it sends none.
             allocate: as of `net.connect`.
             sent: as of `SendQueues`.
             network: that connections are made on.
@@ -256,7 +284,7 @@ class ClientShell(Shell[Exit]):
         self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
         self._hello = signed(hello, address, self._trust)
         self._received = received
-        self._tensors = tensors
+        self.tensors: Callable[[Payload], Mapping[str, np.ndarray]] | None = None
         self._allocate = allocate
         self._sent = sent
         self._network = network
@@ -292,9 +320,9 @@ class ClientShell(Shell[Exit]):
         return None
 
     def _source(self, payload: Payload | None) -> TensorSource | None:
-        if payload is None or self._tensors is None:
+        if payload is None or self.tensors is None:
             return None
-        tensors = self._tensors(payload)  # now: the machine may drop them before their turn has come
+        tensors = self.tensors(payload)  # now: the machine may drop them before their turn has come
         return lambda: tensors
 
     async def _attend(self, session: int) -> None:
@@ -328,3 +356,183 @@ class ClientShell(Shell[Exit]):
                 self._queues = None
             if connection is not None:
                 connection.abort()
+
+
+class Background:
+    """Tasks beside a machine, for whose end an orderly end waits. Its methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        """Start with no task."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, work: Coroutine[Any, Any, None], *, cancels: bool = False) -> None:
+        """Begin a task; with `cancels`, `finish` cancels it instead of waiting for its result."""
+        task = asyncio.get_running_loop().create_task(work, name="cancels" if cancels else None)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait for the tasks under way, and for the end of those that are cancelled."""
+        for task in list(self._tasks):
+            if task.get_name() == "cancels":
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionTerms:
+    """The terms on which a peer is attended.
+
+    Attributes:
+        limits: of its messages; None: those of the protocol.
+        allocate: as of `net.connect`.
+        heartbeat_s: as of `Connection.keep_alive`.
+        silent_after_s: as of `Connection.keep_alive`.
+        traffic: counts the peer's bytes; None: they are not counted.
+    """
+
+    limits: Limits | None = None
+    allocate: Allocate
+    heartbeat_s: float
+    silent_after_s: float
+    traffic: WorkerTraffic | None = None
+
+
+class ServerShell(Shell[Result]):
+    """The shell of a participant with a session for each peer: `Send`, `Close`, and answers from threads."""
+
+    def __init__(
+        self,
+        machine: Machine[Event, Instruction],
+        carry_out: Callable[[Instruction], Result | None],
+        clock: Clock,
+        observe: Callable[[Machine[Event, Instruction]], None] | None = None,
+        *,
+        read: Read,
+        answers: Mapping[type[Instruction], Answer],
+        source: Callable[[Payload | None], TensorSource | None],
+        background: Background,
+        shutdown_s: float,
+        on_loan: bool = False,
+    ) -> None:
+        """Prepare; `run` begins.
+
+        Args:
+            machine: that is driven.
+            carry_out: the other instructions; must not block.
+            clock: of the machine.
+            observe: as of `Shell`.
+            read: makes the event of a peer's message.
+            answers: by class of instruction, exactly.
+            source: returns the tensors of a message that the machine sends.
+            background: gets answers and closing connections.
+            shutdown_s: until a closing peer has to have taken its last messages, in seconds.
+            on_loan: peers go on with other runs, so that a `Shutdown` only ends their connections.
+        """
+        super().__init__(machine, self._carry_out_own, clock, observe)
+        self._carry_out_other = carry_out
+        self._read, self._answers, self._source = read, answers, source
+        self._background, self._shutdown_s, self._on_loan = background, shutdown_s, on_loan
+        self._sessions = 0
+        self._queues: dict[int, SendQueues] = {}
+
+    async def attend(self, connection: Connection, hello: Message, terms: SessionTerms) -> None:
+        """Attend a peer, whose first message is `hello`, until its connection ends. Raises as `Connection.receive`."""
+        self._sessions += 1
+        session = self._sessions
+        traffic = terms.traffic
+
+        def sent(message: Message, nbytes: int, has_tensors: bool) -> None:
+            if traffic is not None:
+                traffic.add_down(message, nbytes)
+            if has_tensors:
+                self.post(PayloadSent(session, message))
+
+        queues = SendQueues(connection, sent, lambda reason: self.post(SendFailed(session, reason)))
+        self._queues[session] = queues
+        reason = "the connection ended"
+        try:
+            connection.accept_peer(terms.limits, self._announcing(session, terms.allocate))
+            connection.keep_alive(terms.heartbeat_s, terms.silent_after_s)
+            self.post(Received(session, hello, host=connection.peer_host))
+            counted = connection.bytes_received
+            while True:
+                received = await connection.receive()
+                if traffic is not None:  # with messages that arrived while the one before was read
+                    traffic.add_up(received.message, connection.bytes_received - counted)
+                counted = connection.bytes_received
+                self.post(await self._read(session, received))
+        except PlanetaryError as error:
+            reason = str(error)
+            raise
+        finally:
+            queues.abandon()
+            self._queues.pop(session, None)
+            silent_s = asyncio.get_running_loop().time() - connection.last_received
+            self.post(Closed(session, reason, silent_s=silent_s))
+
+    def answer(self, work: Callable[[], Event]) -> None:
+        """Begin blocking work in a thread, whose result is the next event."""
+        self._background.add(self._answer(work))
+
+    async def drain(self) -> None:
+        """Wait until the peers have taken the queued messages, or their time is over."""
+        for queues in list(self._queues.values()):
+            await self._drain(queues)
+
+    async def close(self, reason: str) -> None:
+        """Close the connections."""
+        for queues in list(self._queues.values()):
+            await queues.connection.close(reason)
+
+    def _announcing(self, session: int, allocate: Allocate) -> Allocate:
+        """Return an allocator that posts the beginning of each message's tensors."""
+        last = 0  # id of the message that arrives
+
+        def announce(message: Message, spec: TensorSpec) -> np.ndarray:
+            nonlocal last
+            array = allocate(message, spec)
+            if message.id != last:
+                last = message.id
+                self.post(PayloadArrives(session, message))
+            return array
+
+        return announce
+
+    def _carry_out_own(self, instruction: Instruction) -> Result | None:
+        answer = self._answers.get(type(instruction))
+        if answer is not None:
+            self.answer(partial(answer, instruction))
+            return None
+        match instruction:
+            case Send(message=Shutdown(reason=reason)) if self._on_loan:
+                self._end_session(instruction.session, reason)
+            case Send():
+                queues = self._queues.get(instruction.session)
+                if queues is not None:
+                    queues.put(instruction.message, self._source(instruction.payload))
+            case Close():
+                self._end_session(instruction.session, instruction.reason)
+            case _:
+                return self._carry_out_other(instruction)
+        return None
+
+    async def _answer(self, work: Callable[[], Event]) -> None:
+        self.post(await asyncio.to_thread(work))
+
+    def _end_session(self, session: int, reason: str) -> None:
+        queues = self._queues.get(session)
+        if queues is not None:
+            self._background.add(self._close_session(queues, reason))
+
+    async def _close_session(self, queues: SendQueues, reason: str) -> None:
+        await self._drain(queues)
+        await queues.connection.close(reason)
+
+    async def _drain(self, queues: SendQueues) -> None:
+        try:
+            async with asyncio.timeout(self._shutdown_s):
+                await queues.drain()
+        except TimeoutError:
+            log.info("%s did not take the last messages in time", queues.connection.peer)

@@ -22,7 +22,7 @@ from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.machine.machine import Machine
 from planetary.version import __version__
-from planetary.wire.inbox import ReceivedMessage, refuse_tensors
+from planetary.wire.streams import ReceivedMessage, refuse_tensors
 
 log = logging.getLogger(__name__)
 

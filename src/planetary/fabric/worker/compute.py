@@ -17,6 +17,7 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slices
 from planetary.diloco.contributions import check_contribution
+from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.exchange import Exchange, Trained, WholeParameters
@@ -29,7 +30,7 @@ from planetary.fabric.worker.worker_events import (
     TrainingDone,
     TrainingPaused,
 )
-from planetary.machine.events import Event
+from planetary.machine.events import Event, Payload
 from planetary.runtime.executor import Executor, StepResult
 
 log = logging.getLogger(__name__)
@@ -191,9 +192,10 @@ class Compute:
         """End a train task after its current inner step, with the steps that it has."""
         self._ends_early.add(task)
 
-    def end_parameters(self, task: int) -> Tensors:
-        """Return the payload of a finished train task, once."""
-        return self._ends.pop(task)
+    def end_parameters(self, payload: Payload) -> Tensors:
+        """Return the payload of a finished train task, an `EndParametersOf`, once."""
+        assert isinstance(payload, EndParametersOf)
+        return self._ends.pop(payload.task)
 
     def close(self) -> None:
         """Wait for the current inner step and for files being saved, then release the device."""

@@ -76,8 +76,9 @@ class Role(Protocol):
         """Carry out an instruction of the role's machine."""
         ...
 
-    def tensors(self, payload: Payload) -> Tensors:
-        """Return the tensors that the role's machine sends with a message."""
+    @property
+    def tensors(self) -> Callable[[Payload], Tensors]:
+        """The function that returns the tensors which the role's machine sends with a message."""
         ...
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:

@@ -67,7 +67,7 @@ class LeaseWork(Protocol):
         """See `Compute`."""
         ...
 
-    def end_parameters(self, task: int) -> Tensors:
+    def end_parameters(self, payload: e.Payload) -> Tensors:
         """See `Compute`."""
         ...
 
@@ -114,10 +114,10 @@ class TrainingRole:
             case _:
                 pass
 
-    def tensors(self, payload: e.Payload) -> Tensors:
+    @property
+    def tensors(self) -> Callable[[e.Payload], Tensors]:
         """See `Role`."""
-        assert isinstance(payload, e.EndParametersOf)
-        return self._compute.end_parameters(payload.task)
+        return self._compute.end_parameters
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         """See `Role`."""
@@ -198,7 +198,7 @@ class RingRole(TrainingRole):
             case w.UseOuterState():
                 self._ring.use(instruction.version, instruction.versions)
             case w.HoldEndParameters():
-                ends = self._compute.end_parameters(instruction.task)
+                ends = self._compute.end_parameters(e.EndParametersOf(instruction.task))
                 self._ring.hold(instruction.task, instruction.round, instruction.tokens, ends)
             case w.StartReduce():
                 self._ring.reduce(instruction.message)
@@ -209,11 +209,15 @@ class RingRole(TrainingRole):
             case _:
                 super().carry_out(instruction)
 
-    def tensors(self, payload: e.Payload) -> Tensors:
+    @property
+    def tensors(self) -> Callable[[e.Payload], Tensors]:
         """See `Role`."""
+        return self._tensors_of
+
+    def _tensors_of(self, payload: e.Payload) -> Tensors:
         if isinstance(payload, e.OuterStateOf):
             return self._ring.tensors(payload.version)
-        return super().tensors(payload)
+        return self._compute.end_parameters(payload)
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         """See `Role`."""

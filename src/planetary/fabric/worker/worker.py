@@ -31,8 +31,8 @@ from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.runtime.backends import runtime_version
 from planetary.runtime.host import target_features
 from planetary.version import __version__
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.protocol import Protocol as WireProtocol
+from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,6 @@ class WorkerShell:
             protocol=protocol,
             hello=hello,
             received=self._received,
-            tensors=lambda payload: self._require_role().tensors(payload),
             allocate=self._allocate,
             sent=self._sent,
             network=system.network,
@@ -206,6 +205,7 @@ class WorkerShell:
                 self._role.close()
                 self._role = None
             self._role, self._made_of = loader.load(job, self._place), job.loads
+            self._shell.tensors = self._role.tensors
         return w.JobLoaded(job, self._role.machine)
 
     def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:

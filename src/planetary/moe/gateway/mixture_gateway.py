@@ -37,6 +37,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
+from planetary.fabric.shell.shell import Answer, Read, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.moe.composer.composer_data import tokens_payload
@@ -83,8 +84,8 @@ from planetary.moe.gateway.payload_work import (
 from planetary.moe.payloads.shard_payload import model_bytes
 from planetary.moe.plan.mixture_plan import OwnerMap
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
+from planetary.wire.streams import ReceivedMessage
 
 if TYPE_CHECKING:
     from planetary.moe.controller.mixture_controller import MixtureController
@@ -201,8 +202,10 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
-        assert self._shell is not None
+    def _reader(self) -> Read:
+        return self._read
+
+    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
         message, payload, defect, attachment, size = received.message, "", "", 0, 0
         if type(message) in KINDS:
             data = _payload(received.tensors)
@@ -212,14 +215,14 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             self._results_taken += 1
             attachment = self._results_taken
             self._results[attachment] = _payload(received.tensors)
-        self._shell.post(e.Received(session, message, defect, attachment, payload, size))
+        return e.Received(session, message, defect, attachment, payload, size)
 
     def _keep(self, message: m.Message, data: Packed) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or its defect."""
         assert self._checks is not None
         return self._checks.keep(self._payloads, message, data)
 
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    def _source(self, payload: e.Payload | None) -> TensorSource | None:
         if isinstance(payload, StoredPayload):
             name = payload.name
             return lambda: {"payload": np.frombuffer(self._payloads.get(name), np.uint8)}
@@ -238,12 +241,16 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     # --- instructions -----------------------------------------------------------------------------------------
 
+    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
+        assert self.prepared is not None
+        plan = self.prepared.plan
+        return {
+            MakeFragment: lambda instruction: make_fragment(self._payloads, instruction, plan),
+            AssembleModel: self._assembled,
+        }
+
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:
-            case MakeFragment():
-                self._work.add(self._make_fragment(instruction))
-            case AssembleModel():
-                self._work.add(self._assemble(instruction))
             case CollectPayloads():
                 self._work.add(self._collect(instruction.keep))
             case QueueWork() | LeaseExpertWork() | EndWork():
@@ -254,7 +261,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             case e.DropAttachment():
                 self._results.pop(instruction.attachment, None)
             case _:
-                return self._carry_out_common(instruction)
+                return super()._carry_out(instruction)
         return None
 
     def _news_of(self, record: Record) -> str:
@@ -263,15 +270,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None
         return await self._compile_program(self.prepared, target, self.options.cache)
-
-    async def _make_fragment(self, instruction: MakeFragment) -> None:
-        assert self._shell is not None
-        assert self.prepared is not None
-        self._shell.post(await asyncio.to_thread(make_fragment, self._payloads, instruction, self.prepared.plan))
-
-    async def _assemble(self, instruction: AssembleModel) -> None:
-        assert self._shell is not None
-        self._shell.post(await asyncio.to_thread(self._assembled, instruction))
 
     def _assembled(self, instruction: AssembleModel) -> ModelAssembled:
         assert self.prepared is not None

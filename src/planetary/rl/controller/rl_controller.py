@@ -472,7 +472,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             for share in sorted(opened.shares, key=lambda one: one.task)
             if share.result is not None
         )
-        self.desk.out.append(e.TakeOuterStep(opened.number, "mean", parts))
+        self.desk.out.append(e.TakeOuterStep(opened.number, self.desk.policy.merge, parts))
 
     def _finish_round(self, opened: PolicyRound, delta_norm: float, now: float) -> None:
         policy, state = self.desk.policy, self.desk.state

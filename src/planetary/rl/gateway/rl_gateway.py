@@ -14,10 +14,9 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.config import Config, config_hash
-from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError, ResourceError
+from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import check_contribution
-from planetary.diloco.merge import MERGE_RULES
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, stage_of, workers_seen
@@ -28,6 +27,7 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus, rewards_of
+from planetary.fabric.shell.shell import Answer, Read, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.rl.controller.rl_controller import ReinforcementController, ReinforcementDesk
@@ -59,8 +59,8 @@ from planetary.rl.protocol.rl_messages import (
     TextsLearned,
     TextsSampled,
 )
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
+from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,10 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
+    def _reader(self) -> Read:
+        return self._read
+
+    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
         message, packed = received.message, b""
         if "payload" in received.tensors:
             packed = received.tensors["payload"].data
@@ -194,13 +197,13 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
                 self._attachments += 1
                 # Negative: the numbers above 0 are those of end parameters.
                 self._sampled[-self._attachments] = packed
-                self._post(e.Received(session, message, "", -self._attachments))
+                return e.Received(session, message, "", -self._attachments)
             case TextsLearned():
-                await self._pass_on_learned(session, message, packed)
+                return await self._read_learned(session, message, packed)
             case _:
-                self._post(e.Received(session, message))
+                return e.Received(session, message)
 
-    async def _pass_on_learned(self, session: int, message: TextsLearned, packed: Packed) -> None:
+    async def _read_learned(self, session: int, message: TextsLearned, packed: Packed) -> e.Event:
         prepared, start, _ = self._parts
         defect, tensors = "", {}
         try:
@@ -213,10 +216,14 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             defect = (
                 f"it has trained {message.steps} steps of {message.tokens} tokens, and was given {steps} of {tokens}"
             )
-        attachment = start.parameters.attach(tensors)
-        self._post(e.Received(session, message, defect, attachment))
+        return e.Received(session, message, defect, start.parameters.attach(tensors))
 
     # --- instructions -----------------------------------------------------------------------------------------
+
+    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
+        _, start, _ = self._parts
+        tokens = self.config.train.batch_size * self.config.rl.max_tokens
+        return {e.TakeOuterStep: partial(start.parameters.step, self.config.outer, tokens)}
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         _, start, texts = self._parts
@@ -224,11 +231,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             case JudgeTexts():
                 weights = start.parameters.of_version(instruction.version)
                 self._work.add(self._judge(instruction, self._sampled.pop(instruction.attachment), weights))
-            case e.TakeOuterStep():
-                self._work.add(self._answer(partial(self._outer_step, instruction)))
             case e.WriteCheckpoint():
-                checkpoint = self._checkpoint(instruction)
-                self._work.add(self._answer(partial(self._write_checkpoint, checkpoint)))
+                assert self._shell is not None
+                self._shell.answer(partial(self._write_checkpoint, self._checkpoint(instruction)))
             case e.KeepParameters():
                 start.parameters.keep(instruction.versions)
             case e.DropAttachment() if instruction.attachment < 0:
@@ -242,13 +247,10 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             case KeepReference():
                 self._keep_reference()
             case _:
-                return self._carry_out_common(instruction)
+                return super()._carry_out(instruction)
         return None
 
-    async def _answer(self, work: Callable[[], e.Event]) -> None:
-        self._post(await asyncio.to_thread(work))
-
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+    def _source(self, payload: e.Payload | None) -> TensorSource | None:
         _, start, texts = self._parts
         match payload:
             case PolicyWeightsOf():
@@ -275,24 +277,6 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
         names = batches[0].arrays
         return pack_arrays(BATCHES, None, {name: np.stack([one.arrays[name] for one in batches]) for name in names})
-
-    def _outer_step(self, instruction: e.TakeOuterStep) -> e.Event:
-        _, start, _ = self._parts
-        outer = self.config.outer
-        rule = MERGE_RULES[outer.merge](outer.trimmed)
-        try:
-            step = start.parameters.take_outer_step(
-                instruction.round,
-                instruction.contributions,
-                outer.learning_rate,
-                outer.momentum,
-                rule,
-                weighting=outer.weights,
-                step_tokens=self.config.train.batch_size * self.config.rl.max_tokens,
-            )
-        except NumericsError as error:
-            return e.OuterStepFailed(instruction.round, str(error))
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation)
 
     def _keep_reference(self) -> None:
         _, start, _ = self._parts

@@ -208,6 +208,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         shape=prepared.shape,
         config_hash=config_hash(config),
         rounds=config.train.rounds,
+        merge=config.outer.merge,
         groups=rl.groups * config.train.inner_steps,
         completions=rl.completions,
         lag=rl.lag,

@@ -25,6 +25,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import RunStarted
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus, ServingStatus, WorkerState, WorkerStatus
+from planetary.fabric.shell.shell import Read
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.runtime.program_runner import Program
@@ -58,8 +59,8 @@ from planetary.serve.protocol.serving_messages import SERVING, WEIGHTS, Computed
 from planetary.serve.scheduling.sampling import Candidates, Scores
 from planetary.serve.scheduling.scheduler import Given
 from planetary.serve.scheduling.texts import TextRequest
-from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
+from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -341,18 +342,19 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
+    def _reader(self) -> Read:
+        return self._read
+
+    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
         message = received.message
         if not isinstance(message, Computed):
-            self._post(e.Received(session, message))
-            return
+            return e.Received(session, message)
         packed = received.tensors["payload"].data if "payload" in received.tensors else b""
         try:
             rows = results_of(packed, self.prepared.shape if self.prepared is not None else None)
         except RemoteProtocolError as error:
-            self._post(e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error))))
-            return
-        self._post(CallComputed(session, message.call, message.seconds, Results(rows), message.last))
+            return e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error)))
+        return CallComputed(session, message.call, message.seconds, Results(rows), message.last)
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         if isinstance(instruction, GiveTokens):
@@ -360,7 +362,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             if reader is not None:
                 reader.put_nowait(instruction.given)
             return None
-        return self._carry_out_common(instruction)
+        return super()._carry_out(instruction)
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None

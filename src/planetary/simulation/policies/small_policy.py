@@ -32,9 +32,9 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.fabric.preparation.parameters import ParameterVersions
+from planetary.fabric.protocol.fabric_events import TakeOuterStep
 from planetary.fabric.protocol.records import RoundClosed, RunResumed
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.machine.journal import Record
@@ -276,15 +276,8 @@ class SmallPolicy:
                         compared = prepared.reference or outer[min(imitated, record.round - 1)].params
                         ends = self._learned(share, weights, versions, before.params, compared)
                         parts.append((share.task, share.tokens, parameters.attach(ends)))
-                    parameters.take_outer_step(
-                        record.round,
-                        tuple(parts),
-                        config.outer.learning_rate,
-                        config.outer.momentum,
-                        MERGE_RULES[config.outer.merge](config.outer.trimmed),
-                        weighting=config.outer.weights,
-                        step_tokens=config.train.batch_size * config.rl.max_tokens,
-                    )
+                    step = TakeOuterStep(record.round, config.outer.merge, tuple(parts))
+                    parameters.step(config.outer, config.train.batch_size * config.rl.max_tokens, step)
                     outer[record.round] = parameters.state
                 case RunResumed():
                     outer = {version: state for version, state in outer.items() if version <= record.mark.round}

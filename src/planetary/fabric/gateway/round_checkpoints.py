@@ -1,4 +1,4 @@
-"""Work of a run in rounds on its parameters and checkpoints, away from the event loop."""
+"""The checkpoints of a run in rounds: written, and gone back to."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, go_back, write_checkpoint
 from planetary.core.config import Config, config_hash
-from planetary.core.errors import NumericsError, ResourceError
-from planetary.diloco.merge import MERGE_RULES
+from planetary.core.errors import ResourceError
 from planetary.diloco.ring import state_digest
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.rounds_start import outer_state_of
@@ -20,7 +19,7 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.shell.system import System
 
 
-class RoundWork:
+class RoundCheckpoints:
     """Each method blocks, and returns the event that answers its instruction."""
 
     def __init__(
@@ -37,29 +36,6 @@ class RoundWork:
         self._room = room
         self._config, self._prepared, self._parameters = config, prepared, parameters
         self._folder, self._files, self._clock = folder / CHECKPOINTS, system.files, system.clock
-
-    def measure(self, instruction: e.MeasureContributions) -> e.Event:
-        """Compare contributions with the start of the round."""
-        return e.ContributionsMeasured(
-            instruction.round, self._parameters.measure(instruction.round, instruction.contributions)
-        )
-
-    def take_outer_step(self, instruction: e.TakeOuterStep) -> e.Event:
-        """Make the next version from contributions."""
-        outer = self._config.outer
-        try:
-            step = self._parameters.take_outer_step(
-                instruction.round,
-                instruction.contributions,
-                outer.learning_rate,
-                outer.momentum,
-                MERGE_RULES[instruction.rule](outer.trimmed),
-                weighting=outer.weights,
-                step_tokens=self._config.train.batch_size * self._config.train.sequence_length,
-            )
-        except NumericsError as error:
-            return e.OuterStepFailed(instruction.round, str(error))
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, self._parameters.change)
 
     def restore(self, instruction: e.RestoreParameters) -> e.Event:
         """Go back to an earlier version, on the disk as well."""

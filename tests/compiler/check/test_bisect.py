@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from planetary.compiler.check.offender import Finding, Reading, SearchBudget, find_first_wrong
+from planetary.compiler.check.offender import BisectionResult, Reading, SearchBudget, find_first_wrong
 
 
 class Compiler:
@@ -49,21 +49,21 @@ def budget(questions: int = 100, seconds: float = math.inf) -> SearchBudget:
     return SearchBudget(questions, seconds, lambda: float(next(ticks)))
 
 
-def search(compiler: Compiler, allowed: SearchBudget | None = None) -> Finding:
+def search(compiler: Compiler, allowed: SearchBudget | None = None) -> BisectionResult:
     return find_first_wrong(len(compiler.needs), compiler, allowed or budget())
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 499, 730, 998, 999])
 def test_one_wrong_operation_of_a_thousand_takes_a_dozen_questions(culprit: int) -> None:
     compiler = Compiler(chain(1000), lambda start, i: i >= culprit >= start)
-    assert search(compiler) == Finding("alone", (culprit,), 5.0)
+    assert search(compiler) == BisectionResult("alone", (culprit,), 5.0)
     assert len(compiler.asked) <= 12
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 64])
 def test_operations_that_are_wrong_only_together_are_the_smallest_such_piece(size: int) -> None:
     compiler = Compiler(chain(300), lambda start, i: i >= 200 and start <= 201 - size)
-    assert search(compiler) == Finding("together", tuple(range(201 - size, 201)), 5.0)
+    assert search(compiler) == BisectionResult("together", tuple(range(201 - size, 201)), 5.0)
 
 
 def test_operations_that_the_wrong_one_does_not_need_are_no_part_of_the_piece() -> None:
@@ -75,7 +75,7 @@ def test_operations_that_the_wrong_one_does_not_need_are_no_part_of_the_piece() 
 def test_a_value_that_only_goes_wrong_beside_others() -> None:
     compiler = Compiler(chain(40), lambda start, i: i >= 20)
     compiler.piece = lambda start, operation: Reading(0.3, operation)  # type: ignore[method-assign]
-    assert search(compiler) == Finding("in company", (20,), 7.0)
+    assert search(compiler) == BisectionResult("in company", (20,), 7.0)
 
 
 def test_a_whole_that_is_right_or_cannot_be_asked_about_names_nothing() -> None:

@@ -95,7 +95,7 @@ Outcome = Literal["alone", "together", "in company", "between", "hidden", "unans
 
 
 @dataclass(frozen=True)
-class Finding:
+class BisectionResult:
     """Where the search ended.
 
     Attributes:
@@ -121,7 +121,7 @@ class Finding:
         return self.operations[-1]
 
 
-def find_first_wrong(count: int, questions: Questions, budget: SearchBudget) -> Finding:
+def find_first_wrong(count: int, questions: Questions, budget: SearchBudget) -> BisectionResult:
     """Search a graph of `count` operations that is known to give something wrong.
 
     Whatever the answers are, even if a mistake comes and goes with the length of the prefix: the prefix that is one
@@ -129,15 +129,15 @@ def find_first_wrong(count: int, questions: Questions, budget: SearchBudget) -> 
     """
     whole = questions.prefix(count) if budget.spend() else None
     if whole is None:
-        return Finding("unanswered")
+        return BisectionResult("unanswered")
     if not whole.wrong:
-        return Finding("hidden", deviation=whole.deviation)
+        return BisectionResult("hidden", deviation=whole.deviation)
     right, wrong, reading = 0, count, whole
     open_ends = set(range(1, count))  # prefixes that may still be asked about
     while wrong - right > 1:
         middle = _nearest(open_ends, right, wrong)
         if middle is None or not budget.spend():
-            return Finding("between", tuple(range(right, wrong)), reading.deviation, smallest=False)
+            return BisectionResult("between", tuple(range(right, wrong)), reading.deviation, smallest=False)
         open_ends.discard(middle)
         answer = questions.prefix(middle)
         if answer is None:
@@ -159,7 +159,7 @@ def _nearest(candidates: set[int], low: int, high: int) -> int | None:
     return None
 
 
-def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget) -> Finding:
+def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget) -> BisectionResult:
     """Find the shortest piece that ends with the operation of `reading` and is wrong by itself."""
     operation = reading.operation
     chain = list(questions.needed(operation))
@@ -188,7 +188,7 @@ def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget
         else:
             known_right, size = size, min(2 * size, len(chain))
     if known_wrong is None:
-        return Finding("in company", (operation,), deviation)
+        return BisectionResult("in company", (operation,), deviation)
     while known_wrong - known_right > 1 and not ended:
         middle = (known_wrong + known_right) // 2
         answer = is_wrong(middle)
@@ -199,7 +199,7 @@ def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget
         else:
             known_right = middle
     outcome: Outcome = "alone" if known_wrong == 1 else "together"
-    return Finding(outcome, tuple(chain[-known_wrong:]), deviation, smallest=not ended)
+    return BisectionResult(outcome, tuple(chain[-known_wrong:]), deviation, smallest=not ended)
 
 
 MOST_COMPILATIONS = 40
@@ -389,7 +389,7 @@ def _wide(array: np.ndarray) -> type[np.inexact]:
 # --- words ----------------------------------------------------------------------------------------------------
 
 
-def _sentence(finding: Finding, graph: Outline, budget: SearchBudget, refusal: str) -> str:
+def _sentence(finding: BisectionResult, graph: Outline, budget: SearchBudget, refusal: str) -> str:
     cost = f"({budget.spent} compilations, {budget.elapsed:.0f} s)"
     if finding.outcome == "unanswered":
         return f"The operation that is wrong could not be searched for: {refusal}."

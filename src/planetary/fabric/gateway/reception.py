@@ -127,11 +127,11 @@ class Reception:
     async def _answer_probe(self, connection: Connection) -> None:
         received = await connection.receive()
         probe = received.message
-        if not isinstance(probe, m.Probe) or not 0 <= probe.answer_bytes <= MOST_PROBE_BYTES:
+        if not isinstance(probe, m.LinkProbe) or not 0 <= probe.answer_bytes <= MOST_PROBE_BYTES:
             raise RemoteProtocolError(
-                f"{connection.peer}: expected a Probe for at most {MOST_PROBE_BYTES} bytes, found {probe}"
+                f"{connection.peer}: expected a LinkProbe for at most {MOST_PROBE_BYTES} bytes, found {probe}"
             )
-        answer = m.ProbeAnswer(
+        answer = m.LinkProbeAnswer(
             clock=self._system.clock.wall(),
             received_bytes=sum(array.nbytes for array in received.tensors.values()),
             address=connection.peer_host,
@@ -160,9 +160,9 @@ def noise(nbytes: int) -> np.ndarray:
 
 
 def _room_for_probe(message: m.Message, spec: TensorSpec) -> np.ndarray:
-    if not isinstance(message, m.Probe) or spec.name != "payload" or spec.nbytes > MOST_PROBE_BYTES:
+    if not isinstance(message, m.LinkProbe) or spec.name != "payload" or spec.nbytes > MOST_PROBE_BYTES:
         raise RemoteProtocolError(
-            f"reading {type(message).__name__}: expected a Probe with a payload of at most {MOST_PROBE_BYTES} bytes, "
+            f"reading {type(message).__name__}: expected a LinkProbe, of at most {MOST_PROBE_BYTES} bytes, "
             f"found a tensor {spec.name!r} of {spec.nbytes}"
         )
     return spec.empty()

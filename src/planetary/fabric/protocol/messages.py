@@ -37,11 +37,11 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
+    "LinkProbe",
+    "LinkProbeAnswer",
     "Message",
     "Order",
     "Parameters",
-    "Probe",
-    "ProbeAnswer",
     "Progress",
     "Ready",
     "Reduce",
@@ -83,7 +83,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
     roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
     codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
-    probe: bool = False  # worker only: it measures its link by `Probe` and takes no part
+    probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
 
     def sender(self) -> str:
         """Return the role and the name."""
@@ -441,15 +441,15 @@ class TaskFailed(Message, frozen=True, kw_only=True):
 # --- measuring a link -------------------------------------------------------------------------------------------
 
 
-class Probe(Message, frozen=True, kw_only=True):
+class LinkProbe(Message, frozen=True, kw_only=True):
     """A machine measures its link to the gateway; any bytes may come along as the tensor "payload"."""
 
     answer_bytes: int = 0  # of the tensor "payload" of the answer
     dial: int = 0  # port of the sender's address that the gateway tries to connect to; 0: none
 
 
-class ProbeAnswer(Message, frozen=True, kw_only=True):
-    """The gateway's answer to `Probe`."""
+class LinkProbeAnswer(Message, frozen=True, kw_only=True):
+    """The gateway's answer to `LinkProbe`."""
 
     clock: float  # Unix time in seconds
     received_bytes: int  # of the payload
@@ -508,7 +508,7 @@ FABRIC = Protocol(
     TrainResult,
     EvalResult,
     TaskFailed,
-    Probe,
-    ProbeAnswer,
+    LinkProbe,
+    LinkProbeAnswer,
 )
 """The messages of every kind of run."""

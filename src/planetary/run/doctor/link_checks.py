@@ -89,7 +89,7 @@ async def _measure(
     offset, facts = 0.0, None
     for _ in range(ROUND_TRIPS):
         began, seconds = wall(), 0.0
-        facts, seconds = await _ask(connection, m.Probe())
+        facts, seconds = await _ask(connection, m.LinkProbe())
         if not trips or seconds < min(trips):
             offset = facts.clock - (began + seconds / 2)  # the quickest answer has the least error
         trips.append(seconds)
@@ -110,15 +110,15 @@ async def _measure(
 
 
 async def _ask(
-    connection: Connection, probe: m.Probe, payload: np.ndarray | None = None
-) -> tuple[m.ProbeAnswer, float]:
+    connection: Connection, probe: m.LinkProbe, payload: np.ndarray | None = None
+) -> tuple[m.LinkProbeAnswer, float]:
     """Return the answer to a probe, and the seconds until it was here."""
     began = time.perf_counter()
     async with asyncio.timeout(ANSWER_S):
         await connection.send(probe, None if payload is None else {"payload": payload})
         answer = (await connection.receive()).message
-    if not isinstance(answer, m.ProbeAnswer):
-        raise RemoteProtocolError(f"{connection.peer}: expected ProbeAnswer, found {type(answer).__name__}")
+    if not isinstance(answer, m.LinkProbeAnswer):
+        raise RemoteProtocolError(f"{connection.peer}: expected LinkProbeAnswer, found {type(answer).__name__}")
     return answer, time.perf_counter() - began
 
 
@@ -128,9 +128,9 @@ async def _bandwidth(connection: Connection, rtt: float, most_bytes: int, *, upw
     while True:
         try:
             if upwards:
-                _, seconds = await _ask(connection, m.Probe(), noise(nbytes))
+                _, seconds = await _ask(connection, m.LinkProbe(), noise(nbytes))
             else:
-                _, seconds = await _ask(connection, m.Probe(answer_bytes=nbytes))
+                _, seconds = await _ask(connection, m.LinkProbe(answer_bytes=nbytes))
         except TimeoutError:
             return nbytes / ANSWER_S  # at most
         if seconds >= ENOUGH_S or nbytes >= most_bytes:
@@ -151,7 +151,7 @@ async def _reach_back(connection: Connection, port: int, system: System) -> str:
     except PlanetaryError as error:
         return str(error)
     try:
-        answer, _ = await _ask(connection, m.Probe(dial=listener.address[1]))
+        answer, _ = await _ask(connection, m.LinkProbe(dial=listener.address[1]))
         return answer.dial_error
     finally:
         listener.close()

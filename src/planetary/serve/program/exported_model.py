@@ -33,7 +33,7 @@ FIXED = ("context", "batch", "cache_mb", "cache_precision", "weights", "experts"
 """Keys of `[serve]` that the functions are made for."""
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The description of the folder.
 
     Attributes:
@@ -78,7 +78,7 @@ class ExportedModel(ServedModel):
     """
 
     folder: Path
-    manifest: Manifest
+    manifest: ExportManifest
     values: dict[str, np.ndarray] = field(repr=False)
     functions: Program = field(repr=False)
 
@@ -116,7 +116,7 @@ def is_exported(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> Manifest:
+def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> ExportManifest:
     """Write a model's files into an empty folder.
 
     Args:
@@ -137,7 +137,7 @@ def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> Mani
     contents = {PROGRAM: program.portable, WEIGHTS: weights, TRIAL: trial}
     for name, data in contents.items():
         write_atomically(folder / name, data)
-    manifest = Manifest(
+    manifest = ExportManifest(
         name=model.name,
         version=model.version,
         vocabulary=model.vocabulary,
@@ -166,7 +166,7 @@ def read_exported(folder: Path) -> ExportedModel:
         UserError: the tokenizer cannot be read.
     """
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise TrustError(f"{folder / MANIFEST} is no manifest of a served model: {error}") from None
     shape = manifest.shape
@@ -196,7 +196,7 @@ def read_exported(folder: Path) -> ExportedModel:
     )
 
 
-def _checked(folder: Path, name: str, manifest: Manifest) -> bytes:
+def _checked(folder: Path, name: str, manifest: ExportManifest) -> bytes:
     """Return a file's bytes. Raises `TrustError` unless they are those that the manifest names."""
     try:
         data = (folder / name).read_bytes()

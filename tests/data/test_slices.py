@@ -186,7 +186,8 @@ class LedgerAgainstSets(RuleBasedStateMachine):
 
     @rule()
     def lose_everyone(self) -> None:
-        self.ledger = self.ledger.without_holders()
+        for lease in self.held:
+            self.ledger.give_back(lease)
         self.free |= self.held
         self.held = set()
 

@@ -2,16 +2,13 @@
 
 A schedule is a function of its seed. One that fails says how it is run again, for example:
 
-    PYTHONPATH=src python tests/fabric/fault_schedules.py 44 --ring --checkpoint-every=3
+    PYTHONPATH=src:tests python tests/fabric/fault_schedules.py 44 --ring --checkpoint-every=3
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -34,30 +31,14 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.machine.journal import replay
-from planetary.simulation.faults import KINDS, draw_plan
+from planetary.simulation.faults import draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import SimMachine
+from schedule_sweep import Sweep, replay_by_hand
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 2000.0
-
-SLOW_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
-
-
-class Seen:
-    """What a sweep of schedules came across."""
-
-    def __init__(self) -> None:
-        self.struck: collections.Counter[str] = collections.Counter()
-        self.records: collections.Counter[type] = collections.Counter()
-
-    def require(self, *records: type[AnyRecord]) -> None:
-        """Assert that the sweep showed what it is for: all kinds of faults, and these records."""
-        missing = [kind for kind in KINDS if not self.struck[kind]]
-        assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
-        for record in records:
-            assert self.records[record] > 0, f"no schedule had a record {record.__name__}"
 
 
 def sweep(
@@ -69,16 +50,14 @@ def sweep(
     one_epoch: bool = False,
     given: Sequence[str] = (),
     speeds: Sequence[float] = (),
-) -> Seen:
-    """Run schedules, check each, and return what they came across."""
-    seen = Seen()
-    for seed in seeds:
-        cluster = run_schedule(
+) -> Sweep:
+    """Run schedules, check each, and count their faults and records."""
+    return Sweep(
+        run_schedule(
             seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch, given=given, speeds=speeds
         )
-        seen.struck.update(cluster.struck)
-        seen.records.update(type(record) for record in cluster.journal)
-    return seen
+        for seed in seeds
+    )
 
 
 def run_schedule(
@@ -112,7 +91,7 @@ def run_schedule(
         mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
         mode += "".join(f" --speed={speed}" for speed in speeds)
         error.add_note(f"faults: {cluster.struck}")
-        error.add_note(f"replay: PYTHONPATH=src python tests/fabric/fault_schedules.py {seed}{mode}")
+        error.add_note(f"replay: PYTHONPATH=src:tests python tests/fabric/fault_schedules.py {seed}{mode}")
         raise
     return cluster
 
@@ -254,31 +233,15 @@ def untimed(state: ControllerState) -> ControllerState:
     return state
 
 
-def main() -> None:
-    """Run one schedule again, and print its journal."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--ring", action="store_true")
-    parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--one-epoch", action="store_true")
-    parser.add_argument("--checkpoint-every", type=int, default=1)
-    parser.add_argument("--set", dest="given", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--speed", dest="speeds", type=float, action="append", default=[], metavar="FACTOR")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    cluster = run_schedule(
-        args.seed,
-        args.checkpoint_every,
-        ring=args.ring,
-        overlap=args.overlap,
-        one_epoch=args.one_epoch,
-        given=args.given,
-        speeds=args.speeds,
-    )
-    for record in cluster.journal:
-        sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
-    sys.stdout.write(f"faults: {cluster.struck}; everything holds\n")
-
-
 if __name__ == "__main__":
-    main()
+    replay_by_hand(
+        run_schedule,
+        {
+            "--ring": {"action": "store_true"},
+            "--overlap": {"action": "store_true"},
+            "--one-epoch": {"action": "store_true"},
+            "--checkpoint-every": {"type": int, "default": 1},
+            "--set": {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"},
+            "--speed": {"dest": "speeds", "type": float, "action": "append", "default": [], "metavar": "FACTOR"},
+        },
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fault_schedules import LIMIT_S, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, recorded_deltas, sweep
+from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas, sweep
 
 from planetary.fabric.protocol.records import (
     AnyRecord,
@@ -19,6 +19,7 @@ from planetary.fabric.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 KEYS = ("sync.overlap=decoupled", "sync.fragments=3", "sync.delay=2", "sync.compression=float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule, sweep
 
 from planetary.core.config import load_config
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, LOCK, STEP, has_run
@@ -20,6 +20,7 @@ from planetary.run.choice import new_run
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, encode_story, small_training
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])

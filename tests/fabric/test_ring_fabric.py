@@ -1,51 +1,72 @@
-"""The ring topology under random fault schedules, in simulated time."""
+"""The ring topology, also with overlap, under random fault schedules, in simulated time."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule, sweep
 
 from planetary.fabric.controller.ring_topology import Ring
 from planetary.fabric.protocol.records import DeltaWithdrawn, DigestsDiffered, ReduceRetried, RolledBack, RunResumed
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import encode_story, small_training
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+
+# "overlap": of a ring, too
+WAYS: dict[str, dict[str, Any]] = {"ring": {"ring": True}, "overlap": {"overlap": True}}
+
+
+def blocks(**counts: int) -> pytest.MarkDecorator:
+    """Return the parameters of a sweep in so many blocks."""
+    return pytest.mark.parametrize(
+        ("way", "block"), [(way, block) for way, count in counts.items() for block in range(count)]
+    )
 
 
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_random_fault_schedules(block: int) -> None:
-    sweep(range(block * 40, (block + 1) * 40), ring=True).require(DeltaWithdrawn, ReduceRetried)
+@pytest.mark.parametrize("way", WAYS)
+def test_random_fault_schedules(way: str, block: int) -> None:
+    sweep(range(block * 40, (block + 1) * 40), **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(3))
-def test_more_random_fault_schedules(block: int) -> None:
+@blocks(ring=3, overlap=2)
+def test_more_random_fault_schedules(way: str, block: int) -> None:
     first = SLOW_SEEDS + block * 80
-    sweep(range(first, first + 80), ring=True).require(DeltaWithdrawn, ReduceRetried)
+    sweep(range(first, first + 80), **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("block", range(6))
-def test_three_thousand_random_fault_schedules(block: int) -> None:
+@blocks(ring=6, overlap=4)
+def test_thousands_of_random_fault_schedules(way: str, block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    sweep(range(first, first + 500), ring=True).require(DeltaWithdrawn, ReduceRetried)
+    sweep(range(first, first + 500), **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
 
 
 @pytest.mark.slow
-def test_rare_checkpoints() -> None:
-    """The gateway gets the parameters rarely: newcomers and rolled back runs find those of a worker, or older ones."""
-    assert sweep(range(2000, 2020), checkpoint_every=3, ring=True).records[RunResumed] > 0
+@pytest.mark.parametrize("way", WAYS)
+def test_rare_checkpoints(way: str) -> None:
+    """The gateway gets the parameters rarely: newcomers and rolled back runs find those of a worker, or older ones.
+
+    With overlap the next reduction waits for a newcomer's state.
+    """
+    assert sweep(range(2000, 2020), checkpoint_every=3, **WAYS[way]).records[RunResumed] > 0
 
 
 @pytest.mark.slow
-def test_more_runs_with_rare_checkpoints() -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), checkpoint_every=3, ring=True).records[RunResumed] > 20
+@pytest.mark.parametrize("way", WAYS)
+def test_more_runs_with_rare_checkpoints(way: str) -> None:
+    seeds = range(SLOW_SEEDS, SLOW_SEEDS + 60)
+    assert sweep(seeds, checkpoint_every=3, **WAYS[way]).records[RunResumed] > 20
 
 
-def test_same_seed_same_story() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_same_seed_same_story(way: str) -> None:
     for seed in (3, 17):
-        first, second = run_schedule(seed, ring=True), run_schedule(seed, ring=True)
+        first, second = run_schedule(seed, **WAYS[way]), run_schedule(seed, **WAYS[way])
         assert encode_story(first.journal) == encode_story(second.journal)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
 
 from planetary.fabric.controller.ring_topology import Ring
 from planetary.fabric.protocol.records import (
@@ -19,12 +19,11 @@ from planetary.fabric.protocol.records import (
     RoundClosed,
     RoundFinished,
     RoundStarted,
-    RunResumed,
     WorkerJoined,
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import encode_story, small_training
+from planetary.simulation.rounds.small_training import small_training
 
 
 def overlapping(checkpoint_every: int = 1, plan: Sequence[Fault] = ()) -> SimCluster:
@@ -37,43 +36,6 @@ def overlapping(checkpoint_every: int = 1, plan: Sequence[Fault] = ()) -> SimClu
 
 def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
-
-
-@pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_random_fault_schedules(block: int) -> None:
-    sweep(range(block * 40, (block + 1) * 40), overlap=True).require(DeltaWithdrawn, ReduceRetried)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(2))
-def test_more_random_fault_schedules(block: int) -> None:
-    first = SLOW_SEEDS + block * 80
-    sweep(range(first, first + 80), overlap=True).require(DeltaWithdrawn, ReduceRetried)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("block", range(4))
-def test_two_thousand_random_fault_schedules(block: int) -> None:
-    first = SOAK_SEEDS + block * 500
-    sweep(range(first, first + 500), overlap=True).require(DeltaWithdrawn, ReduceRetried)
-
-
-@pytest.mark.slow
-def test_rare_checkpoints() -> None:
-    """Newcomers get a worker's state through the gateway, and the next reduction waits for that."""
-    assert sweep(range(2000, 2020), checkpoint_every=3, overlap=True).records[RunResumed] > 0
-
-
-@pytest.mark.slow
-def test_more_runs_with_rare_checkpoints() -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), checkpoint_every=3, overlap=True).records[RunResumed] > 20
-
-
-def test_same_seed_same_story() -> None:
-    for seed in (3, 17):
-        first, second = run_schedule(seed, overlap=True), run_schedule(seed, overlap=True)
-        assert encode_story(first.journal) == encode_story(second.journal)
 
 
 def test_a_calm_run_trains_each_round_from_one_version_back() -> None:

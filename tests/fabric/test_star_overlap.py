@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, recorded_deltas, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, recorded_deltas, sweep
 
 from planetary.fabric.protocol.records import (
     AnyRecord,
@@ -22,6 +22,7 @@ from planetary.fabric.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 EAGER = ("sync.overlap=eager", "sync.compression=float32", *PLAIN)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, sweep
 
 from planetary.fabric.protocol.records import AnyRecord, LeaseAssigned, RoundFinished, RunResumed, WorkerJoined
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 

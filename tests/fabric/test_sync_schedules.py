@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fault_schedules import SLOW_SEEDS, run_schedule, sweep
+from fault_schedules import run_schedule, sweep
 
 from planetary.diloco.relay import RelayedVersion
 from planetary.fabric.protocol.changes import RelayedChange
 from planetary.fabric.protocol.records import LeaseAssigned, ParametersSent, RoundFinished, RunResumed, TaskAborted
 from planetary.simulation.rounds.cluster import SimCluster
+from schedule_sweep import SLOW_SEEDS
 
 RADIAL = ("outer.merge=rda", "sync.precision=f32")
 

@@ -2,16 +2,12 @@
 
 A schedule is a function of its seed. One that fails prints the command that runs it again, for example:
 
-    PYTHONPATH=src python tests/moe/mixture_schedules.py 44 --mode=offloaded
+    PYTHONPATH=src:tests python tests/moe/mixture_schedules.py 44 --mode=offloaded
 """
 
 from __future__ import annotations
 
-import argparse
-import collections
 import copy
-import logging
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,9 +22,10 @@ from planetary.moe.controller.mixture_records import MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
 from planetary.moe.payloads.shard_payload import shard_from
-from planetary.simulation.faults import KINDS, draw_plan
+from planetary.simulation.faults import draw_plan
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.mixtures.small_mixture import LEDGER, ledger_of, small_mixture
+from schedule_sweep import Sweep, replay_by_hand, sweep_modes
 
 ROUNDS, NODES = 6, 3
 LIMIT_S = 3000.0
@@ -44,33 +41,10 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 }
 """Keys of `[moe]` under which schedules run."""
 
-SLOW_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
-UNKNOWN = {"repeat_result"}  # faults of other kinds of run
 
-
-class Seen:
-    """Faults and records of a sweep of schedules."""
-
-    def __init__(self) -> None:
-        self.struck: collections.Counter[str] = collections.Counter()
-        self.records: collections.Counter[type] = collections.Counter()
-
-    def require(self, *records: type[MixtureRecord]) -> None:
-        """Assert that the sweep had all kinds of faults, and these records."""
-        missing = [kind for kind in KINDS if not self.struck[kind] and kind not in UNKNOWN]
-        assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
-        for record in records:
-            assert self.records[record] > 0, f"no schedule had a record {record.__name__}"
-
-
-def sweep(seeds: Iterable[int], *modes: str) -> Seen:
-    """Run schedules in turn in each of `modes`, check each, and return their faults and records."""
-    seen = Seen()
-    for number, seed in enumerate(seeds):
-        cluster = run_schedule(seed, modes[number % len(modes)])
-        seen.struck.update(cluster.struck)
-        seen.records.update(type(record) for record in cluster.journal)
-    return seen
+def sweep(seeds: Iterable[int], *modes: str) -> Sweep:
+    """Run schedules in turn in each of `modes`, check each, and count their faults and records."""
+    return sweep_modes(run_schedule, seeds, modes)
 
 
 def run_schedule(seed: int, mode: str = "plain") -> MixtureCluster:
@@ -84,7 +58,7 @@ def run_schedule(seed: int, mode: str = "plain") -> MixtureCluster:
         check(cluster)
     except BaseException as error:
         error.add_note(f"faults: {cluster.struck}")
-        error.add_note(f"replay: PYTHONPATH=src python tests/moe/mixture_schedules.py {seed} --mode={mode}")
+        error.add_note(f"replay: PYTHONPATH=src:tests python tests/moe/mixture_schedules.py {seed} --mode={mode}")
         raise
     return cluster
 
@@ -162,18 +136,5 @@ def untimed(state: MixtureState) -> MixtureState:
     return state
 
 
-def main() -> None:
-    """Run one schedule again, and print its journal."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--mode", choices=MODES, default="plain")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    cluster = run_schedule(args.seed, args.mode)
-    for record in cluster.journal:
-        sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
-    sys.stdout.write(f"faults: {cluster.struck}; everything holds\n")
-
-
 if __name__ == "__main__":
-    main()
+    replay_by_hand(run_schedule, {"--mode": {"choices": MODES, "default": "plain"}})

@@ -7,6 +7,7 @@ with `until`; in between the world stands still.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -468,9 +469,9 @@ class MixtureStage(MixtureCluster):
         path = self.run_folder / METRICS
         return list(read_json_lines(path, RoundMetrics)) if path.exists() else []
 
-    @property
+    @functools.cached_property
     def state_bytes(self) -> int:
-        """Of a shard's state at the start."""
+        """Of a shard's state at the start, which is removed from the store later."""
         started = next(record for record in self.records_so_far if isinstance(record, MixtureStarted))
         return len(self.store.get(started.shards[0]))
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mixture_schedules import (
-    LIMIT_S,
-    MODES,
-    NODES,
-    ROUNDS,
-    SLOW_SEEDS,
-    SOAK_SEEDS,
-    check,
-    run_schedule,
-    sweep,
-)
+from mixture_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
 
 from planetary.fabric.gateway.run_files import EVENTS
 from planetary.fabric.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLost
@@ -29,6 +19,7 @@ from planetary.moe.controller.patience import Patience
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.mixtures.small_mixture import small_mixture
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 SAME_SEED = 10_084  # without a full disk: the error names the folder and the free space
 

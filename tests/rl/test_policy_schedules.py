@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, check, run_schedule, sweep
+from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
 
 from planetary.fabric.protocol.records import RoundFinished, RunResumed, WorkerBanned, WorkerLost
 from planetary.rl.protocol.rl_records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, TextsRefused
@@ -12,6 +12,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.lies import TEXT_LIES, TextLie
 from planetary.simulation.policies.policy_cluster import PolicyCluster
 from planetary.simulation.policies.small_policy import small_policy
+from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 LIAR = "node-1/0"
 REASONS = {

@@ -165,10 +165,6 @@ class LeaseLedger(msgspec.Struct):
         """Return an independent copy."""
         return LeaseLedger(self.next, list(self.returned), list(self.held))
 
-    def without_holders(self) -> LeaseLedger:
-        """Return a copy in which every held lease is free again: the state after all workers are lost."""
-        return LeaseLedger(self.next, sorted([*self.returned, *self.held]), [])
-
     def _release(self, lease: int, what: str) -> None:
         position = bisect_left(self.held, lease)
         if position == len(self.held) or self.held[position] != lease:

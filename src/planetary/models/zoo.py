@@ -44,10 +44,3 @@ ZOO: dict[str, ZooModel] = {
     "vit": ZooModel("planetary.models.vit:build", "images"),
     "convnet": ZooModel("planetary.models.convnet:build", "images"),
 }
-
-
-def zoo_model(name: str) -> ZooModel:
-    """Return a model by name, or raise `UserError` naming those there are."""
-    if name not in ZOO:
-        raise UserError(f"there is no model {name!r} in the zoo; it has: {', '.join(ZOO)}")
-    return ZOO[name]

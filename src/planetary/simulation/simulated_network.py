@@ -11,7 +11,7 @@ import asyncio
 import errno
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextvars import copy_context
 from typing import Any
 
@@ -27,9 +27,6 @@ HOST = "127.0.0.1"  # of every simulated machine: connections are plain, which `
 WINDOW = 256 * 1024  # bytes under way on a connection in one direction; more waits with the sender
 SEGMENT_S = 0.2  # of a slow line, that its bytes arrive in
 FIRST_PORT = 20_000  # that is given where any free one is asked for
-
-Delay = Callable[[str, str], float]
-"""Draws the seconds that a packet takes from one node to another."""
 
 
 class SimulatedLink(msgspec.Struct, frozen=True):

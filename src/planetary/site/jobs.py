@@ -5,7 +5,6 @@ The state is the fold of the records, as of a run's journal; a site that is kill
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -234,8 +233,3 @@ class JobBook:
                 running[job.controller] = running.get(job.controller, 0) + 1
                 found.append(job)
         return found
-
-
-def names_in_use(jobs: Iterable[Job]) -> set[str]:
-    """Return the names that a new job cannot have."""
-    return {job.job for job in jobs}

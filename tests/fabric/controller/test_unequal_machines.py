@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from fault_schedules import SLOW_SEEDS, final_history, run_schedule, sweep
+from fault_schedules import final_history, run_schedule, sweep
 
 from planetary.core.config import apply_overrides
 from planetary.core.configuration.schema import Config
@@ -17,6 +17,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import STEP_S, SimMachine
+from schedule_sweep import SLOW_SEEDS
 
 MEASURED = "fabric.leases=measured"
 

@@ -9,7 +9,6 @@ from planetary.rl.objectives.objective import (
     IMITATION,
     OBJECTIVES,
     advantages_of,
-    are_equal,
     per_longest,
     per_text,
     per_token,
@@ -37,12 +36,6 @@ def test_a_completion_without_a_reward_moves_no_other_advantage() -> None:
     found = advantages_of(OBJECTIVES["importance"], np.array([1.0, np.nan, 0.0]))
     assert found.tolist() == [0.5, 0.0, -0.5]
     assert not advantages_of(OBJECTIVES["grpo"], np.array([np.nan, np.nan])).any()
-
-
-def test_groups_are_equal_when_fewer_than_two_rewards_differ() -> None:
-    assert are_equal(np.array([0.5, 0.5, np.nan]))
-    assert are_equal(np.array([np.nan, 1.0]))
-    assert not are_equal(np.array([0.5, 0.25, np.nan]))
 
 
 def test_weights_sum_to_one_as_each_objective_counts() -> None:

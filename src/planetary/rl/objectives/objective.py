@@ -110,9 +110,3 @@ def advantages_of(objective: Objective, rewards: np.ndarray) -> np.ndarray:
     if known.any():
         found[known] = objective.advantages(rewards[known])
     return found
-
-
-def are_equal(rewards: np.ndarray) -> bool:
-    """Whether a group teaches nothing: fewer than two rewards are known, or all that are known are equal."""
-    known = rewards[np.isfinite(rewards)]
-    return len(known) < 2 or bool(np.all(known == known[0]))

@@ -77,7 +77,6 @@ class _LoopBackward:
         self.arguments = list(self.body.arguments)
         self.ends = list(ir.terminator(self.body).operands)
         self.constant = [k for k, argument in enumerate(self.arguments) if self.ends[k] == argument]
-        self.outside_of = {self.arguments[k]: self.carried[k] for k in self.constant}
         self._analyse()
 
     def _analyse(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "planetary"
 WHAT = re.compile(r"\bwhat\b", re.IGNORECASE)
-PERSONS = re.compile(r"\b(nobody|whoever|somebody|is told|are told|hears of)\b", re.IGNORECASE)
+PERSONS = re.compile(r"\b(nobody|everybody|whoever|somebody|is told|are told|hears of)\b", re.IGNORECASE)
 
 LIMITS = {
     "artifacts": (0.5, 0.5),

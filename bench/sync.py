@@ -91,7 +91,7 @@ WAYS = {
 T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 
 
-# What has to be worse, and than what.
+# Negative controls: a way, and the one that has to be better.
 CONTROLS = {"sparse-no-feedback": "sparse", "sign-no-feedback": "sign"}
 
 

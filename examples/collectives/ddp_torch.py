@@ -25,7 +25,7 @@ with Communicator(sys.argv[1]) as comm:
     data = torch.Generator().manual_seed(rank)
     newcomer = True
     while state.revision < STEPS:
-        # Everybody gets the same answer, so everybody votes or nobody does. A newcomer's vote was its admission.
+        # All peers get the same answer, so all of them vote or none does. A newcomer's vote was its admission.
         if not newcomer and comm.are_peers_pending():
             comm.update_topology()
         newcomer = False

@@ -1,4 +1,4 @@
-"""Strangers, malformed packets and false keys cost their sender the connection and nobody else anything."""
+"""Strangers, malformed packets and false keys cost their sender the connection, and no other peer anything."""
 
 from __future__ import annotations
 

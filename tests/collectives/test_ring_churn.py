@@ -63,7 +63,7 @@ def test_churn(tmp_path: Path) -> None:
                     kills += 1
                 if len(peers) < MOST_PEERS:
                     start()
-            # Without further kills everybody, the last newcomers too, makes progress.
+            # Without further kills all peers make progress, the last newcomers too.
             before = last_steps()
             limit = time.monotonic() + 40
             while any(steps <= before[name] for name, steps in last_steps().items()):

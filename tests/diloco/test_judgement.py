@@ -78,7 +78,7 @@ def test_the_later_of_two_equal_deltas_is_the_copy() -> None:
 
 
 def test_equal_deltas_are_no_copies_where_all_are_alike() -> None:
-    """A round so short, or data so even, that everybody's delta is the same."""
+    """A round so short, or data so even, that all deltas are equal."""
     deltas = honest(0, 7, noise=0.0)
     assert judged(deltas).refused == {}
     assert sorted(judged([*deltas, *(-delta for delta in deltas[:3])]).refused) == [7, 8, 9]

@@ -32,7 +32,7 @@ class Bench:
         self.steps: list[e.TakeOuterStep] = []
         self.writes: list[e.WriteCheckpoint] = []
         self.restores: list[e.RestoreParameters] = []
-        self.deltas: dict[int, list[float]] = {}  # task -> its delta, where it is not that of everybody
+        self.deltas: dict[int, list[float]] = {}  # task -> its delta, where it differs from the others
         self._sessions = 0
 
     def tell(self, event: e.Event) -> None:

@@ -192,7 +192,7 @@ def check_memory_was_bounded(cluster: SimCluster) -> None:
 
 
 def check_the_ledger_sums_to_zero(state: ControllerState) -> None:
-    """Leases handed out, less those trained, held and returned; nobody holds any after the end."""
+    """Leases handed out, less those trained, held and returned; none is held after the end."""
     assert check_ledger(state.ledger) == ""
     assert contradiction(state) == ""
     assert state.ledger.held == []

@@ -1,4 +1,4 @@
-"""How a run ends when nobody can train it or nothing can be kept: with a kind and a reason, and never not at all."""
+"""A run that no worker can train, or that cannot be saved, always ends, with a kind and a reason."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_when_a_first_owner_is_killed_the_next_speaks_for_its_experts_until_it_c
 
 ROUNDS, PER_ROUND_LONG = 180, 20  # long enough for all kills
 LONG = (
-    # Runs that nobody waits in differ, the more so the faster they learn: not what the example has.
+    # Runs without waits differ, the more so the faster they learn: not what the example has.
     "optimizer.name=adamw",
     "optimizer.learning_rate=0.003",
     "optimizer.beta1=0.9",

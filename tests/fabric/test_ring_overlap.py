@@ -80,7 +80,7 @@ def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() 
     times = (closed + 0.05, closed + 0.051)
     plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in times for w in range(WORKERS)]
     cluster = overlapping(checkpoint_every=6, plan=plan)
-    # In mid-reduce: first the round that nobody can finish is void, then what nobody has any more.
+    # In mid-reduce: first the round that no worker can finish is void, then the state that none has any more.
     [void, back] = of(cluster, RolledBack)
     assert void.mark.round > back.mark.round == 0
     # The pipeline fills again: the first two rounds after it are trained from where it went back to.

@@ -89,7 +89,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
 def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     tmp_path: Path, form: Form, source: str, more: dict
 ) -> None:
-    """Whoever does the work: what it is fitted on is in the work."""
+    """The data of a fit is in the work, for any worker that does it."""
     options = {"sketches": source, "precision": "4bit", "acceptance": Policy(norm_ratio=0.3), "update_form": form}
     plan = make_plan(tmp_path, steps=8, pace="lockstep", fitted_by="expert-workers", **options, **more)
     cluster = MixtureStage(tmp_path, plan)
@@ -142,7 +142,7 @@ def test_a_saved_state_has_no_experts_and_its_successor_gets_the_newest(tmp_path
 
 
 def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: Path) -> None:
-    """So whoever reads the run afterwards finds the model that was evaluated."""
+    """So a later reader of the run finds the model that was evaluated."""
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=4)
     for name in ("a", "b", "w"):
@@ -310,7 +310,7 @@ def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path
         cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > done + 1)  # noqa: B023
         cluster.kill(worker)
     before = a.machine.done
-    cluster.until(lambda: a.machine.done >= min(before + 6, 40))  # nobody improves experts, and it goes on
+    cluster.until(lambda: a.machine.done >= min(before + 6, 40))  # no worker improves experts, and it goes on
     assert cluster.finish().ok
     check_streams(cluster)
 

@@ -357,7 +357,7 @@ def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_lo
     cluster.until(lambda: a.machine.finished and b.machine.finished)
     ended = cluster.now
     cluster.until(lambda: cluster.now > ended + 30)
-    assert all(worker.alive and worker.session for worker in (a, b))  # nobody is restarted for taking no step
+    assert all(worker.alive and worker.session for worker in (a, b))  # none is restarted for taking no step
     cluster.store_away = False
     assert cluster.finish().ok
     assert [line.round for line in cluster.lines] == [1, 2, 3, 4]

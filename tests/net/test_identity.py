@@ -1,4 +1,4 @@
-"""A machine's key: made once, kept private, and proved by whoever greets with it."""
+"""A machine's key: made once, kept private, and proved by each peer that greets with it."""
 
 from __future__ import annotations
 

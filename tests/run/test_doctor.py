@@ -47,7 +47,7 @@ class SkewedClock(SystemClock):
 
 
 class Gateway:
-    """A reception whose runs want nobody."""
+    """A reception whose runs want no worker."""
 
     def __init__(
         self, folder: Path, *, protocol: Protocol = FABRIC, clock: Clock | None = None, plain: bool = False

@@ -1,4 +1,4 @@
-"""`planetary serve` as real processes: its workers are killed in the middle of streams, and nobody sees it."""
+"""`planetary serve` as real processes: its workers are killed in the middle of streams, and no client sees it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_every_invariant_has_a_test() -> None:
 
 
 def test_the_replay_commands_are_those_that_failing_schedules_print() -> None:
-    commands = re.findall(r"^    (PYTHONPATH=src python (\S+))", PAGE, re.MULTILINE)
+    commands = re.findall(r"^    (PYTHONPATH=src(?::tests)? python (\S+))", PAGE, re.MULTILINE)
     assert len(commands) == 4
     for command, path in commands:
         assert f"replay: {command} " in (ROOT / path).read_text()

@@ -180,7 +180,7 @@ def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the
 
     server = next(worker for worker, job in place.workers().items() if job == "chat")
     os.kill(place.pid_of(server), signal.SIGKILL)
-    assert place.answer("hello") == text  # with the same tokens, by whoever serves then
+    assert place.answer("hello") == text  # with the same tokens, by any worker that serves then
     place.until(lambda: sorted(place.workers().values()) == ["chat", "small"], "the killed worker is back")
 
     assert place.command("jobs", "cancel", "small", "--reason", "enough") == 0

@@ -1,4 +1,4 @@
-"""A protocol is a value: it reads and sends its own messages and nobody else's."""
+"""A protocol is a value: it reads and sends its own messages and no others."""
 
 from __future__ import annotations
 

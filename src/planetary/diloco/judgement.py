@@ -1,4 +1,4 @@
-"""Which contributions of a round count, as one pure function that says why.
+"""Which contributions of a round count, as one pure function that returns the reason.
 
 Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
 about equally long and point, a little, the same way. A contribution of another kind shows in the table of inner

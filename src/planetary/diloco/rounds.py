@@ -1,4 +1,4 @@
-"""When a round closes, as one pure function that says why.
+"""When a round closes, as one pure function that returns the reason.
 
 A round opens with one lease per ready worker. Lost workers are not waited for: a lease whose holder was lost is offered
 to a worker that comes back or joins; if none does within the grace time, the round closes without it and the lease goes

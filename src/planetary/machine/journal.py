@@ -30,7 +30,7 @@ class Fold(Protocol[RecordT_contra]):
     """State that a journal determines."""
 
     def apply(self, record: RecordT_contra, /) -> None:
-        """Change the state as `record` says; the only code that does.
+        """Apply `record` to the state; the only code that changes it.
 
         Raises:
             LocalProtocolError: the record cannot follow the ones before it.

@@ -17,7 +17,7 @@ def read_private(path: Path) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         raise TrustError(
-            f"{path} must be readable by its owner only, its mode is {mode:o}. If nobody else read it, "
+            f"{path} must be readable by its owner only, its mode is {mode:o}. If no other user read it, "
             f"run: chmod 600 {path}"
         )
     return path.read_bytes()

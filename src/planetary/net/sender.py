@@ -118,8 +118,8 @@ class Sender:
                 self._loop.call_soon_threadsafe(self._pump)
 
     def stop(self, error: Exception, farewell: Message | None = None) -> bool:
-        """Write nothing more; sends under way raise `error`. Return whether the peer could still be told
-        `farewell`.
+        """Write nothing more; sends under way raise `error`. Return whether `farewell` could still be
+        sent.
 
         It cannot in the middle of a frame or when the transport is full.
         """

@@ -75,7 +75,7 @@ class BackgroundRun:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for an orderly end; from any thread. `outcome` tells when it has come."""
+        """Ask for an orderly end; from any thread. `outcome` is set at the end."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has come
             self._loop.call_soon_threadsafe(self._orchestration.stop)
 

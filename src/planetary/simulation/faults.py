@@ -29,7 +29,7 @@ FaultKind = Literal[
     "full_disk",  # the next checkpoint cannot be written
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
-    "flip_bit",  # ring: the next outer state that it makes is another than everybody's
+    "flip_bit",  # ring: the next outer state that it makes differs from all others
     "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
 ]
 

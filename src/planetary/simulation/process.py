@@ -117,9 +117,9 @@ class Process:
     def stop(self, seconds: float) -> None:
         """Stand still for `seconds`: connections stay, and events meanwhile are delivered afterwards, in order."""
         self._stopped_until = max(self._stopped_until, self.loop.clock.monotonic() + seconds)
-        nobody = copy_context()
-        nobody.run(CURRENT.set, None)
-        self.loop.call_at(self._stopped_until, self._go_on, context=nobody)
+        no_process = copy_context()
+        no_process.run(CURRENT.set, None)
+        self.loop.call_at(self._stopped_until, self._go_on, context=no_process)
 
     def hold(self, handle: Callback, part: Process | None = None) -> None:
         """Keep a callback of a process that is stopped, or of its `part`."""

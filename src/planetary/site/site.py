@@ -531,7 +531,7 @@ class Site:
     def _place(self, place: PlaceWorker) -> None:
         if place.run != place.source and self._only is None:
             self.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
-            log.info("worker %s works for %s: %s", place.worker, place.run or "nobody", place.why or "it is idle")
+            log.info("worker %s works for %s: %s", place.worker, place.run or "no run", place.why or "it is idle")
         for peer in self.peers:
             if peer.hello.worker == place.worker and peer.run != place.run:
                 self._dial_again(peer, f"for {place.run}" if place.run else "it is idle")

@@ -43,7 +43,7 @@ class WorkerWent(Event, frozen=True):
 
 
 class RunWants(Event, frozen=True, kw_only=True):
-    """A run can use workers; said again when anything of it has changed."""
+    """A run can use workers; repeated after each change."""
 
     run: str
     controller: str

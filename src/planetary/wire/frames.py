@@ -261,6 +261,6 @@ def decode_tensor_header(data: bytes) -> TensorHeader:
         with _TensorHeader.from_bytes(data) as reader:
             return TensorHeader(message=reader.message, tensor=reader.tensor, offset=reader.offset)
     except (capnp.KjException, ValueError, OverflowError, MemoryError) as error:
-        # KjException's text spans lines and has a native stack; its first line says what is wrong.
+        # KjException's text spans lines and has a native stack; its first line names the defect.
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise RemoteProtocolError(f"reading a tensor frame: its header is malformed: {first_line}") from None

@@ -134,7 +134,7 @@ class Outbox:
             self._queue_control(Frame(prefix + header, None, None, last=False))
 
     def clear(self) -> None:
-        """Forget everything that was not taken yet. The peer is not told: the connection is about to end."""
+        """Forget everything that was not taken yet. The peer gets no message: the connection is about to end."""
         self._control.clear()
         self._turns.clear()
         self.control_bytes = 0

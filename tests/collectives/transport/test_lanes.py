@@ -1,4 +1,4 @@
-"""One connection of a link: frames stay whole, whoever sends them."""
+"""One connection of a link: frames stay whole with several senders."""
 
 from __future__ import annotations
 

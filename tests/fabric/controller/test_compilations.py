@@ -1,4 +1,4 @@
-"""Whoever holds an invite can ask for compilations: few at once, and few targets for one machine."""
+"""Each holder of an invite can ask for compilations: few at once, and few targets for one machine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Rounds(Bench):
     def __init__(self, *names: str) -> None:
         super().__init__(len(names), rounds=LENGTH)
         self.names = {self.join(name): name for name in names}
-        self.deltas_of: dict[str, list[float]] = {}  # of a worker that does not send what everybody sends
+        self.deltas_of: dict[str, list[float]] = {}  # of a worker whose deltas differ
         self.held_out: Loss = lambda worker, version: 5.0 - 0.05 * version
 
     @property
@@ -195,7 +195,7 @@ def test_the_last_round_is_taken_back_like_any_other() -> None:
 
 
 def test_nan_that_follows_from_the_parameters_is_nobodys_fault() -> None:
-    """Whoever trains from version 2, or evaluates it, gets NaN."""
+    """Training from version 2, and its evaluation, give NaN."""
     bench = Rounds("a", "b")
     bench.play(1)
     bench.held_out = lambda worker, version: math.nan if version == 2 else 4.9

@@ -98,7 +98,7 @@ def test_a_report_that_is_not_there_or_torn_is_none(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_node_manager_without_a_gateway_says_whom_it_cannot_reach(tmp_path: Path) -> None:
-    with socket.socket() as held:  # bound and not listening: nobody else gets the port, and nobody answers
+    with socket.socket() as held:  # bound and not listening: no other process gets the port, and none answers
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         command = [sys.executable, "-m", "planetary", "node-manager", "--host=127.0.0.1", f"--port={port}"]

@@ -18,7 +18,7 @@ def machine() -> SupervisorMachine:
 
 def running(supervisor: SupervisorMachine) -> SupervisorMachine:
     assert supervisor.handle(e.Tick(), 0.0) == [e.StartProcess(1), e.Dial(1)]
-    assert supervisor.handle(e.ProcessStarted(100), 0.0) == []  # nobody to tell yet
+    assert supervisor.handle(e.ProcessStarted(100), 0.0) == []  # no connection yet
     assert supervisor.handle(e.Opened(1), 0.1) == [e.Send(1, m.WorkerStarted(pid=100, attempt=1))]
     return supervisor
 

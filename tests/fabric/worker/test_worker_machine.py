@@ -138,7 +138,7 @@ def test_a_lost_connection_stops_the_task_and_is_made_again() -> None:
     assert 2.0 < again <= 2.1
     assert worker.handle(w.TaskStopped(7), 2.01) == []
     assert worker.handle(e.Tick(), again) == [e.Dial(2)]
-    # What still arrives from the old connection is nobody's.
+    # Late messages of the old connection are dropped.
     assert worker.handle(e.Received(1, train_task(9)), again) == []
     worker.handle(e.Opened(2), 3.0)
     # The artifact is on the device already.
@@ -279,7 +279,7 @@ def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, reduce(1)), 1.1)
     assert worker.handle(e.Closed(1, "reset"), 2.0) == [w.LeaveRing(), w.StopTask(7)]
-    assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more
+    assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # no longer asked for
 
 
 def test_a_later_job_moves_the_ring_to_its_master() -> None:

@@ -234,7 +234,9 @@ def test_a_result_that_cannot_be_used_is_no_answer_while_others_may_try(tmp_path
     watched(cluster, lambda: sum(cluster.controller.rounds.updates.values()) > 0)
     assert set(cluster.controller.rounds.updates) == {"unusable"}
     watched(cluster, lambda: not waiting & {s.step for s in cluster.queue.waiting() if s.owner == shard})
-    watched(cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW)  # it was told that nobody tries any more
+    watched(
+        cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW
+    )  # after the message that no worker tries any more
     assert cluster.finish().ok
 
 

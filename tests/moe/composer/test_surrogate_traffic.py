@@ -238,7 +238,7 @@ def test_a_fit_under_way_at_a_new_speaker_assignment_is_published_whole(pair: Pa
 
 @pytest.mark.parametrize("ended", [False, True], ids=["under way", "not taken yet"])
 def test_a_replaced_speaker_publishes_nothing_and_takes_its_successors_surrogates(pair: Pair, ended: bool) -> None:
-    """Nobody has heard of the fit, so its version does not count."""
+    """No peer knows the fit, so its version does not count."""
     other = Composer(pair.plan, pair.steps, 0)
     other.steps_until(2)
     other.traffic.fit(pair.state(0, 2))

@@ -253,7 +253,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
     shard = a.machine.shard
     told = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.shard == shard]
     assert {(s.version, s.base, bool(s.payload)) for s in told[1:]} == {(0, 0, False)}
-    assert len({s.step for s in told}) > 3  # nobody waits
+    assert len({s.step for s in told}) > 3  # no composer waits
     updates = of_kind(cluster, ExpertsAdvanced)
     assert {(record.version, record.accepted) for record in updates} == {(0, 0)}
     cluster.restart_gateway()

@@ -64,7 +64,7 @@ def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: d
     one = workers[0]
     shard = one.machine.shard
     for other in workers[1:]:
-        cluster.kill(other)  # from now on nobody fits what it has of the others
+        cluster.kill(other)  # from now on its copies of the others are not fitted
     cluster.until(lambda: one.machine.done >= 26)
     before = len([s for s in cluster.told if isinstance(s, mm.SurrogatesReady)])
     cluster.cut(one)

@@ -1,4 +1,4 @@
-"""Composers on slow lines: nothing piles up, nobody takes them for stuck, and the run ends."""
+"""Composers on slow lines: queues stay short, none is restarted as stuck, and the run ends."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_work_that_is_over_is_not_leased_again(queue: WorkQueue) -> None:
     assert not queue.give_up(lease, again=False)
     assert queue.lease("v", now=1, lease_s=10) == []
     assert queue.counts(1) == QueueCounts(failed=1)
-    assert queue.failed() == []  # whoever ends it so tells its owner
+    assert queue.failed() == []  # the caller that ends it informs the owner
     assert queue.offer(some(1)) == 0
 
 

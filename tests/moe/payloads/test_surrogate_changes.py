@@ -1,4 +1,4 @@
-"""Surrogates that travel as changes of low rank or of few bits: everybody has the owner's bits, or gets whole ones."""
+"""Surrogates that travel as changes of low rank or of few bits: composers have the owner's bits, or get whole ones."""
 
 from __future__ import annotations
 

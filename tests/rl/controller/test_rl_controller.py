@@ -519,7 +519,7 @@ def test_random_schedules_make_every_round_once_and_no_gradient_twice(seed: int)
             fabric.answer(int(rng.choice(sorted(fabric.tasks))))
         else:
             fabric.post(e.Tick())
-        # Whoever was banned comes as somebody else.
+        # A banned worker returns under another name.
         for name in [n for n in fabric.controller.membership.banned if n in fabric.names.values()]:
             fresh = f"w{name[1]}" + "x" * step
             for session, one in list(fabric.names.items()):

@@ -81,7 +81,7 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
     2. Among the peers that send (all but RECEIVE_ONLY) the highest revision wins over lower ones, and among those the
        content that most peers have; at a tie the one whose first holder comes first in the ring.
        It is older than the current one only if no peer offers that one.
-    3. Everybody's names, types and shapes must be the winner's. Contents marked as free to differ are not compared.
+    3. Names, types and shapes of all peers must be the winner's. Contents marked as free to differ are not compared.
     4. SEND_ONLY peers must have the winning content.
 
     `algorithm` names the digests of the entries; it is part of the elected content's digest.

@@ -413,7 +413,7 @@ class Communicator:
         return self._calls.with_retry(timeout_s, start)
 
     def broadcast(self, array: Any, root: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
-        """Copy the array of rank `root` into everybody's, in place; return it. Restored when it fails.
+        """Copy the array of rank `root` into those of all ranks, in place; return it. Restored when it fails.
 
         It is tried again after a loss, unless the root itself is lost.
         """

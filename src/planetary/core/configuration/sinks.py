@@ -25,7 +25,7 @@ WebhookEvent = Literal[
 
 
 class SinkConfig(msgspec.Struct, frozen=True, tag_field="kind"):
-    """Base of the tables; `kind` says which one it is."""
+    """Base of the tables; `kind` is the table's name."""
 
 
 class WandbSink(SinkConfig, frozen=True, tag="wandb"):

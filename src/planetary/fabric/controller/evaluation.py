@@ -24,7 +24,7 @@ class Settled(msgspec.Struct, frozen=True):
     """The accepted value of a part of the held-out loss."""
 
     loss: float
-    wrong: tuple[str, ...] = ()  # who said something else
+    wrong: tuple[str, ...] = ()  # those with another result
 
 
 def settle(said: Mapping[str, float], best: float | None, rise: float, others: int) -> Settled | None:
@@ -175,7 +175,7 @@ class Evaluation:
         return settle(said, best, policy.loss_rise, others)
 
     def _settle_without_others(self, number: int, version: _Version) -> None:
-        """Do not wait for a second opinion where everybody who could give it is gone."""
+        """Do not wait for a second opinion where all workers that could give it are gone."""
         ready = {worker.worker for worker in self._topology.evaluators()}
         for chunk in [c for c in version.pending if ready and ready <= version.said.get(c, {}).keys()]:
             if self._settles(number, version, chunk):

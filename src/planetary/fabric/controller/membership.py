@@ -300,7 +300,7 @@ class Membership:
 
     @property
     def others_may_do_better(self) -> bool:
-        """Whether workers may come for which the last failure says nothing."""
+        """Whether workers may come to which the last failure does not apply."""
         return self.last_failure[0] == "compile" and not self._desk.policy.local
 
     @property

@@ -26,7 +26,7 @@ class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands that is a hub, or belongs to one."""
 
     role: str  # "hub" or "site"
-    hub: str  # which run of which hub; "": the site was not told yet
+    hub: str  # which run of which hub; "": not known to the site yet
     version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
     tokens_total: int  # that are in the hub's version; of a site: that it trained
     uncounted: int  # of a site: its tokens that are not in the version that it trains from

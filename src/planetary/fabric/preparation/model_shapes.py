@@ -1,4 +1,4 @@
-"""The shape of the batch that a compiled model takes: its graph fixes it, whatever a configuration says."""
+"""The shape of the batch that a compiled model takes: its graph fixes it, not the configuration."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_model_shapes(config: Config) -> Config:
     model = load_model(source, roles=config.model.roles, values_follow=True)
     shapes = [spec.shape for spec in model.manifest.of_role("input", "target")]
     if not shapes or len(shapes[0]) != 2:
-        return config  # no batch of sequences, which is said when the model is prepared
+        return config  # no batch of sequences, an error when the model is prepared
     rows, length = shapes[0]
     micro = train.micro_batches
     if train.batch_size and micro == 1 and train.batch_size % rows == 0:

@@ -425,7 +425,7 @@ class EvalResult(Message, frozen=True, kw_only=True):
 
 
 class TaskFailed(Message, frozen=True, kw_only=True):
-    """The worker could not finish a task. It stays connected unless it says `Goodbye`."""
+    """The worker could not finish a task. It stays connected unless `Goodbye` follows."""
 
     task: int
     # parameters: the worker does not have those that the task begins from

@@ -366,7 +366,7 @@ class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
     version: int
     loss: float
     batches: int
-    wrong: tuple[str, ...] = ()  # workers that said something else of some of them
+    wrong: tuple[str, ...] = ()  # workers whose answers for some of them differ
 
 
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):

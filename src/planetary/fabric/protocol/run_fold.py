@@ -73,7 +73,7 @@ class RunFold(msgspec.Struct):
     ended: RunFinished | None = None
 
     def apply(self, record: Record) -> None:
-        """Change the state as `record` says.
+        """Apply `record` to the state.
 
         Raises:
             LocalProtocolError: the record cannot follow the ones before it.

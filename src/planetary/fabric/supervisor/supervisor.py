@@ -90,7 +90,7 @@ class SupervisorShell:
         )
 
     async def run(self) -> e.Exit:
-        """Supervise until the worker ends for good, the gateway says so, or a stop signal comes."""
+        """Supervise until the worker ends for good, the gateway asks for the end, or a stop signal comes."""
         on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
         end = await self._shell.run()
         log.info("supervisor of %s ends: %s", self._options.name, end.reason)

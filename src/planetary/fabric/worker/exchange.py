@@ -140,7 +140,7 @@ class WholeParameters:
         return Outgoing(trained.ends)
 
 
-class Incoming:
+class IncomingVersions:
     """The versions that a worker gets, whole. The other side of `fabric.preparation.broadcast.Broadcast`.
 
     Attributes:
@@ -192,8 +192,8 @@ class Incoming:
         self._take_whole({spec.name: to_master(spec.dtype, tensors[spec.name]) for spec in self._specs})
 
 
-class CodedIncoming(Incoming):
-    """Whole versions in float32, and changes of them in a codec. See `Incoming` and `Shown`."""
+class CodedIncoming(IncomingVersions):
+    """Whole versions in float32, and changes of them in a codec. See `IncomingVersions` and `Shown`."""
 
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
         super().__init__(specs, compression)
@@ -215,8 +215,8 @@ class CodedIncoming(Incoming):
         self.masters = self._shown.params
 
 
-class RelayedIncoming(Incoming):
-    """Whole versions in float32, and outer steps from all workers' payloads. See `Incoming` and `diloco.relay`."""
+class RelayedIncoming(IncomingVersions):
+    """Float32 versions, and outer steps from the payloads of all workers. See `IncomingVersions` and `diloco.relay`."""
 
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
         super().__init__(specs, compression)
@@ -225,7 +225,7 @@ class RelayedIncoming(Incoming):
         self._own: dict[int, tuple[int, np.ndarray, str]] = {}  # task -> its round, its payload and the digest
 
     def sent(self, trained: Trained, payload: np.ndarray, digest: str) -> None:
-        """See `Incoming`."""
+        """See `IncomingVersions`."""
         self._own[trained.task] = trained.round, payload, digest
 
     def _whole_specs(self) -> Iterable[TensorSpec]:
@@ -272,9 +272,9 @@ def _lacking(message: Parameters) -> RemoteProtocolError:
     )
 
 
-def _incoming_of(specs: Sequence[TensorSpec], compression: Compression) -> Incoming:
+def _incoming_of(specs: Sequence[TensorSpec], compression: Compression) -> IncomingVersions:
     if compression.down == "none":
-        return Incoming(specs, compression)
+        return IncomingVersions(specs, compression)
     return RelayedIncoming(specs, compression) if compression.down == RELAY else CodedIncoming(specs, compression)
 
 

@@ -76,7 +76,7 @@ class LeaseMachine:
         self._running: Task | None = None
         self._trained_last = 0  # the task whose result was sent last on this connection; 0: none
         self._asked = 0  # the round that it was asked for last
-        self._in_use = -1  # the version that the next task begins from unless it says otherwise
+        self._in_use = -1  # the version that the next task begins from by default
         self.phase = TaskPhase.IDLE
         self._progress_at = 0.0
         self._out: list[Instruction] = []

@@ -26,7 +26,7 @@ MOST_VERSIONS = 3  # of the parameters: the newest, the one before it, and one t
 
 
 class RingMachine(LeaseMachine):
-    """In the ring: the worker holds its results until the controller says that they are reduced.
+    """In the ring: the worker holds its results until the controller's message that they are reduced.
 
     Reductions and outer states of the ring have an order of their own beside the tasks: a task waits until the
     worker has the version that it names, and for nothing else. With overlap the worker keeps one version more than the

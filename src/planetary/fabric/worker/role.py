@@ -99,7 +99,7 @@ class Role(Protocol):
 
 
 class NothingToDo(Exception):
-    """A job has no work for this process, which ends; the text says why."""
+    """A job has no work for this process, which ends; the text is the reason."""
 
 
 class RoleLoader(Protocol):

@@ -102,7 +102,7 @@ class WorkerShell:
         )
 
     async def run(self) -> e.Exit:
-        """Work until the gateway says that the run is over, a stop signal comes, or nothing can be done."""
+        """Work until the gateway ends the run, a stop signal comes, or nothing can be done."""
         on_stop_signals(self.stop)
         return await self.work()
 

@@ -220,7 +220,7 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
         return done
 
     def may_finish(self, confirmed: bool) -> bool:
-        """See `Pace`; its own count is everybody's."""
+        """See `Pace`; its own count is that of all composers."""
         return True
 
     def blocked_by(self, missing: Iterable[str]) -> str:

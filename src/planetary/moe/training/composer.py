@@ -206,11 +206,11 @@ class ComposerSteps:
     def fit_layer(
         self, composer: ComposerState, surrogates: Surrogates, layer: int, *, whole: bool = False
     ) -> LayerFit:
-        """Return new surrogates of the experts that this composer owns in a layer, as everybody will hold them.
+        """Return new surrogates of the experts that this composer owns in a layer, as all composers will hold them.
 
         Surrogates as wide as their relu² experts are copies of these and are not fitted. With `delta_rank` what is new
         about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. What either drops is
-        in the next one's way to go, because that starts from what everybody holds. `whole`: not everybody holds these,
+        in the next one's way to go, because that starts from the copies that all hold. `whole`: not all hold these,
         so do without.
         """
         mine = np.flatnonzero(composer.slots[layer] != ownership.EMPTY)

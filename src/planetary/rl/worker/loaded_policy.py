@@ -200,7 +200,7 @@ class LoadedPolicy:
         self._resident.put(self._weights)
 
     def learn(self, message: LearnTexts, batches: Mapping[str, np.ndarray]) -> Learned:
-        """Train, a step a batch; the arrays are as `LearnTexts` says.
+        """Train, a step a batch; the arrays are those of `LearnTexts`.
 
         Raises:
             LocalProtocolError: they are not the step's.

@@ -71,7 +71,7 @@ class Endpoint:
         self._keys = KeyFile(Path(options.keys)) if options.keys else None
         if self._keys is None and not is_loopback(options.host):
             raise UserError(
-                f"serve.host = {options.host!r} lets everybody in who reaches it: name a file of keys (serve.keys, "
+                f"serve.host = {options.host!r} admits every client that reaches it: name a file of keys (serve.keys, "
                 "--keys), or stay on 127.0.0.1"
             )
         self._metrics = ServingMetrics(service)

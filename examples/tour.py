@@ -24,26 +24,41 @@ FAULTS = (
     Fault(at_s=4.9, kind="kill_worker", worker=1),  # in the middle of a lease
     Fault(at_s=9.0, kind="kill_gateway"),  # it is started again and resumes from its journal
 )
-SHOWN = ("round", "lease", "task", "worker", "to", "contributions", "tokens_total", "why", "reason", "loss")
+WORDS = {
+    "kill_worker": "a worker was killed: its lease goes back, and is trained by the process that takes its place",
+    "kill_gateway": "the gateway was killed: it starts again, replays this journal, and goes on with the open round",
+}
+SHOWN = ("rounds", "round", "lease", "task", "worker", "to", "contributions", "tokens_total", "why", "reason", "loss")
+
+
+def brief(value: object) -> str:
+    """Return a value of a record in few characters: a number of things for a list, four digits for a float."""
+    if isinstance(value, tuple | list):
+        return str(len(value))
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
     """Run the cluster to its end and check what it came to."""
     training = small_training(rounds=ROUNDS, workers=WORKERS, inner_steps=INNER_STEPS)
     cluster = SimCluster(0, training, WORKERS, FAULTS)
-    size = told = 0
+    size = told = struck = 0
+    print(f"a gateway, {WORKERS} workers and {ROUNDS} rounds; the journal, in simulated seconds:\n")
 
     def follow() -> None:
-        nonlocal size, told
+        nonlocal size, told, struck
         path = cluster.run_folder / "events.jsonl"
         if not path.exists() or path.stat().st_size == size:
             return
         size = path.stat().st_size
+        for kind in cluster.struck[struck:]:
+            print(f"--- {WORDS[kind]}")
+            struck += 1
         for record in cluster.journal[told:]:
             fields = msgspec.to_builtins(record)
             event, time = fields.pop("event"), fields.pop("t")
-            shown = " ".join(f"{key}={fields[key]}" for key in SHOWN if key in fields)
-            print(f"{time:6.2f} s  {event:20}{shown}")
+            shown = "  ".join(f"{key}={brief(fields[key])}" for key in SHOWN if key in fields)
+            print(f"{time:6.2f} s  {event:22}{shown}")
             told += 1
 
     assert cluster.run(limit_s=600.0, follow=follow), "the run hangs"

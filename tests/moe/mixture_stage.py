@@ -118,13 +118,14 @@ class PlannedMixture:
 
     cache = None
 
-    def __init__(self, folder: Path, plan: MixturePlan, budget_s: float) -> None:
+    def __init__(self, folder: Path, plan: MixturePlan, budget_s: float, workers: int = 0) -> None:
         training = plan.training
+        workers = workers or training.composers
         config = Config(
             run=RunConfig(name="test"),
             train=TrainConfig(rounds=plan.steps // plan.steps_per_round, inner_steps=plan.steps_per_round),
             moe=MoeConfig(composers=training.composers, replicas=training.replicas, rank=training.rank),
-            fabric=FabricConfig(workers=training.composers, latency_budget_s=budget_s, abandon_after_s=0.0),
+            fabric=FabricConfig(workers=workers, latency_budget_s=budget_s, abandon_after_s=0.0),
             checkpoint=CheckpointConfig(every=1000),
         )
         file = plan.order.file
@@ -186,10 +187,12 @@ class Finds:
     Attributes:
         wrong: why its device is refused; "": it is not.
         can: roles that the device can have; empty: all.
+        composer_s: seconds that the largest function of a composer takes there; 0: not measured.
     """
 
     wrong: str = ""
     can: tuple[str, ...] = ()
+    composer_s: float = 0.0
 
 
 class StagedLoader(MixtureLoader):
@@ -332,8 +335,10 @@ class Worker:
 
     def spied(self, send: Callable[[m.Message, Packed | None], None]) -> Callable[[m.Message, Packed | None], None]:
         def put(message: m.Message, payload: Packed | None) -> None:
-            if isinstance(message, mm.MixtureReady) and self.finds.can:
-                message = replace(message, roles=self.finds.can, verified="as found")
+            if isinstance(message, mm.MixtureReady):
+                message = replace(message, composer_s=self.finds.composer_s)
+                if self.finds.can:
+                    message = replace(message, roles=self.finds.can, verified="as found")
             if isinstance(message, mm.OfferSketches):
                 self.packed.discard((message.layer, message.step))
             self.up.append(message)
@@ -415,7 +420,14 @@ class MixtureStage(MixtureCluster):
     gateway_type = WatchedGateway
 
     def __init__(
-        self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0, local: bool = False
+        self,
+        folder: Path,
+        plan: MixturePlan,
+        *,
+        seed: int = 0,
+        grace_s: float = 4.0,
+        local: bool = False,
+        workers: int = 0,
     ) -> None:
         self.plan, self.compiling = plan, False
         self.told_plan: MixturePlan | None = None
@@ -427,7 +439,7 @@ class MixtureStage(MixtureCluster):
         self.asked: list[e.Instruction] = []
         WatchedGateway.stage_of = weakref.ref(self)
         self.local_threads = 1 if local else None
-        super().__init__(seed, PlannedMixture(folder, plan, grace_s / 2), 0, step_s=STEP_S)
+        super().__init__(seed, PlannedMixture(folder, plan, grace_s / 2, workers), 0, step_s=STEP_S)
         prepared = self.training.prepared
         self.prepared = prepared
         self.store = PayloadStore(self.run_folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, math.inf))
@@ -490,7 +502,14 @@ class MixtureStage(MixtureCluster):
 
     # --- for a test to do -------------------------------------------------------------------------------------
 
-    def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = (), can: tuple[str, ...] = ()) -> Worker:
+    def start(
+        self,
+        name: str,
+        wrong: str = "",
+        roles: tuple[str, ...] = (),
+        can: tuple[str, ...] = (),
+        composer_s: float = 0.0,
+    ) -> Worker:
         """Start a worker process, on a machine of its own.
 
         Args:
@@ -498,10 +517,11 @@ class MixtureStage(MixtureCluster):
             wrong: defect of its device, for which it is refused.
             roles: that its operator allows.
             can: roles that its device can have; empty: all.
+            composer_s: seconds that its device takes for a composer's largest function; 0: not measured.
         """
         if name in EXPERT_WORKERS and EXPERT in self.plan.training.expert_optimizer.roles:
             roles = roles or (EXPERT,)
-        worker = self.workers[name] = Worker(self, name, Finds(wrong, can))
+        worker = self.workers[name] = Worker(self, name, Finds(wrong, can, composer_s))
         node = next((node for node in self.nodes if node.name == name), None)
         if node is None:
             self._by_node[len(self.nodes)] = worker

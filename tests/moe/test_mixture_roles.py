@@ -71,6 +71,31 @@ def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_p
     assert not of_kind(cluster, WorkerJoined)
 
 
+def test_the_fastest_workers_compose_and_a_vacant_shard_goes_to_the_fastest_that_stands_by(tmp_path: Path) -> None:
+    """The slowest is the first to come; of the others one is lost for good in the middle of the run."""
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path, steps=16), workers=4)
+    for name, seconds in (("slow", 0.9), ("lost", 0.2), ("fast", 0.1), ("next", 0.3)):
+        cluster.start(name, composer_s=seconds)
+    cluster.until(lambda: len(owners(cluster)) == 2)
+    assert owners(cluster) == {"fast", "lost"}
+    cluster.kill(cluster.workers["lost"])
+    assert cluster.finish().ok
+    assert owners(cluster) == {"fast", "lost", "next"}
+
+
+def test_the_choice_of_composers_waits_for_a_worker_that_never_comes_as_long_as_a_start_may_take(
+    tmp_path: Path,
+) -> None:
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path), workers=3)
+    for name in "ab":
+        cluster.start(name)
+    cluster.until(lambda: len(cluster.controller.desk.ready_workers()) == 2)
+    ready_at = cluster.world.now
+    cluster.until(lambda: len(owners(cluster)) == 2)
+    assert cluster.world.now - ready_at == pytest.approx(cluster.policy.startup_grace_s, rel=0.1)
+    assert cluster.finish().ok
+
+
 def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     cluster.start("e", can=("expert",))

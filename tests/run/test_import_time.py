@@ -31,6 +31,19 @@ def test_help_loads_no_numeric_library(arguments: list[str]) -> None:
     assert not loaded_by(run) & (set(HEAVY) - schema)
 
 
+def test_a_worker_loads_a_role_when_it_has_the_roles_job() -> None:
+    """The loaders of all kinds of run are there; the code of a mixture, a policy or a served model is not, nor JAX."""
+    loaded = loaded_by(
+        "import planetary.fabric.worker.worker, planetary.fabric.worker.training_role\n"
+        "from planetary.run.kinds import KINDS\nfor kind in KINDS: kind.worker_roles(), kind.protocol()"
+    )
+    assert {"planetary.moe.composer.mixture_loader", "planetary.rl.worker.rl_loader"} <= loaded
+    roles = {"moe.composer.composer_driver", "rl.worker.rl_role", "serve.worker.serving_role"}
+    assert not loaded & {f"planetary.{name}" for name in roles}
+    heavy = ("jax", "jaxlib", "iree", "planetary.models", "planetary.compiler", "planetary.moe.training")
+    assert not [name for name in loaded if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy]
+
+
 def test_a_public_name_loads_its_module_when_it_is_used() -> None:
     loaded = loaded_by("import planetary\nplanetary.train")
     assert "planetary.run.train" in loaded

@@ -119,7 +119,8 @@ def test_a_role_reports_the_device_of_its_verified_program(machine: Machine) -> 
     assert (ready.artifact, ready.device) == (machine.job.artifact, "a good device")
     assert ready.verified.startswith("verified on a good device: the worst tensor, ")
     assert ready.roles == ("composer",)
-    assert sorted(machine.device.calls) == sorted(machine.job.functions)
+    assert set(machine.device.calls) == set(machine.job.functions)
+    assert ready.composer_s > 0
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 
 import msgspec
 
 
+@functools.cache
 def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Return the comment of each field of a struct and of its bases, in one line."""
     found: dict[str, str] = {}

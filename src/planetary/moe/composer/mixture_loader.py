@@ -17,6 +17,7 @@ from planetary.core.step import FunctionSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.moe.training.expert_optimizer import COMPOSER
 from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
 
 if TYPE_CHECKING:
@@ -71,15 +72,19 @@ class MixtureLoader:
             island=options.island,
         )
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
-        roles, verified = roles_on(run, job, plan.training.expert_optimizer.roles, place)
-        ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=verified, roles=roles)
+        roles, verified, seconds = roles_on(run, job, plan.training.expert_optimizer.roles, place)
+        ready = mm.MixtureReady(
+            artifact=job.artifact, device=run.device_name, verified=verified, roles=roles, composer_s=seconds
+        )
         return ComposerRole(plan, run, ready, place.send, place.system)
 
 
 def roles_on(
     program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
-) -> tuple[tuple[str, ...], str]:
+) -> tuple[tuple[str, ...], str, float]:
     """Compare a device's results with the job's reference; return the roles that it can have, and words about it.
+
+    And the seconds that it takes for the largest function of a composer; 0: not measured.
 
     Only parts of the program that an allowed role needs are run; so nothing else is compiled by a device that compiles
     what it is called for.
@@ -98,23 +103,25 @@ def roles_on(
     options = place.options
     allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
     if not job.reference:
-        return tuple(allowed), ""
+        return tuple(allowed), "", 0.0
     reference = decode_program_reference(place.store.get(job.reference), job.functions)
-    reports: list[DeviceReport] = []
+    reports: dict[str, DeviceReport] = {}
     failed: dict[str, CompileError | ResourceError] = {}
     for part in sorted(frozenset[str]().union(*allowed.values())):
         functions = functions_of(part, job.functions)
         key = key_of(job.artifact, job.reference, options.backend, program.device_name, functions)
         try:
-            reports.append(check_once(place.store, key, partial(check_program, program, reference, functions)))
+            check = partial(check_program, program, reference, functions, place.system.clock.monotonic)
+            reports[part] = check_once(place.store, key, check)
         except (CompileError, ResourceError) as error:
             failed[part] = error
     usable = tuple(role for role, parts in allowed.items() if not parts & failed.keys())
     if not usable:
         raise min(failed.values(), key=lambda error: isinstance(error, ResourceError))
-    found = max(reports, key=lambda report: report.worst_error).summary
+    found = max(reports.values(), key=lambda report: report.worst_error).summary
     lacking = {role: failed[min(parts & failed.keys())] for role, parts in allowed.items() if role not in usable}
-    return usable, "; ".join([found, *(f"not as {role}: {error}" for role, error in lacking.items())])
+    words = "; ".join([found, *(f"not as {role}: {error}" for role, error in lacking.items())])
+    return usable, words, reports[COMPOSER].seconds if COMPOSER in usable else 0.0
 
 
 def functions_of(part: str, functions: Mapping[str, FunctionSpec]) -> dict[str, FunctionSpec]:

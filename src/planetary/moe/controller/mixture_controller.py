@@ -74,6 +74,10 @@ class MixtureController(RunController[MixtureDesk]):
         self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
+        self._composer_s: dict[int, float] = {}  # by session: measured seconds of a composer's largest function
+        self._choose_at: float | None = None  # when the first composers are chosen at the latest; None: none is ready
+        began = any(shard.epoch for shard in state.shards)
+        self._chosen = began or policy.workers <= policy.composers  # whether they are, or all workers compose
         self.patience = Patience(policy.lease_s)
         self._collect_at = now + COLLECT_EVERY_S
 
@@ -82,6 +86,7 @@ class MixtureController(RunController[MixtureDesk]):
             self.syncing.machine.next_deadline(),
             self.rounds.assemble_at,
             self._collect_at,
+            None if self._chosen else self._choose_at,
         )
 
     def _waits(self) -> Iterator[Wait]:
@@ -174,6 +179,10 @@ class MixtureController(RunController[MixtureDesk]):
             told = mm.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
             self.desk.send(worker.session, told, SliceTokens(plan.held_out))
         self._standby.append(worker.session)
+        if message.composer_s > 0:
+            self._composer_s[worker.session] = message.composer_s
+        if self._choose_at is None:
+            self._choose_at = now + self.policy.startup_grace_s
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
         kind = self._record_failure(worker, failure, self.state.round + 1)
@@ -302,6 +311,7 @@ class MixtureController(RunController[MixtureDesk]):
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.offload.lost(worker.session)
         self._standby = [session for session in self._standby if session != worker.session]
+        self._composer_s.pop(worker.session, None)
         self.rounds.lost(worker.session)
         composed = self.composing.pop(worker.session, None) is not None
         self.syncing.handle(Lost(worker.worker), now)
@@ -332,8 +342,12 @@ class MixtureController(RunController[MixtureDesk]):
         return {(one.session, "state", one.shard) for one in due}
 
     def _staff(self, now: float) -> None:
-        """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
-        for session in list(self._standby):
+        """Let those who wait compose: those that come back, and the fastest others while there are shards for them."""
+        complete = len(self._standby) >= self.policy.workers
+        if not (self._chosen or complete) and (self._choose_at is None or now < self._choose_at):
+            return  # others may be faster
+        self._chosen = True
+        for session in sorted(self._standby, key=lambda session: self._composer_s.get(session, float("inf"))):
             worker = self.desk.workers[session]
             owners = self.syncing.machine.owners()
             if not worker.may(COMPOSER):

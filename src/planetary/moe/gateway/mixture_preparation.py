@@ -427,6 +427,8 @@ def mixture_policy(config: Config, prepared: PreparedMixture, system: System = S
     for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
         fragments[tier] = fragments.get(tier, 0) + 1
     return MixturePolicy(
+        workers=config.fabric.workers,
+        startup_grace_s=timings.startup_grace_s,
         run=config.run.name,
         abandon_after_s=config.fabric.abandon_after_s,
         heartbeat_s=timings.heartbeat_s,

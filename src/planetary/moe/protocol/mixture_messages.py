@@ -30,6 +30,7 @@ class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     device: str = ""  # as its driver names it
     verified: str = ""  # result of the comparison with the job's reference, in words
     roles: tuple[str, ...] = ()  # that its operator allows and its device can have; empty: all
+    composer_s: float = 0.0  # that its device takes for the largest function of a composer; 0: not measured
     shard: int = -1
     epoch: int = 0
     step: int = 0

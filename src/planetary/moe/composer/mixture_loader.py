@@ -17,7 +17,6 @@ from planetary.core.step import FunctionSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.moe.training.expert_optimizer import COMPOSER
 from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ def roles_on(
         ResourceError: nor one that its memory suffices for.
         TrustError: the blob is no reference of this program.
     """
+    from planetary.moe.training.expert_optimizer import COMPOSER
+
     options = place.options
     allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
     if not job.reference:

@@ -10,9 +10,8 @@ from typing import Any
 from msgspec import inspect
 
 from planetary.cli.command_table import LazyHelp
-from planetary.core.config import value_from_text
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.strict import FIELDS, SECTIONS
+from planetary.core.configuration.strict import FIELDS, SECTIONS, value_from_text
 from planetary.core.configuration.toml import toml_value
 
 Flags = Mapping[str, str]

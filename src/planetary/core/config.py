@@ -49,6 +49,7 @@ from planetary.core.configuration.strict import (
     check_value,
     expects_text,
     takes_table,
+    text_value,
 )
 from planetary.core.configuration.toml import toml_document, toml_value
 from planetary.core.errors import UserError, did_you_mean
@@ -280,7 +281,6 @@ __all__ = [
     "load_config",
     "overrides_between",
     "to_toml",
-    "value_from_text",
 ]
 
 BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
@@ -420,7 +420,7 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
         parts = dotted.strip().split(".")
         if equals and dotted.strip() in LISTS:
             origin = f"setting {dotted.strip()}"
-            tables[parts[0]] = _override_value(text.strip(), False, False, origin)
+            tables[parts[0]] = text_value(text.strip(), False, False, origin)
             check_entries(parts[0], tables[parts[0]], origin)
             continue
         if not equals or len(parts) < 2 or not all(parts):
@@ -437,30 +437,9 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
             table = table.setdefault(step, {})
             if not isinstance(table, dict):
                 raise UserError(f"{origin}: {step} is a single value, not a table")
-        table[parts[-1]] = _override_value(text.strip(), expects_text(section, key), bool(inner), origin)
+        table[parts[-1]] = text_value(text.strip(), expects_text(section, key), bool(inner), origin)
         check_value(section, key, tables[section][key], origin)
         _make_paths_absolute(tables, Path.cwd())  # those of the file are complete already
-
-
-def value_from_text(section: str, key: str, text: str, origin: str) -> Any:
-    """Return the value of a known key that a text stands for, as `--set` and flags have it; quotes may be left out.
-
-    Raises:
-        UserError: it is of another type, or out of range; `origin` is where it was written.
-    """
-    return check_value(section, key, _override_value(text.strip(), expects_text(section, key), False, origin), origin)
-
-
-def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> object:
-    quoted = text[:1] in {'"', "'"}
-    if wants_text and not quoted:
-        return text
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if free and re.fullmatch(r"[A-Za-z_./~][\w./:~-]*", text):
-            return text
-        raise UserError(f"{origin}: {text!r} is no TOML value; strings need quotes: '\"{text}\"'") from None
 
 
 def overrides_between(before: Config, after: Config) -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,6 +110,28 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
         return convert_value(value, wanted)
     except ValueError:  # msgspec's own error is one
         raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}") from None
+
+
+def value_from_text(section: str, key: str, text: str, origin: str) -> Any:
+    """Return the value of a known key that a text stands for, as `--set` and flags have it; quotes may be left out.
+
+    Raises:
+        UserError: it is of another type, or out of range; `origin` is where it was written.
+    """
+    return check_value(section, key, text_value(text.strip(), expects_text(section, key), False, origin), origin)
+
+
+def text_value(text: str, wants_text: bool, free: bool, origin: str) -> object:
+    """Return the TOML value that a text stands for; quotes may be left out if `wants_text`, of a word if `free`."""
+    quoted = text[:1] in {'"', "'"}
+    if wants_text and not quoted:
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if free and re.fullmatch(r"[A-Za-z_./~][\w./:~-]*", text):
+            return text
+        raise UserError(f"{origin}: {text!r} is no TOML value; strings need quotes: '\"{text}\"'") from None
 
 
 def check_entries(name: str, value: object, origin: str) -> tuple[Any, ...]:

@@ -21,9 +21,6 @@ from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, outer_step_with
 from planetary.diloco.payload import PayloadForm
 
-RELAY = "relay"
-"""Among the names of the broadcast's codecs."""
-
 COEFFICIENTS = "coefficients"
 """Name of the tensor of the merge rule's coefficients: float64 [tensors, contributions]."""
 

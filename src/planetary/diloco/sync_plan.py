@@ -16,10 +16,10 @@ from collections.abc import Mapping
 import msgspec
 
 from planetary.core.configuration.presets import PRESETS, Preset
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.payload import PayloadForm
-from planetary.diloco.relay import RELAY
 
 OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
 WELL_USED = 0.95  # utilisation that a recommendation asks for

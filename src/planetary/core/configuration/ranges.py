@@ -47,6 +47,8 @@ Weighting = Literal["tokens", "tokens_squared"]
 """Weight of a contribution. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
 which is the same where all take as many steps with batches of one size."""
 LeaseShares = Literal["equal", "measured"]
+RELAY = "relay"
+"""Among the names of the broadcast's codecs."""
 RingPrecision = Literal["f32", "f64"]
 WeightPrecision = Literal["f32", "bf16", "int8", "int4"]
 RateDecay = Literal["constant", "linear", "cosine"]

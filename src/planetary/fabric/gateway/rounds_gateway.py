@@ -15,10 +15,10 @@ import numpy as np
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
-from planetary.diloco.relay import RELAY
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event

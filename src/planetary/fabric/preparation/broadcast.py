@@ -11,12 +11,13 @@ from typing import Protocol
 
 import numpy as np
 
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterStep, published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown
-from planetary.diloco.relay import COEFFICIENTS, RELAY, params_digest, relayed_name
+from planetary.diloco.relay import COEFFICIENTS, params_digest, relayed_name
 from planetary.fabric.protocol.changes import WHOLE, Change, CodedChange, RelayedChange
 from planetary.fabric.protocol.messages import Compression, Relay
 

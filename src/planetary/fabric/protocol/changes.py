@@ -10,9 +10,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.payload import PayloadForm
-from planetary.diloco.relay import RELAY
 from planetary.fabric.protocol import messages as m
 from planetary.machine.events import Payload
 
@@ -50,6 +49,8 @@ class Offer(msgspec.Struct, frozen=True):
 
 def start_offer(codec: str, digest: str, specs: Sequence[TensorSpec]) -> Offer:
     """Return the offer of the initial parameters in a codec, whose bytes have this digest."""
+    from planetary.diloco.payload import PayloadForm  # a node manager loads this module, and no codec
+
     nbytes = PayloadForm(codec, specs).spec.nbytes
     message = m.Parameters(version=0, digest=digest, codec=codec)
     return Offer(message, ParametersOf(0), nbytes, "initial parameters")

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_master
@@ -20,7 +21,7 @@ from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
-from planetary.diloco.relay import COEFFICIENTS, RELAY, RelayedVersion, relayed_name
+from planetary.diloco.relay import COEFFICIENTS, RelayedVersion, relayed_name
 from planetary.diloco.ring import HeldContribution, eager_start
 from planetary.fabric.protocol.messages import Compression, Fragmentation, Parameters
 

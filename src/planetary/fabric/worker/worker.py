@@ -16,10 +16,10 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
+from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.payload import CODECS
-from planetary.diloco.relay import RELAY
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals

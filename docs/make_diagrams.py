@@ -19,6 +19,7 @@ from planetary.machine.state_table import Table, with_diagrams
 from planetary.moe.composer.composer_machine import COMPOSER
 from planetary.moe.controller.syncer_machine import FRAGMENT, OWNERSHIP
 from planetary.site.jobs import JOB
+from planetary.site.placement.placed_jobs import PLACED_JOB
 
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "architecture.md": {
@@ -34,6 +35,7 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
         "master-operation": operation_states.MASTER_OPERATION,
         "peer-operation": operation_states.PEER_OPERATION,
     },
+    "federation.md": {"placed-job": PLACED_JOB},
     "site.md": {"job": JOB},
     "parallax.md": {"composer": COMPOSER, "fragment": FRAGMENT, "ownership": OWNERSHIP},
 }

@@ -9,7 +9,7 @@ import pytest
 from run_story import status
 
 from browser import Browser, start_browser
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.monitor.dashboard import Dashboard
 
 pytestmark = pytest.mark.processes
@@ -74,3 +74,44 @@ def test_a_drag_zooms_a_double_click_shows_all_and_a_button_makes_the_axis_logar
         browser.click("#all")
         assert rounds(browser)[-1] == "240"
         assert browser.evaluate("location.hash") == "#log"
+
+
+def test_a_hubs_page_shows_jobs_with_their_sites(browser: Browser) -> None:
+    job = PlacedJobStatus(
+        job_id="tiny",
+        controller="training",
+        kind="rounds",
+        state="placed",
+        site="paris",
+        why="it has 2 idle workers that fit; tokyo has 0" + ", and more" * 40,
+        reason="",
+        attempt=2,
+        state_there="running",
+        name_there="tiny",
+        strays={"tokyo": "away"},
+        priority=None,
+        by="a person",
+        submitted_at=1.0,
+        placed_at=2.0,
+        ended_at=None,
+    )
+    site = HubSiteStatus(
+        name="paris",
+        connected=True,
+        address="10.0.0.7",
+        jobs=("tiny",),
+        controllers={"training": "1 of 2 jobs"},
+        workers=("2 × cpu:host, 2 idle",),
+        data_sets=("notes",),
+        policy="all roles, patience 120 s",
+        gb_today=0.25,
+    )
+    hub = RunStatus(run="hub", state="waiting", hub=HubStatus(hub="hub-1", sites=(site,), jobs=(job,)))
+    with Dashboard(lambda: hub) as board:
+        browser.open(board.url, "document.getElementById('placed')?.children.length === 1")
+        row = browser.text("placed")
+        for text in ("tiny", "● placed", "paris", "running, tiny", "it has 2 idle workers that fit"):
+            assert text in row
+        assert "250 MB" in browser.text("sites")
+        assert browser.evaluate("document.getElementById('crew').hidden && document.getElementById('losses').hidden")
+        assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")

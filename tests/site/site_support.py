@@ -166,9 +166,18 @@ async def running(
     access: Access | None = None,
     security: Security | None = None,
     tls: bool = False,
+    name: str = "lab",
+    port: int = 0,
+    **more: Any,
 ) -> AsyncIterator[Running]:
     options = SiteOptions(
-        name="lab", folder=folder / "runs", cache=folder / "cache", host="127.0.0.1", port=0, controllers=controllers
+        name=name,
+        folder=folder / "runs",
+        cache=folder / "cache",
+        host="127.0.0.1",
+        port=port,
+        controllers=controllers,
+        **more,
     )
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     site = Site(options, security or Security(), wall=SystemClock().wall)
@@ -185,8 +194,8 @@ async def running(
     try:
         yield found
     finally:
-        for name in list(found.workers):
-            await found.kill(name)
+        for worker in list(found.workers):
+            await found.kill(worker)
         site.stop("the test ends")
         await serving
         await client.aclose()

@@ -58,6 +58,8 @@ def test_every_read_operation_answers_with_what_the_document_says(tmp_path: Path
             schema = content.get("application/json", {}).get("schema")
             if not schema or "{artifact}" in path or "{worker}" in path or path == "/v1/invites":
                 continue
+            if path.startswith("/v1/federation/") and "409" in methods["get"]["responses"]:
+                continue  # of a hub: see test_hub_api.py
             answer = await site.get(path.replace("{job}", "toy"))
             assert answer.status_code in (200, 503), (path, answer.text)
             if answer.status_code == 200:
@@ -301,7 +303,12 @@ def test_beyond_loopback_nothing_is_told_without_a_token(tmp_path: Path) -> None
             assert (
                 await stranger.post("/v1/jobs?token=root", json={})
             ).status_code == 401  # in an address it only reads
-        assert (await site.get("/v1/federation/status")).json() == {"enabled": False, "runs": []}
+        assert (await site.get("/v1/federation/status")).json() == {
+            "enabled": False,
+            "runs": [],
+            "places_jobs": False,
+            "link": None,
+        }
 
     known = {"the page's": (Scope.READ, "page"), "root": (Scope.ADMIN, "root"), "the test": (Scope.ADMIN, ADMIN)}
     run(tmp_path, test, access=Access(known=known))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
-"""Of workers, nodes and peers."""
+"""Of workers, nodes, sites and peers."""
+NAME_RULE = "1 to 128 of the letters A to Z and a to z, digits and . _ : / -"
+"""`NAME` in words."""
 
 # C0 and C1 controls, line and paragraph separators, and marks that change the direction of the text after them.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

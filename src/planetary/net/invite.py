@@ -25,8 +25,8 @@ _MAC_BYTES = 32
 ID_BYTES = 6
 _MOST_CHARACTERS = 2048
 
-Role = Literal["supervisor", "worker"]
-ROLES: tuple[Role, ...] = ("supervisor", "worker")
+Role = Literal["supervisor", "worker", "site"]
+ROLES: tuple[Role, ...] = ("supervisor", "worker", "site")
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # supervisors and node managers, which import this, have no c
     from planetary.core.config import Config
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fabric.protocol.fabric_events import Finish
-    from planetary.fabric.shell.shell import Address
     from planetary.fabric.worker.role import Roles
     from planetary.run.simulations import Simulation
     from planetary.wire.protocol import Protocol
@@ -324,35 +323,18 @@ class SiteRounds(Rounds):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """See `RunKind`."""
         from planetary.fabric.federation.site_gateway import SiteGateway
-        from planetary.fabric.federation.uplink import UplinkOptions
+        from planetary.fabric.federation.uplink import UplinkOptions, hub_address, hub_invite_in
 
         federation = config.federation
         name = federation.site or config.run.name
-        address = _hub_address(config, options.cache / "sites" / name / "identity.key")
+        token, key = hub_invite_in(federation.token_file), options.cache / "sites" / name / "identity.key"
+        address = hub_address(federation.hub, token, key, config.timings.connect_s)
         site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs")
         return SiteGateway(config, options, security, site=site)
 
     def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
         return RunKind.simulation(self, config, cache)
-
-
-def _hub_address(config: Config, key: Path) -> Address:
-    """Return where a site's hub is, with the invite and, in the file `key`, who the site is. Raises `UserError`."""
-    from planetary.fabric.shell.shell import Address
-    from planetary.net.addresses import parse_address
-    from planetary.net.identity import Identity
-
-    federation = config.federation
-    host, port = parse_address(federation.hub)
-    try:
-        token = Path(federation.token_file).read_text().strip() if federation.token_file else ""
-    except OSError as error:
-        raise UserError(
-            f"cannot read the hub's invite {federation.token_file}: {error.strerror or error}; federation.token_file "
-            "(--hub-token-file) names the file that planetary federation-hub or planetary invite made"
-        ) from error
-    return Address(host, port, token, config.timings.connect_s, Identity.open(key) if token else None)
 
 
 KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), SiteRounds(), Rounds())

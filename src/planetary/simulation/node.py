@@ -140,6 +140,7 @@ class SimulatedNode:
             start_child=self._start_worker,
             pid=lambda: pid,
             entropy=self.world.random.randbytes,
+            memory=lambda: None,
             observe=self._observe,
         )
 

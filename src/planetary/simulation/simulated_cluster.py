@@ -294,6 +294,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             aside=process.aside,
             pid=lambda: process.pid,
             entropy=self.world.random.randbytes,
+            memory=lambda: None,
             observe=self._observe,
         )
         gateway = self._make_gateway(process, options, system)

@@ -43,6 +43,14 @@ JOB: Table = {
 OVER = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 
 
+class HubAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The placement that a job comes from."""
+
+    hub: str  # identity
+    job: str  # its name at the hub
+    attempt: int
+
+
 class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
     """A job was accepted."""
 
@@ -54,6 +62,7 @@ class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
     priority: int
     by: str = ""  # name of the token
     resume: bool = False  # of a run that was there before
+    placed: HubAttempt | None = None  # None: it was submitted here
 
 
 class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
@@ -137,6 +146,7 @@ class Job(msgspec.Struct, kw_only=True):
     by: str = ""
     reason: str = ""  # why it ended, or is to end
     resume: bool = False
+    placed: HubAttempt | None = None  # by a hub
 
     @property
     def over(self) -> bool:
@@ -207,6 +217,7 @@ class JobBook:
             submitted_at=record.t,
             by=record.by,
             resume=record.resume,
+            placed=record.placed,
         )
 
     def _job(self, name: str) -> Job:
@@ -221,6 +232,22 @@ class JobBook:
     def of_state(self, *states: JobState) -> list[Job]:
         """Return the jobs that are in one of these states."""
         return [job for job in self.jobs.values() if job.state in states]
+
+    def attempt_of(self, placed: HubAttempt) -> Job | None:
+        """Return the job of an attempt of a hub."""
+        return next((job for job in self.jobs.values() if job.placed == placed), None)
+
+    def earlier_attempt_of(self, placed: HubAttempt) -> Job | None:
+        """Return the newest job that a hub had placed here before in an attempt that is over."""
+        same = (job for job in reversed(self.jobs.values()) if job.placed is not None and job.over)
+        return next(
+            (job for job in same if job.placed and (job.placed.hub, job.placed.job) == (placed.hub, placed.job)), None
+        )
+
+    @property
+    def hub(self) -> str:
+        """The identity of the hub that has the newest placed job; "": none has one."""
+        return next((job.placed.hub for job in reversed(self.jobs.values()) if job.placed is not None), "")
 
     def startable(self, parallel: dict[str, int]) -> list[Job]:
         """Return the queued jobs that can start now, by priority, then in order; `parallel` a controller at once."""

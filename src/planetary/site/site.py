@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,11 +28,13 @@ from planetary.machine.events import Event, Tick
 from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
+from planetary.net.session import Refused
 from planetary.run.kinds import kind_of, worker_protocol
 from planetary.site.hosted_run import HostedRun
 from planetary.site.jobs import (
     JOURNAL,
     CancelRequested,
+    HubAttempt,
     Job,
     JobBook,
     JobEnded,
@@ -45,7 +47,11 @@ from planetary.site.jobs import (
     WorkerMoved,
     WorkerReleased,
 )
-from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers
+from planetary.site.placed_work import PlacedWork
+from planetary.site.placement.hub_link import HubLinkOptions
+from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.placement_messages import PLACEMENT_MESSAGES
+from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
 from planetary.site.submission import config_of_controller
 from planetary.site.worker_scheduler import (
     IDLE,
@@ -79,6 +85,10 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
         host, port: that workers connect to.
         controllers: which take jobs, and with what priority.
         latency_budget_s: of peers that no run attends.
+        link: to the hub that places jobs here; None: there is none.
+        data_sets: name -> source of data that jobs read as site://NAME.
+        policies: of the sites on which this one, a hub, places jobs; empty: it is no hub.
+        forgive: sites whose names may belong to other machines from now on.
     """
 
     name: str
@@ -88,6 +98,10 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     controllers: Controllers
     latency_budget_s: float = FabricConfig().latency_budget_s
+    link: HubLinkOptions | None = None
+    data_sets: Mapping[str, str] = {}
+    policies: tuple[SitePolicy, ...] = ()
+    forgive: tuple[str, ...] = ()
 
 
 class SitePeer(msgspec.Struct):
@@ -112,6 +126,8 @@ class Site:
         runs: those that run in this process, by job.
         peers: connections of workers and supervisors.
         scheduler: places workers.
+        hub: places jobs on other sites; None: this is no hub.
+        placed: jobs of the hub above; None: there is none.
         started_at: Unix time in seconds.
     """
 
@@ -122,6 +138,8 @@ class Site:
         self.runs: dict[str, HostedRun] = {}
         self.peers: list[SitePeer] = []
         self.scheduler = WorkerScheduler()
+        self.hub: JobHub | None = None
+        self.placed: PlacedWork | None = None
         self.started_at = 0.0
         self._wall = wall
         self._timings = Timings(options.latency_budget_s)
@@ -132,9 +150,10 @@ class Site:
         self._stop: str | None = None
         self._stopping = asyncio.Event()
         self._only: str | None = None
+        spoken = worker_protocol()
         self._reception = Reception(
             self._take,
-            worker_protocol(),
+            spoken.extended(*PLACEMENT_MESSAGES) if options.policies else spoken,
             self._timings,
             tokens=security.tokens,
             invites=security.invites,
@@ -156,6 +175,11 @@ class Site:
                 self.scheduler.handle(Drain(worker, True), self._now())
             for worker, controller in self.book.assigned.items():
                 self.scheduler.handle(Assign(worker, controller), self._now())
+            options = self.options
+            if options.policies:
+                self.hub = JobHub(options.name, folder, options.policies, self._timings, forgive=options.forgive)
+            if options.link is not None:
+                self.placed = PlacedWork(self, options.link, options.controllers, options.data_sets)
         await self._reception.listen(self.options.host, self.options.port, self.security.tls)
 
     @property
@@ -186,7 +210,7 @@ class Site:
             submitted = any(one.controller == name and one.by == CONFIGURED for one in self.book.jobs.values())
             if not chosen.enabled or not chosen.config_path or submitted:
                 continue
-            config = await asyncio.to_thread(config_of_controller, chosen)
+            config = await asyncio.to_thread(config_of_controller, chosen, (), self.options.data_sets)
             wanted = chosen.service_id or config.run.name
             folder = self.options.folder
             resume = chosen.should_resume and folder is not None and has_run(folder / wanted)
@@ -198,11 +222,19 @@ class Site:
             self.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
         for job in self.book.of_state(JobState.RUNNING):
             self._begin(job)
+        if self.placed is not None:
+            self.placed.start()
         while self._stop is None:
             self._start_queued()
             self.look()
+            if self.hub is not None:
+                self.hub.look()
+            if self.placed is not None:
+                self.placed.look()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+        if self.placed is not None:
+            await self.placed.stop(f"the gateway ends: {self._stop}")
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
 
@@ -255,6 +287,8 @@ class Site:
     async def close(self, reason: str) -> None:
         """Say goodbye to every peer, and close the journal; once more is fine."""
         await self._reception.close(reason)
+        if self.hub is not None:
+            self.hub.close()
         if self._journal is not None:
             self._journal.close()
         if self._lock is not None:
@@ -287,6 +321,7 @@ class Site:
         priority: int | None = None,
         resume: bool = False,
         controller: str = "",
+        placed: HubAttempt | None = None,
     ) -> Job:
         """Accept a job; it is started when its controller has room.
 
@@ -297,6 +332,7 @@ class Site:
             priority: of its claim to workers; None: its controller's.
             resume: whether it goes on with the run that is in its folder.
             controller: that it was submitted to; "": the one of its kind.
+            placed: by a hub in this attempt; None: it was submitted here.
 
         Raises:
             UserError: its controller is not enabled, or it is another one's.
@@ -331,6 +367,7 @@ class Site:
                 priority=default if priority is None else priority,
                 by=by,
                 resume=resume,
+                placed=placed,
             )
         )
         self._start_queued()
@@ -453,6 +490,11 @@ class Site:
 
     # --- workers ----------------------------------------------------------------------------------------------
 
+    def hellos(self) -> Sequence[tuple[m.Hello, str]]:
+        """Return the greetings of the workers that are here, each with the run that the worker works for."""
+        here = (one.hello for one in self.peers if one.hello.role == "worker" and not one.hello.trial)
+        return [(hello, self.scheduler.run_of(hello.worker)) for hello in here]
+
     def workers_of(self, run: str) -> Sequence[str]:
         """Return the workers that work for a run."""
         return [one.worker for one in self.scheduler.workers.values() if one.at == run]
@@ -544,6 +586,9 @@ class Site:
 
     async def _take(self, connection: Connection, hello: m.Hello) -> None:
         """Attend a peer until its connection ends."""
+        if hello.role == "site":
+            await self._take_site(connection, hello)
+            return
         if hello.role == "worker":
             before = [one for one in self.peers if one.hello.role == "worker" and one.hello.worker == hello.worker]
             if not any(one.hello.identity != hello.identity for one in before):
@@ -565,6 +610,21 @@ class Site:
             others = any(one.hello.role == "worker" and one.hello.worker == hello.worker for one in self.peers)
             if hello.role == "worker" and not others:
                 self._tell(WorkerWent(hello.worker))
+
+    async def _take_site(self, connection: Connection, hello: m.Hello) -> None:
+        if self.hub is not None and self._stop is None:
+            await self.hub.attend(connection, hello)
+            return
+        if self.hub is not None:
+            no = Refused(code="busy", reason=f"the hub ends: {self._stop}", retry=True)
+        else:
+            no = Refused(
+                code="hub",
+                reason=f"{self.options.name} is a gateway without sites and places no jobs: federation.upstream is to "
+                "name a hub (planetary federation-hub with a file of sites)",
+                kind="data",
+            )
+        await answer_hello(connection, no, self._timings.connect_s)
 
     def _run_that_refuses(self, hello: m.Hello) -> str:
         """Return the run that tells a worker that it has no role for it; `IDLE` where a later job may have one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import inspect
 
-from planetary.core.configuration.ranges import Count, Port, describe, show_found
+from planetary.core.configuration.ranges import Count, NotNegative, Port, Text, describe, show_found
 from planetary.core.errors import UserError, did_you_mean
+from planetary.core.printable import NAME_RULE, is_name
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +71,47 @@ class WorkerFabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port | None = None  # TCP port; 0: any; without: as `--port`
 
 
-class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`federation`: PCP's keys of a hub, without effect: a job's configuration names its hub (`federation.hub`)."""
+WorkerRole = Literal["trainer", "server", "actor", "learner", "composer", "expert"]
+"""Roles of workers, of all kinds of run that a site hosts."""
+Trust = Literal["full", "judged"]
+DATA_SCHEME = "site://"
+"""Prefix of data that a site has under a name: `data.source = "site://corpus"`."""
+ANY_DATA = "*"
+"""In `SitePolicy.data_sets`: every data set of the site."""
 
-    enabled: bool = False  # without effect
-    upstream: str | None = None  # without effect
-    token_env: str | None = None  # without effect
-    heartbeat_interval_ms: int = 5000  # without effect
+
+class SitePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`federation.sites`: one site of a hub, and the jobs that may be placed there."""
+
+    name: Text  # that the site has at the hub
+    # "judged": nothing compares the results of a job that one site has alone, so that this one gets only jobs that
+    # accept it (`needs.trust`)
+    trust: Trust = "full"
+    roles: tuple[WorkerRole, ...] = ()  # of workers that jobs may be given there; empty: all
+    # of the site (site://NAME) that jobs placed there may read; "*": all; empty: none
+    data_sets: tuple[str, ...] = (ANY_DATA,)
+    # bytes that may cross its line to the hub in a day (UTC), both ways, in 1e9; once they have, it gets no further job
+    # on that day. 0: any number
+    gb_per_day: NotNegative = 0.0
+    patience_s: NotNegative = 120.0  # a site that is away for longer has its jobs placed elsewhere
+
+
+class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`federation`: the hub that places jobs on this gateway, or, of a hub, the sites below."""
+
+    enabled: bool | None = None  # whether there is a link to `upstream`; without: where `upstream` is given
+    upstream: str | None = None  # "HOST:PORT" of the hub; without: as `--hub`
+    token_env: str | None = None  # environment variable with the hub's invite
+    token_file: str | None = None  # file with it, in place of `token_env`; without: as `--hub-token-file`
+    site: str = ""  # name of this gateway at the hub, as `--site`; empty: `gateway_id`
+    data_sets: dict[str, str] = {}  # name -> path, folder, pattern or URL of data that jobs read as site://NAME
+    sites: tuple[SitePolicy, ...] = ()  # of a hub: those that may join
+    heartbeat_interval_ms: int | None = None  # PCP's, without effect
+
+    @property
+    def hub(self) -> str:
+        """Address ("HOST:PORT") of the hub that this gateway has a link to; "": it has none."""
+        return (self.upstream or "") if self.enabled is not False else ""
 
 
 class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,10 +149,9 @@ NO_EFFECT: Mapping[str, str] = {
     "custom_extensions": "extensions are Python packages here",
     "internal_api_token_env": "controllers are parts of this process and need no token for each other",
     "api.internal_token_env": "controllers are parts of this process and need no token for each other",
-    "global_controller_endpoint": "a job's configuration names its hub: federation.hub",
-    "federation_hub_endpoint": "a job's configuration names its hub: federation.hub",
-    "federation.upstream": "a job's configuration names its hub: federation.hub",
-    "federation.enabled": "a job's configuration names its hub: federation.hub",
+    "global_controller_endpoint": "the hub is federation.upstream",
+    "federation_hub_endpoint": "the hub is federation.upstream",
+    "federation.heartbeat_interval_ms": "the hub decides how often a site gives a sign of life",
     "controllers.*.api": "controllers answer on the gateway's own port",
     "controllers.*.no_dashboard": "the dashboard is a page of the gateway's own port",
     "controllers.*.backend": "workers say which backend they have",
@@ -124,7 +159,7 @@ NO_EFFECT: Mapping[str, str] = {
 """Key -> why it has no effect."""
 _SAME_HERE: Mapping[str, Any] = {
     "graph_backend": "memory",
-    "federation.enabled": False,
+    "federation.heartbeat_interval_ms": 5000,
     "controllers.*.no_dashboard": True,
 }
 
@@ -148,14 +183,43 @@ def load_site(path: Path) -> SiteConfig:
         controller = config.controllers.of(name)
         if controller.config_path and not _found(path, controller.config_path).exists():
             raise UserError(f"{path}: controllers.{name}.config_path: there is no {controller.config_path}")
+    _check_federation(config.federation, path)
     replaced = {
         name: msgspec.structs.replace(one, config_path=str(_found(path, one.config_path)) if one.config_path else "")
         for name in CONTROLLERS
         if (one := getattr(config.controllers, name)) is not None
     }
     controllers = msgspec.structs.replace(config.controllers, **replaced)
+    federation = config.federation
+    sets = {name: _path_of(path, source) for name, source in federation.data_sets.items()}
+    token_file = str(_found(path, federation.token_file)) if federation.token_file else None
+    federation = msgspec.structs.replace(federation, data_sets=sets, token_file=token_file)
     runs = str((path.parent / config.runs_dir).absolute()) if "runs_dir" in tables else str(Path("runs").absolute())
-    return msgspec.structs.replace(config, controllers=controllers, runs_dir=runs)
+    return msgspec.structs.replace(config, controllers=controllers, federation=federation, runs_dir=runs)
+
+
+def _check_federation(federation: Federation, path: Path) -> None:
+    where = f"{path}: federation"
+    if federation.sites and federation.hub:
+        raise UserError(
+            f"{where}: sites makes this a hub and upstream = {federation.hub!r} a site of another one: leave one of "
+            "the two out"
+        )
+    if federation.enabled and not federation.upstream:
+        raise UserError(f'{where}.enabled: expected upstream = "HOST:PORT" of the hub with it, found none')
+    if federation.token_env and federation.token_file:
+        raise UserError(f"{where}: token_env and token_file both name the hub's invite: leave one of the two out")
+    names = [site.name for site in federation.sites]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{where}.sites names {twice[0]} twice")
+    for name in [*names, *federation.data_sets, *filter(None, [federation.site])]:
+        if not is_name(name):
+            raise UserError(f"{where}: {name[:80]!r} is no name: {NAME_RULE}")
+
+
+def _path_of(path: Path, source: str) -> str:
+    """Return a source of data as a job's configuration has it: a URL, "stdlib", or a whole path."""
+    return source if "://" in source or source == "stdlib" else str(_found(path, source))
 
 
 def _found(path: Path, name: str) -> Path:
@@ -192,14 +256,22 @@ def _converted(tables: Mapping[str, Any], path: Path) -> SiteConfig:
             raise UserError(
                 f"{path}: unknown key {shown}{did_you_mean(name, known)} Keys: {', '.join(known)}"
             ) from None
-        section, _, key = place.rpartition(".")
+        place = place.removesuffix("[...]")  # a key of a table, which is not named
+        section, _, key = re.sub(r"\[\d+\]$", "", place).rpartition(".")
         wanted = {field.name: field.type for field in _fields_of(_kind_at(section))}
         if key not in wanted or "missing" in text:
-            raise UserError(f"{path}: {text}") from None
-        value: Any = given
-        for part in place.split("."):
-            value = value[part]
-        raise UserError(f"{path}: {place}: expected {describe(wanted[key])}, found {show_found(value)}") from None
+            raise UserError(f"{path}: {text}{f', in {place}' if place else ''}") from None
+        kind, value = wanted[key], _value_at(given, place)
+        if isinstance(kind, inspect.VarTupleType) and place.endswith("]"):
+            kind = kind.item_type
+        raise UserError(f"{path}: {place}: expected {describe(kind)}, found {show_found(value)}") from None
+
+
+def _value_at(tables: Any, place: str) -> Any:
+    """Return the value at a place such as `federation.sites[0].name`."""
+    for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+        tables = tables[name] if name else tables[int(index)]
+    return tables
 
 
 def _fields_of(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
@@ -214,9 +286,10 @@ def _kind_at(place: str) -> type[msgspec.Struct]:
         "api": Api,
         "worker_fabric": WorkerFabric,
         "federation": Federation,
+        "federation.sites[...]": SitePolicy,
         "controllers": Controllers,
     }
-    return kinds.get(place, ControllerOptions)
+    return kinds.get(re.sub(r"\[\d+\]", "[...]", place), ControllerOptions)
 
 
 def _without_nothing(value: Any) -> Any:

@@ -9,13 +9,16 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, load_config
 from planetary.core.errors import ResourceError, UserError
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.kinds import kind_of
-from planetary.site.site_config import ControllerOptions
+from planetary.site.site_config import DATA_SCHEME, ControllerOptions
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,7 @@ FILES = "files"
 """Folder of submitted files beside the runs: files/DIGEST/NAME."""
 MOST_FILE, MOST_FILES = 4 << 30, 32 << 30  # bytes of one, and of all
 _HEX = frozenset("0123456789abcdef")
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class SubmittedFiles:
@@ -104,20 +108,46 @@ class SubmittedFiles:
         return changed
 
 
-def config_of_tables(tables: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def config_of_tables(
+    tables: Mapping[str, Any], overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE
+) -> Config:
     """Return the configuration in tables. Blocks for a moment. Raises `UserError`."""
-    return checked(config_from_tables(tables, overrides))
+    return checked(with_data_sets(config_from_tables(tables, overrides), data_sets))
 
 
-def config_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def config_of_file(path: str | Path, overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE) -> Config:
     """Return the configuration in a file of this machine. Blocks for a moment. Raises `UserError`."""
-    return checked(load_config(path, overrides))
+    return checked(with_data_sets(load_config(path, overrides), data_sets))
 
 
-def config_of_controller(controller: ControllerOptions, overrides: Sequence[str] = ()) -> Config:
+def config_of_controller(
+    controller: ControllerOptions, overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE
+) -> Config:
     """Return the configuration of a controller's own job. Blocks for a moment. Raises `UserError`."""
     workers = [] if controller.workers is None else [f"fabric.workers={controller.workers}"]
-    return config_of_file(controller.config_path, [*workers, *overrides])
+    return config_of_file(controller.config_path, [*workers, *overrides], data_sets)
+
+
+def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
+    """Return a configuration with the site's own paths of the data sets that it names (site://NAME).
+
+    Raises:
+        UserError: the site has no data set of a name.
+    """
+
+    def found(source: str) -> str:
+        if not source.startswith(DATA_SCHEME):
+            return source
+        if (name := source.removeprefix(DATA_SCHEME)) not in sets:
+            raise UserError(
+                f"{source}: this site has no data set {name!r}; federation.data_sets has {', '.join(sets) or 'none'}"
+            )
+        return sets[name]
+
+    replace = msgspec.structs.replace
+    sources = tuple(replace(one, source=found(one.source)) for one in config.data.sources)
+    data = replace(config.data, source=found(config.data.source), sources=sources)
+    return replace(config, data=data, rl=replace(config.rl, prompts=found(config.rl.prompts)))
 
 
 def checked(config: Config) -> Config:

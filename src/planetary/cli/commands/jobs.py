@@ -22,13 +22,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "jobs",
         description="""
-            Jobs of a gateway with controllers (planetary gateway --gateway-config gateway.toml). The token is in
+            Jobs of a gateway with controllers (planetary gateway --gateway-config gateway.toml), or of a hub that
+            places them on sites (planetary federation-hub). The token is in
             --token-file, in $PLANETARY_API_TOKEN or, for the gateway's user on its own machine, in its state folder.
         """,
         examples=[
             "planetary jobs submit examples/stdlib.toml --set train.rounds=20",
             "planetary jobs list --gateway http://gateway.example:18010 --token-file token.txt",
             "planetary jobs cancel stdlib",
+            "planetary jobs submit examples/stdlib.toml --gateway http://hub.example:18020 --needs backend=cuda",
         ],
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -44,6 +46,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="store_true",
         help="send the files of model.source, model.weights, data.source and data.tokenizer to the gateway, where they "
         "are on this machine (default: the gateway has them under the same paths)",
+    )
+    submit.add_argument(
+        "--needs",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the site, where a hub chooses one: site=NAME, backend=cuda, workers=N, memory_mb=N, trust=judged",
     )
     _action(actions, "list", "list jobs", "planetary jobs list")
     show = _action(actions, "show", "show a job", "planetary jobs show stdlib")
@@ -93,32 +102,39 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from planetary.cli.gateway_client import client_of
+    from planetary.core.errors import UserError
 
     client = client_of(args.gateway, args.token_file)
+    path, body = _submission(args) if args.action == "submit" else ("", {})
+    hub = client.get("/v1/site")["places_jobs"]
+    jobs = PLACED if hub else "/v1/jobs"
     match args.action:
+        case "submit" if hub:
+            answer = client.post(PLACED, _placement(args, body))
         case "submit":
-            path, body = _submission(args)
+            if args.needs:
+                raise UserError("jobs submit: --needs is for a hub; this gateway has workers of its own")
             if args.send_files:
                 body["files"] = _send_files(body.get("config", {}), client)
             answer = client.post(path, body)
         case "list":
-            answer = client.get("/v1/jobs")
+            answer = client.get(jobs)
         case "show":
-            answer = client.get(f"/v1/jobs/{_quoted(args.job)}")
+            answer = client.get(f"{jobs}/{_quoted(args.job)}")
         case "steps":
             answer = client.get(f"/v1/jobs/{_quoted(args.job)}/steps")
         case "roll-out" | "roll-back":
             answer = _replace_step(args, client)
         case _:
-            answer = client.post(f"/v1/jobs/{_quoted(args.job)}/cancel", {"reason": args.reason})
+            answer = client.post(f"{jobs}/{_quoted(args.job)}/cancel", {"reason": args.reason})
     if args.json:
         print(json.dumps(answer, indent=2))
     elif args.action == "list":
-        print(job_table(answer["jobs"]))
+        print(placed_table(answer["jobs"]) if hub else job_table(answer["jobs"]))
     elif "steps" in answer:
         print(_step_table(answer))
     else:
-        print("\n".join(_lines(answer)))
+        print("\n".join(_placed_lines(answer) if hub else _lines(answer)))
     return EXIT_OK
 
 
@@ -171,6 +187,28 @@ def table_of(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+PLACED = "/v1/federation/jobs"
+"""Jobs of a hub."""
+
+
+def _placement(args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a submission to a hub, from that to a gateway. Raises `UserError`."""
+    from planetary.core.errors import UserError
+
+    if "config" not in body or args.send_files:
+        raise UserError(
+            "jobs submit: a hub takes a FILE, whose paths are those of the site that gets the job (site://NAME is its "
+            "data set of that name); --resume, --controller and --send-files are for the gateway of a site"
+        )
+    needs: dict[str, Any] = {}
+    for text in args.needs:
+        key, sign, value = text.partition("=")
+        if not sign or not value:
+            raise UserError(f"--needs: expected KEY=VALUE, found {text!r}")
+        needs[key] = int(value) if value.isdigit() and key in ("workers", "memory_mb") else value
+    return {**body, "needs": needs}
 
 
 def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -240,6 +278,34 @@ def job_table(jobs: list[dict[str, Any]]) -> str:
             )
         )
     return table_of(rows)
+
+
+def placed_table(jobs: list[dict[str, Any]]) -> str:
+    """Return the jobs of a hub as a table for people."""
+    if not jobs:
+        return "No jobs were submitted."
+    rows = [("JOB", "CONTROLLER", "STATE", "SITE", "THERE", "SUBMITTED", "WHY")]
+    for job in jobs:
+        there = " ".join(filter(None, (job["state_there"], job["name_there"]))) or "-"
+        why = "; ".join(filter(None, (job["why"], job["reason"])))
+        site = job["site"] or "-"
+        rows.append((job["job_id"], job["controller"], job["state"], site, there, _date(job["submitted_at"]), why))
+    return table_of(rows)
+
+
+def _placed_lines(job: dict[str, Any]) -> list[str]:
+    strays = ", ".join(f"{site} ({state})" for site, state in job["strays"].items())
+    shown = {
+        "job": job["job_id"],
+        "controller": f"{job['controller']} ({job['kind']})",
+        "state": job["state"] + (f": {job['reason']}" if job["reason"] else ""),
+        "site": job["site"] or "none",
+        "why": job["why"],
+        "there": " ".join(filter(None, (job["state_there"], job["name_there"]))),
+        "given up at": strays,
+        "submitted": _date(job["submitted_at"]) + (f" by {job['by']}" if job["by"] else ""),
+    }
+    return [f"{name:<12}{value}" for name, value in shown.items() if value]
 
 
 def _lines(job: dict[str, Any]) -> list[str]:

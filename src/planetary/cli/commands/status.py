@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.commands.jobs import add_gateway_flags, job_table, table_of
+from planetary.cli.commands.jobs import PLACED, add_gateway_flags, job_table, placed_table, table_of
 from planetary.cli.exit_codes import EXIT_OK
+
+if TYPE_CHECKING:
+    from planetary.cli.gateway_client import GatewayClient
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -31,7 +34,10 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.gateway_client import client_of
 
     client = client_of(args.url or args.gateway, args.token_file)
-    site, jobs, workers = (client.get(path) for path in ("/v1/site", "/v1/jobs", "/v1/workers"))
+    site = client.get("/v1/site")
+    if site["places_jobs"]:
+        return _show_hub(site, client, as_json=args.json)
+    jobs, workers = client.get("/v1/jobs"), client.get("/v1/workers")
     if args.json:
         print(json.dumps({"site": site, **jobs, **workers}, indent=2))
         return EXIT_OK
@@ -41,6 +47,31 @@ def run(args: argparse.Namespace) -> int:
     print(job_table(jobs["jobs"]))
     print()
     print(_worker_table(workers["workers"]))
+    return EXIT_OK
+
+
+def _show_hub(site: dict[str, Any], client: GatewayClient, *, as_json: bool) -> int:
+    jobs, sites = client.get(PLACED), client.get("/v1/federation/sites")
+    if as_json:
+        print(json.dumps({"site": site, **jobs, **sites}, indent=2))
+        return EXIT_OK
+    print(f"{site['gateway_id']} ({client.url}, planetary {site['version']}) places jobs on sites\n")
+    print(placed_table(jobs["jobs"]))
+    print()
+    rows = [("SITE", "STATE", "JOBS", "CONTROLLERS", "WORKERS", "DATA SETS", "POLICY")]
+    for one in sites["sites"]:
+        rows.append(
+            (
+                one["name"],
+                "here" if one["connected"] else "away",
+                ", ".join(one["jobs"]) or "-",
+                ", ".join(f"{name} {text}" for name, text in one["controllers"].items()) or "-",
+                "; ".join(one["workers"]) or "-",
+                ", ".join(one["data_sets"]) or "-",
+                one["policy"],
+            )
+        )
+    print(table_of(rows))
     return EXIT_OK
 
 

@@ -34,6 +34,8 @@ from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.fabric.worker.training_role import TrainingRole
 from planetary.fabric.worker.worker import WorkerShell
 from planetary.machine.events import Event, Exit, Instruction, Payload
+from planetary.net.addresses import parse_address
+from planetary.net.identity import Identity
 from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,27 @@ class UplinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     address: Address
     name: str
     cache: Path  # of blobs
+
+
+def hub_invite_in(path: str) -> str:
+    """Return the hub's invite that is in a file; "" where `path` is "". Raises `UserError`."""
+    try:
+        return Path(path).read_text().strip() if path else ""
+    except OSError as error:
+        raise UserError(
+            f"cannot read the hub's invite {path}: {error.strerror or error}; federation.token_file (--hub-token-file) "
+            "names the file that planetary federation-hub or planetary invite made"
+        ) from error
+
+
+def hub_address(hub: str, token: str, key: Path, connect_s: float) -> Address:
+    """Return where a site's hub is, with the invite and the identity of the site, in the file `key`.
+
+    Raises:
+        UserError: `hub` is no "HOST:PORT".
+    """
+    host, port = parse_address(hub)
+    return Address(host, port, token, connect_s, Identity.open(key) if token else None)
 
 
 class Uplink:

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from planetary.core.printable import is_name
+from planetary.core.printable import NAME_RULE, is_name
 from planetary.fabric.protocol.messages import Hello, Refused
-from planetary.fabric.protocol.policy import FabricPolicy
-from planetary.fabric.protocol.run_fold import RunFold
+from planetary.fabric.protocol.run_fold import Ban
 from planetary.net import invite
 from planetary.net.identity import shown
 
 MOST_BANNED = 3  # machines that one invite brought, after which it brings no new ones; one, if it is a node's own
+
+
+class Admits(Protocol):
+    """The terms of a run, or of a hub, on which processes are let in."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of its workers; empty: there is one role only."""
+        ...
+
+    def refuse(self, hello: Hello) -> Refused | None:
+        """Return why a worker or a site is refused that nothing else forbids; None: it is not."""
+        ...
+
+
+class KnownNames(Protocol):
+    """Names that the journal has."""
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Public key of the machine that a name belongs to, by name."""
+        ...
+
+    @property
+    def bans(self) -> Mapping[str, Ban]:
+        """Of names that are not used any more, by name."""
+        ...
 
 
 def invite_of(hello: Hello) -> str:
@@ -19,14 +46,12 @@ def invite_of(hello: Hello) -> str:
     return invite.read(hello.token).id if hello.token else ""
 
 
-def refuse(
-    hello: Hello, policy: FabricPolicy, state: RunFold, connected: Mapping[str, tuple[str, str]]
-) -> Refused | None:
+def refuse(hello: Hello, policy: Admits, state: KnownNames, connected: Mapping[str, tuple[str, str]]) -> Refused | None:
     """Return why `hello` is refused, or None.
 
     Args:
         hello: the process's description of itself; it has the key that it names.
-        policy: of the run.
+        policy: of the run, or of the hub.
         state: whose names belong to which keys, and who is banned.
         connected: worker -> node and key that a live connection of that name comes from.
     """
@@ -34,8 +59,7 @@ def refuse(
         if not is_name(given):
             return Refused(
                 code="name",
-                reason=f"a {part} is named with 1 to 128 of the letters A to Z and a to z, digits and . _ : / -, found "
-                f"{given[:128]!r}; choose another --node-name",
+                reason=f"a {part} is named with {NAME_RULE}, found {given[:128]!r}; choose another --node-name",
                 kind="data",
             )
     if refusal := _banned(hello, state):
@@ -71,10 +95,10 @@ def refuse(
             f"{', '.join(policy.roles)}: start it with one of these, or without --role",
             kind="data",
         )
-    return policy.refuse(hello) if hello.role == "worker" else None
+    return policy.refuse(hello) if hello.role != "supervisor" else None
 
 
-def _banned(hello: Hello, state: RunFold) -> Refused | None:
+def _banned(hello: Hello, state: KnownNames) -> Refused | None:
     """A name, its machine's key, or an invite that brought several banned machines and would bring another."""
     lasting = [ban for ban in state.bans.values() if ban.lasting and ban.identity]
     ban = state.bans.get(hello.worker) or next((one for one in lasting if one.identity == hello.identity), None)

@@ -71,8 +71,8 @@ __all__ = [
 class Hello(Greeting, frozen=True, kw_only=True):
     """First message of every connection, client to gateway."""
 
-    role: Literal["supervisor", "worker"]
-    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts
+    role: Literal["supervisor", "worker", "site"]
+    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts. Of a site its name at the hub
     node: str
     pid: int  # of the process that speaks
     backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
@@ -83,6 +83,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
     roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
     codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
+    memory: int = 0  # worker only: bytes that were free on its machine as the process started; 0: not known
     probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
 
     def sender(self) -> str:
@@ -481,7 +482,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    19,
+    20,
     *SESSION,
     Hello,
     WorkerStarted,

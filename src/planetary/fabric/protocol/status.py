@@ -110,6 +110,49 @@ class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache_used: float  # part of the workers' caches that texts use, 0 to 1
 
 
+class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A job of a hub that places jobs on sites."""
+
+    job_id: str
+    controller: str  # "training", "rl" or "inference"
+    kind: str  # of run
+    state: str  # waiting, offered, placed, cancelling, finished, failed or cancelled
+    site: str  # that was offered the job, or has or had it; "": none
+    why: str  # it is at that site; of a waiting job: why no site has it
+    reason: str  # why it ended, is to end, or waits again
+    attempt: int  # how many sites were asked, the present one included
+    state_there: str  # of the site's own job, as it was reported last; "": not known
+    name_there: str  # of the site's own job
+    strays: dict[str, str]  # sites where an earlier attempt may still run -> "recalled", or "away"
+    priority: int | None  # None: as the site has it
+    by: str  # name of the token that it was submitted with
+    submitted_at: float  # Unix time in seconds, as these
+    placed_at: float | None  # since when a site has it; None: none has had it
+    ended_at: float | None
+
+
+class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A site of a hub that places jobs."""
+
+    name: str
+    connected: bool
+    address: str  # that it connected from; "": it is away
+    jobs: tuple[str, ...]  # of the hub that it has, or may have
+    controllers: dict[str, str]  # that take jobs: "2 of 3 jobs" with its own
+    workers: tuple[str, ...]  # groups of workers that are alike, in words
+    data_sets: tuple[str, ...]  # that it holds
+    policy: str  # in words
+    gb_today: float  # that its line has carried
+
+
+class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A hub that places jobs on sites."""
+
+    hub: str  # its identity, by which sites know it
+    sites: tuple[HubSiteStatus, ...]
+    jobs: tuple[PlacedJobStatus, ...]  # in the order in which they were submitted
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as the gateway sees it."""
 
@@ -148,6 +191,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_since: float = 0.0  # Unix time in seconds: when the others were done
     step: str = ""  # sha256 of the training step in use; "": none is known
     roll_out: str = ""  # of the last step that was to replace it: "preparing", "verified", "in use", "refused"
+    hub: HubStatus | None = None  # of a hub that places jobs, which is no run itself
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,13 @@ def daemon_thread(name: str, work: Callable[[], object]) -> None:
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
+def available_memory() -> int | None:
+    """Return the bytes that programs can still take; None: not known."""
+    from planetary.runtime.host import available_memory  # only workers report it, and supervisors start without it
+
+    return available_memory()
+
+
 def unobserved(machine: Validated) -> None:
     """Take no notice of a machine."""
 
@@ -42,6 +49,7 @@ class System:
         start_child: starts a child process.
         pid: returns the id of the calling process.
         entropy: returns so many bytes that cannot be predicted.
+        memory: returns the bytes that programs can still take; None: not known.
         observe: is called with a machine after each event that it handled.
     """
 
@@ -53,6 +61,7 @@ class System:
     start_child: StartChild = Child.start
     pid: Callable[[], int] = os.getpid
     entropy: Callable[[int], bytes] = os.urandom
+    memory: Callable[[], int | None] = available_memory
     observe: Callable[[Validated], None] = unobserved
 
 

@@ -78,6 +78,7 @@ class WorkerShell:
             chosen=options.chosen,
             roles=options.roles,
             codecs=(*CODECS, RELAY),
+            memory=system.memory() or 0,
         )
         self._shell = self.shell_type(
             machine,

@@ -15,6 +15,7 @@ from planetary.site.api.federation_operations import FederationOperations
 from planetary.site.api.invite_operations import InviteOperations
 from planetary.site.api.job_operations import JobOperations, status_of
 from planetary.site.api.observing_operations import ObservingOperations
+from planetary.site.api.placement_operations import PlacementOperations, hub_run_status
 from planetary.site.api.result_operations import ArtifactOperations, CheckpointOperations
 from planetary.site.api.step_operations import StepOperations
 from planetary.site.api.worker_operations import WorkerOperations
@@ -44,6 +45,7 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
         StepOperations(site),
         ObservingOperations(site, lab=lab),
         FederationOperations(site),
+        PlacementOperations(site),
         page_of(site),
     )
 
@@ -67,6 +69,8 @@ def page_of(site: Site) -> PageOperations:
 
     async def status(request: Request) -> RunStatus:
         found = job(request)
+        if found is None and site.hub is not None:
+            return hub_run_status(site.options.name, site.hub)
         if found is None:
             return RunStatus(run=site.options.name, state="waiting", stage="no job was submitted")
         return await status_of(site, found)

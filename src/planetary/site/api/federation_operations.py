@@ -14,6 +14,7 @@ from planetary.fabric.federation.hub_gateway import HubGateway
 from planetary.fabric.federation.site_gateway import SiteGateway
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.site.hosted_run import HostedRun
+from planetary.site.placed_work import PlacedWork
 from planetary.site.site import Site
 from planetary.web.access import Scope
 from planetary.web.operations import Operation
@@ -32,11 +33,23 @@ class FederatedRun(msgspec.Struct, frozen=True, kw_only=True):
     standing: FederationStanding
 
 
+class HubLinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateway's own link to a hub that places jobs here."""
+
+    upstream: str  # "HOST:PORT"
+    site: str  # name of this gateway there
+    hub: str  # identity of the hub; "": it was never reached
+    connected: bool
+    refused: str  # why there is no link any more; "": dialling goes on
+
+
 class FederationView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this gateway takes part in federations, and how."""
 
     enabled: bool
     runs: tuple[FederatedRun, ...]
+    places_jobs: bool  # whether it is a hub that places jobs: see /v1/federation/jobs
+    link: HubLinkView | None  # None: it has none of its own
 
 
 class PeerList(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +71,7 @@ class FederationOperations:
             read(
                 path="/v1/federation/status",
                 name="get_federation",
-                text="Return which runs take part in a federation.",
+                text="Return which runs take part in a federation, and the gateway's own link to a hub.",
                 handler=self._status,
                 answer=FederationView,
             ),
@@ -75,7 +88,10 @@ class FederationOperations:
         runs = tuple(
             _view(name, run, role) for name, run in self._site.runs.items() if (role := _role(run)) is not None
         )
-        return FederationView(enabled=bool(runs), runs=runs)
+        site = self._site
+        link = None if site.placed is None else _link_view(site.placed)
+        enabled = bool(runs) or link is not None or site.hub is not None
+        return FederationView(enabled=enabled, runs=runs, places_jobs=site.hub is not None, link=link)
 
     async def _peers(self, request: Request) -> PeerList:
         hubs = [run for run in self._site.runs.values() if _role(run) == "hub"]
@@ -85,6 +101,17 @@ class FederationOperations:
 def _role(run: HostedRun) -> FederationRole | None:
     federation = run.gateway.config.federation
     return "hub" if federation.sites else "site" if federation.hub else None
+
+
+def _link_view(placed: PlacedWork) -> HubLinkView:
+    machine, options = placed.link.machine, placed.link.options
+    return HubLinkView(
+        upstream=f"{options.address.host}:{options.address.port}",
+        site=options.name,
+        hub=machine.hub,
+        connected=machine.connected and not machine.ended,
+        refused=machine.ended,
+    )
 
 
 def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:

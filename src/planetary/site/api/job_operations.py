@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class JobOperations:
             raise ApiError(
                 409, f"the controller {controller} is not enabled in this gateway", code="controller_not_enabled"
             )
-        config = await asyncio.to_thread(_checked, asked, chosen, folder)
+        config = await asyncio.to_thread(_checked, asked, chosen, folder, self._site.options.data_sets)
         job = self._site.submit(
             config,
             by=request.state.user,
@@ -218,7 +218,9 @@ async def status_of(site: Site, job: Job) -> RunStatus:
     return await asyncio.to_thread(status_source(job.folder))
 
 
-def _checked(asked: Submission, controller: ControllerOptions, folder: Path | None) -> Config:
+def _checked(
+    asked: Submission, controller: ControllerOptions, folder: Path | None, data_sets: Mapping[str, str]
+) -> Config:
     """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:
@@ -228,13 +230,14 @@ def _checked(asked: Submission, controller: ControllerOptions, folder: Path | No
         raise wrong("files", "they go with config or toml, to a gateway that takes jobs")
     if tables is not None:
         files = {key: (one.digest, one.name) for key, one in asked.files.items()}
-        return config_of_tables(SubmittedFiles(folder).placed(tables, files) if folder else tables, asked.overrides)
+        tables = SubmittedFiles(folder).placed(tables, files) if folder else tables
+        return config_of_tables(tables, asked.overrides, data_sets)
     if asked.resume:
         if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
             raise wrong("resume", f"there is no run named {asked.resume!r} here")
         return config_of_file(folder / asked.resume / CONFIG, asked.overrides)
     if controller.config_path:
-        return config_of_controller(controller, asked.overrides)
+        return config_of_controller(controller, asked.overrides, data_sets)
     raise ApiError(
         400,
         "no configuration: send config (tables), toml (a text), or resume (a run's folder); a controller with a "

@@ -111,6 +111,7 @@ class ObservingOperations:
             lab_id=self._lab,
             version=__version__,
             started_at=site.started_at,
+            places_jobs=site.hub is not None,
             controllers={name: site.options.controllers.of(name).enabled for name in CONTROLLERS},
             jobs=dict(Counter(job.state.value for job in jobs)),
             workers=len(here),
@@ -143,13 +144,15 @@ class ObservingOperations:
             if only is None:
                 return event_stream(_empty())
             path, over = Path(site.book.jobs[only].folder) / EVENTS, lambda: site.book.jobs[only].over
-            return event_stream(_lines(path, _after(request), self._run_grows(only), over))
-        return event_stream(_lines(folder / JOURNAL, _after(request), site.wait_for_events, lambda: site.is_stopping))
+            return event_stream(event_lines(path, after_event(request), self._run_grows(only), over))
+        return event_stream(
+            event_lines(folder / JOURNAL, after_event(request), site.wait_for_events, lambda: site.is_stopping)
+        )
 
     async def _job_events(self, request: Request) -> Response:
         job = job_of(self._site, request)
         path, grows = Path(job.folder) / EVENTS, self._run_grows(job.job)
-        return event_stream(_lines(path, _after(request), grows, lambda: job.over or self._site.is_stopping))
+        return event_stream(event_lines(path, after_event(request), grows, lambda: job.over or self._site.is_stopping))
 
     def _run_grows(self, name: str) -> Callable[[float], Awaitable[None]]:
         async def grows(timeout_s: float) -> None:
@@ -160,14 +163,15 @@ class ObservingOperations:
         return grows
 
 
-def _after(request: Request) -> int:
+def after_event(request: Request) -> int:
+    """Return after how many events a stream begins. Raises `ApiError` (400)."""
     text = request.headers.get("last-event-id") or request.query_params.get("after", "0")
     if not text.isdigit():
         raise wrong("after", f"expected the number of an event, found {text!r}")
     return int(text)
 
 
-async def _lines(
+async def event_lines(
     path: Path, after: int, grows: Callable[[float], Awaitable[None]], is_over: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
     """Yield the events of a journal after the first `after`, until nothing more can come."""

@@ -17,6 +17,7 @@ class SiteView(msgspec.Struct, frozen=True, kw_only=True):
     lab_id: str
     version: str  # of planetary
     started_at: float  # Unix time in seconds
+    places_jobs: bool  # whether it is a hub that places jobs on other sites
     controllers: dict[str, bool]  # whether each takes jobs
     jobs: dict[str, int]  # how many by state
     workers: int  # that are here

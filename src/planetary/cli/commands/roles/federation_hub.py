@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.commands.roles.gateway import HostedAs, add_gateway_flags, run_gateway
+from planetary.cli.commands.roles.gateway import HostedAs, add_gateway_flags, is_site, run_gateway
 
 DEFAULT_PORT = 8090
 DEFAULT_API_PORT = 18020
+NO_SITES = (
+    "federation-hub: expected the sites that may join in the configuration, found none; for example "
+    'federation.sites = [{ name = "paris" }, { name = "tokyo" }]'
+)
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -18,13 +23,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "federation-hub",
         description="""
-            Merge what sites train: each is a gateway with workers of its own, dials out to --port with an invite, and
-            contributes its parameters after every few rounds. The configuration is that of the sites, with the sites'
-            names in federation.sites. People look at http://GATEWAY_HOST:GATEWAY_PORT/.
+            Merge the models of sites: each is a gateway with workers of its own, dials out to --port with an invite,
+            and contributes its parameters after every few rounds. The configuration is that of the sites, with the
+            sites' names in federation.sites. With a file of a hub (gateway_id, federation.sites) place jobs on sites
+            that are gateways with controllers. People look at http://GATEWAY_HOST:GATEWAY_PORT/.
         """,
         examples=[
             "planetary federation-hub --gateway-config hub.toml --host 0.0.0.0",
             "planetary federation-hub --resume runs/hub",
+            "planetary federation-hub --gateway-config jobs.toml   # gateway_id, federation.sites: place jobs on sites",
         ],
     )
     add_gateway_flags(parser, DEFAULT_PORT, DEFAULT_API_PORT)
@@ -37,21 +44,20 @@ def run(args: argparse.Namespace) -> int:
     from planetary.run.choice import new_run, resumed_run
     from planetary.run.places import default_state_folder
 
-    if (args.gateway_config is None) != (args.resume is None):
+    places_jobs = is_site(args)
+    if not places_jobs and (args.gateway_config is None) != (args.resume is None):
         config = (
             resumed_run(args.resume, args.set, args.checkpoint)[0]
             if args.resume is not None
             else new_run(args.gateway_config, args.set, args.run_dir)[0]
         )
         if not config.federation.sites:
-            raise UserError(
-                "federation-hub: expected the sites that may join in the configuration, found none; for example "
-                'federation.sites = [{ name = "paris" }, { name = "tokyo" }]'
-            )
+            raise UserError(NO_SITES)
     args.state = args.state or default_state_folder().with_name("hub")
-    return run_gateway(args, HostedAs("federation-hub", DEFAULT_PORT, DEFAULT_API_PORT, _join_as_site))
+    join = partial(_join_as_site, "CONTROLLERS.toml" if places_jobs else "SITE.toml")
+    return run_gateway(args, HostedAs("federation-hub", DEFAULT_PORT, DEFAULT_API_PORT, join, NO_SITES))
 
 
-def _join_as_site(host: str, port: int, trust: str) -> str:
+def _join_as_site(file: str, host: str, port: int, trust: str) -> str:
     invite = f" {trust.replace('--token-file', '--hub-token-file')}" if trust else ""
-    return f"planetary gateway --gateway-config SITE.toml --hub {host}:{port}{invite} --site NAME"
+    return f"planetary gateway --gateway-config {file} --hub {host}:{port}{invite} --site NAME"

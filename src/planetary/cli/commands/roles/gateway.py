@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from planetary.core.config import Config
     from planetary.run.processes.announcement import Announcement
     from planetary.site.gateway_process import HostOptions
+    from planetary.site.placement.hub_link import HubLinkOptions
+    from planetary.site.site_config import SiteConfig
 
 _HUB_FLAGS = {
     "--hub": "federation.hub",
@@ -102,7 +104,8 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    args.set = [*args.set, *_settings(args)]
+    if not is_site(args):
+        args.set = [*args.set, *_settings(args)]
     return run_gateway(args, HostedAs("gateway", WORKER_PORT, API_PORT, _join_as_worker))
 
 
@@ -113,16 +116,22 @@ class HostedAs(NamedTuple):
     port: int  # that others connect to, by default
     api_port: int  # by default
     join: Callable[[str, int, str], str]  # host, port and flag of the invite -> the command with which others join
+    no_sites: str = ""  # error of a file with controllers and without sites; "": it needs none
 
 
 def _settings(args: argparse.Namespace) -> list[str]:
     """Return the settings that flags are short for."""
     from planetary.cli.key_flags import settings_of
+
+    _check_hub_flags(args)
+    return settings_of(args, _HUB_FLAGS)
+
+
+def _check_hub_flags(args: argparse.Namespace) -> None:
     from planetary.core.errors import UserError
 
     if args.hub is None and (args.hub_token_file is not None or args.site is not None):
         raise UserError("gateway: --hub-token-file and --site need --hub HOST:PORT, the address of the hub")
-    return settings_of(args, _HUB_FLAGS)
 
 
 def run_gateway(args: argparse.Namespace, hosted: HostedAs) -> int:
@@ -148,7 +157,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     from planetary.run.places import cache_folder
     from planetary.site.gateway_process import host_run
 
-    if _is_site(args):
+    if is_site(args):
         _run_site(args, hosted)
         return
     config, folder = _what_to_run(args)
@@ -180,7 +189,8 @@ def _host_options(args: argparse.Namespace, host: str, port: int, *, tls: bool) 
     )
 
 
-def _is_site(args: argparse.Namespace) -> bool:
+def is_site(args: argparse.Namespace) -> bool:
+    """Whether the gateway's file is one of a site or of a hub that places jobs, and not of one run."""
     from planetary.site.site_config import is_site_file
 
     return args.gateway_config is not None and args.gateway_config.is_file() and is_site_file(args.gateway_config)
@@ -197,14 +207,18 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
     from planetary.site.site import SiteOptions
     from planetary.site.site_config import load_site
 
-    for flag in ("resume", "checkpoint", "forgive", "set", "run_dir", "local_threads"):
+    for flag in ("resume", "checkpoint", "set", "run_dir", "local_threads"):
         if getattr(args, flag):
             raise UserError(
                 f"gateway: --{flag.replace('_', '-')} is for one run, and {args.gateway_config} has controllers: "
                 "submit jobs (planetary jobs submit), which have configurations of their own"
             )
-    config = load_site(args.gateway_config)
-    fabric, api = config.worker_fabric, config.api
+    config = _with_hub_flags(load_site(args.gateway_config), args)
+    fabric, api, federation = config.worker_fabric, config.api, config.federation
+    if hosted.no_sites and not federation.sites:
+        raise UserError(hosted.no_sites)
+    if args.forgive and not federation.sites:
+        raise UserError("gateway: --forgive names sites of a hub, and the file has no federation.sites")
     site = SiteOptions(
         name=config.gateway_id,
         folder=Path(config.runs_dir),
@@ -212,10 +226,59 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
         host=args.host or fabric.host or "127.0.0.1",
         port=args.port if args.port is not None else fabric.port or hosted.port,
         controllers=config.controllers,
+        link=_link_of(config, cache_folder(args.cache)) if federation.hub else None,
+        data_sets=federation.data_sets,
+        policies=federation.sites,
+        forgive=tuple(args.forgive),
     )
     port_ = hosted.api_port if api.port is None else api.port
     host = _host_options(args, api.host or API_HOST, port_, tls=args.api_tls or api.tls)
     asyncio.run(host_site(config, site, host, partial(_listening, args, hosted)))
+
+
+def _with_hub_flags(config: SiteConfig, args: argparse.Namespace) -> SiteConfig:
+    """Return the file of a site with the flags that name its hub. Raises `UserError`."""
+    import msgspec
+
+    from planetary.core.errors import UserError
+
+    if getattr(args, "hub", None) is None:
+        if hasattr(args, "hub"):
+            _check_hub_flags(args)
+        return config
+    if config.federation.sites:
+        raise UserError("gateway: --hub makes this a site, and the file has federation.sites, which make it a hub")
+    federation = msgspec.structs.replace(config.federation, enabled=True, upstream=args.hub)
+    if args.site is not None:
+        federation = msgspec.structs.replace(federation, site=args.site)
+    if args.hub_token_file is not None:
+        token = str(Path(args.hub_token_file).absolute())
+        federation = msgspec.structs.replace(federation, token_file=token, token_env=None)
+    return msgspec.structs.replace(config, federation=federation)
+
+
+def _link_of(config: SiteConfig, cache: Path) -> HubLinkOptions:
+    """Return where the hub of a site is, with the invite and the identity. Raises `UserError`."""
+    import os
+
+    from planetary.core.configuration.schema import FabricConfig, Timings
+    from planetary.core.errors import UserError
+    from planetary.fabric.federation.uplink import hub_address, hub_invite_in
+    from planetary.site.placement.hub_link import HubLinkOptions
+
+    federation = config.federation
+    name = federation.site or config.gateway_id
+    token = hub_invite_in(federation.token_file or "")
+    if federation.token_env:
+        token = os.environ.get(federation.token_env, "")
+        if not token:
+            raise UserError(
+                f"federation.token_env names the environment variable {federation.token_env} for the hub's invite, and "
+                "it is not set"
+            )
+    key = cache / "sites" / name / "identity.key"
+    address = hub_address(federation.hub, token, key, Timings(FabricConfig().latency_budget_s).connect_s)
+    return HubLinkOptions(address=address, name=name)
 
 
 def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:

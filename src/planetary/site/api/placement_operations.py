@@ -1,0 +1,253 @@
+"""Jobs that a hub places on sites: submit, list, show, cancel; and the sites with their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from planetary.core.config import Config, config_from_tables
+from planetary.core.errors import ClosedError, UserError
+from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.site.api.observing_operations import after_event, event_lines
+from planetary.site.api.views import CancelRequest
+from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
+from planetary.site.placement.placement_messages import WorkerGroup
+from planetary.site.placement.site_choice import JobNeeds
+from planetary.site.site import Site
+from planetary.site.site_config import ANY_DATA, SitePolicy
+from planetary.web.access import Scope
+from planetary.web.api_errors import ApiError, wrong
+from planetary.web.operations import EVENTS as EVENT_STREAM
+from planetary.web.operations import Operation, Parameter, event_stream
+
+
+class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job that a hub is asked to place: one of `config` and `toml`."""
+
+    config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
+    toml: str | None = None  # the text of one
+    overrides: tuple[str, ...] = ()  # "section.key=value"
+    name: str = ""  # of the job; "": the run's, with a number where that is taken
+    priority: int | None = None  # among waiting jobs, and of its claim to workers at its site
+    needs: JobNeeds = JobNeeds()  # of its site
+
+
+class PlacedJobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a hub, in the order in which they were submitted."""
+
+    jobs: tuple[PlacedJobStatus, ...]
+
+
+class HubSiteList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sites of a hub, in the order of its configuration."""
+
+    sites: tuple[HubSiteStatus, ...]
+
+
+class PlacementOperations:
+    """See the module. A gateway that is no hub refuses them (409)."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
+        change = partial(Operation, method="POST", group="federation", scope=Scope.SUBMIT, status=202)
+        state = Parameter(name="state", text="Only jobs in this state.")
+        after = Parameter(name="after", text="Only events after so many; Last-Event-ID counts more.", kind=int)
+        return (
+            read(
+                path="/v1/federation/jobs",
+                name="list_placed_jobs",
+                text="List the jobs of a hub, each with its site.",
+                handler=self._list,
+                answer=PlacedJobList,
+                parameters=(state,),
+                refuses=(409,),
+            ),
+            change(
+                path="/v1/federation/jobs",
+                name="submit_placed_job",
+                text="Submit a job that the hub places on a site.",
+                handler=self._submit,
+                body=PlacementRequest,
+                answer=PlacedJobStatus,
+                refuses=(409,),
+            ),
+            read(
+                path="/v1/federation/jobs/{job}",
+                name="get_placed_job",
+                text="Return a job of a hub, with its site and the reason.",
+                handler=self._show,
+                answer=PlacedJobStatus,
+                refuses=(404, 409),
+            ),
+            change(
+                path="/v1/federation/jobs/{job}/cancel",
+                name="cancel_placed_job",
+                text="End a job at its site at once, also in the middle of a round.",
+                handler=self._cancel,
+                body=CancelRequest,
+                optional=True,
+                answer=PlacedJobStatus,
+                refuses=(404, 409),
+            ),
+            read(
+                path="/v1/federation/sites",
+                name="list_hub_sites",
+                text="List the sites of a hub: capabilities, policy and jobs.",
+                handler=self._sites,
+                answer=HubSiteList,
+                refuses=(409,),
+            ),
+            read(
+                path="/v1/federation/events",
+                name="stream_hub_events",
+                text="Stream the events of a hub: offers, answers, losses and ends.",
+                handler=self._events,
+                answer=EVENT_STREAM,
+                parameters=(after,),
+                refuses=(409,),
+            ),
+        )
+
+    def _hub(self) -> JobHub:
+        if self._site.hub is None:
+            raise ClosedError(
+                "this gateway is no hub that places jobs: start one with planetary federation-hub --gateway-config "
+                "and a file with federation.sites"
+            )
+        return self._site.hub
+
+    def _job(self, request: Request) -> PlacedJob:
+        try:
+            return self._hub().job(request.path_params["job"])
+        except UserError as error:
+            raise ApiError(404, str(error), code="job_not_found") from None
+
+    async def _list(self, request: Request) -> PlacedJobList:
+        hub, state = self._hub(), request.query_params.get("state", "")
+        if state and state not in list(PlacementState):
+            raise wrong("state", f"expected one of {', '.join(PlacementState)}, found {state!r}")
+        return PlacedJobList(
+            jobs=tuple(_job_status(hub, job) for job in hub.book.jobs.values() if state in ("", job.state))
+        )
+
+    async def _show(self, request: Request) -> PlacedJobStatus:
+        return _job_status(self._hub(), self._job(request))
+
+    async def _sites(self, request: Request) -> HubSiteList:
+        hub = self._hub()
+        return HubSiteList(sites=tuple(_site_status(hub, one) for one in hub.policies))
+
+    async def _submit(self, request: Request) -> PlacedJobStatus:
+        hub, asked = self._hub(), request.state.body
+        if self._site.is_stopping:
+            raise ClosedError("this hub ends and takes no jobs")
+        config = await asyncio.to_thread(_config_of, asked)
+        job = hub.submit(config, asked.needs, name=asked.name, priority=asked.priority, by=request.state.user)
+        return _job_status(hub, job)
+
+    async def _cancel(self, request: Request) -> PlacedJobStatus:
+        asked: CancelRequest = request.state.body or CancelRequest()
+        job = self._job(request)
+        self._hub().cancel(job.job, by=request.state.user, reason=asked.reason)
+        return _job_status(self._hub(), job)
+
+    async def _events(self, request: Request) -> Response:
+        hub, site = self._hub(), self._site
+        return event_stream(event_lines(hub.path, after_event(request), hub.wait_for_events, lambda: site.is_stopping))
+
+
+def _config_of(asked: PlacementRequest) -> Config:
+    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
+    if (asked.config is None) == (asked.toml is None):
+        raise wrong("config", "expected the configuration of a job: config (tables) or toml (a text), one of the two")
+    tables: Any = asked.config
+    if asked.toml is not None:
+        try:
+            tables = tomllib.loads(asked.toml)
+        except tomllib.TOMLDecodeError as error:
+            raise wrong("toml", f"this is no TOML: {error}") from None
+    return config_from_tables(tables, asked.overrides)
+
+
+def hub_run_status(name: str, hub: JobHub) -> RunStatus:
+    """Return the status that the hub's page shows."""
+    jobs = tuple(_job_status(hub, job) for job in hub.book.jobs.values())
+    sites = tuple(_site_status(hub, one) for one in hub.policies)
+    waiting = sum(job.state == PlacementState.WAITING for job in jobs)
+    here = sum(site.connected for site in sites)
+    return RunStatus(
+        run=name,
+        state="waiting",
+        stage=f"places jobs: {here} of {len(sites)} sites are here, jobs that wait for a site: {waiting}",
+        events=tuple(hub.events),
+        hub=HubStatus(hub=hub.book.hub, sites=sites, jobs=jobs),
+    )
+
+
+def _job_status(hub: JobHub, job: PlacedJob) -> PlacedJobStatus:
+    return PlacedJobStatus(
+        job_id=job.job,
+        controller=job.placeable.controller,
+        kind=job.kind,
+        state=job.state.value,
+        site=job.site,
+        why=hub.waits_for(job) or job.why,
+        reason=job.reason,
+        attempt=job.attempts,
+        state_there=job.state_there or "",
+        name_there=job.name_there,
+        strays={stray.site: "recalled" if stray.recalled else "away" for stray in job.strays.values()},
+        priority=job.priority,
+        by=job.by,
+        submitted_at=job.submitted_at,
+        placed_at=job.placed_at,
+        ended_at=job.ended_at,
+    )
+
+
+def _site_status(hub: JobHub, policy: SitePolicy) -> HubSiteStatus:
+    news, placed = hub.site(policy.name).news, hub.book.at(policy.name)
+    controllers: dict[str, str] = {}
+    for room in news.controllers if news is not None else ():
+        busy = room.own + sum(job.placeable.controller == room.controller for job in placed)
+        controllers[room.controller] = f"{busy} of {room.parallel} jobs"
+    return HubSiteStatus(
+        name=policy.name,
+        connected=news is not None,
+        address=hub.address_of(policy.name),
+        jobs=tuple(job.job for job in placed),
+        controllers=controllers,
+        workers=tuple(map(_group_in_words, news.workers)) if news is not None else (),
+        data_sets=news.data_sets if news is not None else (),
+        policy=policy_in_words(policy),
+        gb_today=hub.nbytes_today(policy.name) / 1e9,
+    )
+
+
+def _group_in_words(group: WorkerGroup) -> str:
+    texts = [f"{group.number} × {group.backend}:{group.target}", f"{group.idle} idle"]
+    texts += [group.device] if group.device else []
+    texts += [f"{group.memory / 2**30:.1f} GiB free"] if group.memory else []
+    texts += [f"only {', '.join(group.roles)}"] if group.roles else []
+    return ", ".join(texts)
+
+
+def policy_in_words(policy: SitePolicy) -> str:
+    """Describe the jobs that a site may be given."""
+    texts = [f"roles {', '.join(policy.roles)}" if policy.roles else "all roles"]
+    texts += [] if ANY_DATA in policy.data_sets else [f"reads {', '.join(policy.data_sets) or 'no data set'}"]
+    texts += [f"{policy.gb_per_day:g} GB a day"] if policy.gb_per_day else []
+    texts += [policy.trust] if policy.trust != "full" else []
+    return ", ".join([*texts, f"patience {policy.patience_s:g} s"])

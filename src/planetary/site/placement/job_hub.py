@@ -1,0 +1,354 @@
+"""The shell of a hub that places jobs: its journal, its sites' links, and submissions.
+
+Decisions are those of `PlacementMachine`; every record is on the disk before the message that follows from it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.core.config import Config, to_toml
+from planetary.core.configuration.schema import Timings
+from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.core.printable import NAME_RULE, is_name
+from planetary.fabric.protocol import admission
+from planetary.fabric.protocol.messages import Hello, Refused, Welcome
+from planetary.fabric.protocol.status import MOST_EVENTS
+from planetary.fabric.shell.shell import SendQueues
+from planetary.fabric.shell.system import SYSTEM, System
+from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
+from planetary.machine.journal import replay
+from planetary.net.connection import Connection
+from planetary.net.handshake import answer_hello
+from planetary.run.kinds import kind_of
+from planetary.site.placement.placed_jobs import (
+    HUB_JOURNAL,
+    HubNamed,
+    HubRecord,
+    PlacedJob,
+    PlacementAsked,
+    PlacementBook,
+    PlacementState,
+    SiteForgiven,
+    news_of,
+)
+from planetary.site.placement.placement_machine import (
+    JobAsked,
+    JobUnwanted,
+    LineCarried,
+    PlacementMachine,
+    SiteCame,
+    SiteSession,
+)
+from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, policy_obstacle
+from planetary.site.site_config import DATA_SCHEME, SitePolicy, WorkerRole
+from planetary.wire.streams import refuse_tensors
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86400
+IDENTITY_BYTES = 6
+
+
+class HubTerms(msgspec.Struct, frozen=True):
+    """Which gateways may join: see `admission.Admits`."""
+
+    hub: str
+    names: tuple[str, ...]
+    roles: tuple[str, ...] = ()  # of workers: a site has none
+
+    def refuse(self, hello: Hello) -> Refused | None:
+        """Return why a site is refused; None: it is not."""
+        if hello.worker in self.names:
+            return None
+        return Refused(
+            code="site",
+            reason=f"the hub {self.hub} knows no site named {hello.worker}; its federation.sites has "
+            f"{', '.join(self.names)}: choose one of these (--site, or federation.site), or add the site there and "
+            "start the hub again",
+            kind="data",
+        )
+
+
+class SiteLine(msgspec.Struct):
+    """A site's connection.
+
+    Attributes:
+        counted: bytes of it that the machine knows.
+    """
+
+    connection: Connection
+    queues: SendQueues
+    hello: Hello
+    counted: int = 0
+
+
+class JobHub:
+    """See the module. Its methods are called on the event loop.
+
+    Attributes:
+        book: the jobs.
+        policies: of the sites.
+        machine: decides.
+        path: of the journal.
+        events: the newest ones in words, with their Unix times in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        policies: Sequence[SitePolicy],
+        timings: Timings,
+        *,
+        forgive: Iterable[str] = (),
+        system: System = SYSTEM,
+    ) -> None:
+        """Read the journal in `folder`. `forgive`: sites whose names may belong to other machines from now on.
+
+        Raises:
+            UserError: the journal is damaged.
+            ResourceError: the journal cannot be opened.
+        """
+        self.book, self.policies = PlacementBook(), tuple(policies)
+        self._timings, self._system = timings, system
+        self.path = path = folder / HUB_JOURNAL
+        self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
+        if path.exists():
+            records = list(read_json_lines(path, HubRecord))
+            replay(records, self.book, path)
+            self.events.extend((record.t, text) for record in records if (text := news_of(record)))
+        self._journal = JsonLinesWriter(path, system.files)
+        self._broken: PlanetaryError | None = None
+        self._sessions = 0
+        self._lines: dict[int, SiteLine] = {}
+        self._grown = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        if not self.book.hub:
+            self._keep(HubNamed(hub=f"{name}-{system.entropy(IDENTITY_BYTES).hex()}"))
+        for site in forgive:
+            self._keep(SiteForgiven(site=site))
+        self.machine = PlacementMachine(self.policies, self.book, system.clock.monotonic())
+        for one in self.policies:
+            self._tell(LineCarried(site=one.name, day=self._day(), nbytes=0))
+
+    def _keep(self, record: HubRecord) -> None:
+        self.book.apply(record)
+        self._append(record)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    # --- sites ------------------------------------------------------------------------------------------------
+
+    async def attend(self, connection: Connection, hello: Hello) -> None:
+        """Attend a site whose token was checked, until its connection ends."""
+        connected = {line.hello.worker: (line.hello.node, line.hello.identity) for line in self._lines.values()}
+        terms = HubTerms(self.book.hub, tuple(self.machine.policies))
+        if (refusal := admission.refuse(hello, terms, self.book, connected)) is not None:
+            log.warning("the site %s is refused: %s", hello.worker, refusal.reason)
+            await answer_hello(connection, refusal, self._timings.connect_s)
+            return
+        timings = self._timings
+        welcome = Welcome(run=self.book.hub, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s)
+        if not await answer_hello(connection, welcome, timings.connect_s, refuse_tensors):
+            return
+        self._sessions += 1
+        session, site, reason = self._sessions, hello.worker, "the connection ended"
+        self._lines[session] = SiteLine(connection, SendQueues(connection), hello)
+        try:
+            self._tell(SiteCame(session=session, site=site, identity=hello.identity))
+            log.info("site %s has come from %s", site, connection.peer_host)
+            while True:
+                received = await connection.receive()
+                self._tell(Received(session, received.message, host=connection.peer_host))
+        except PlanetaryError as error:
+            reason = str(error)
+            raise
+        finally:
+            log.info("site %s is away: %s", site, reason)
+            line = self._lines.pop(session)
+            line.queues.abandon()
+            self._count(line)
+            self._tell(Closed(session, reason))
+
+    def look(self) -> None:
+        """Let time pass: jobs of sites that are away for too long are placed elsewhere. Called every moment.
+
+        Raises:
+            PlanetaryError: the journal could not be written; nothing is decided any more.
+        """
+        for line in list(self._lines.values()):
+            self._count(line)
+        deadline = self.machine.next_deadline()
+        if self._broken is not None or (deadline is not None and self._system.clock.monotonic() >= deadline):
+            self._tell(Tick())
+
+    def _count(self, line: SiteLine) -> None:
+        carried = line.connection.bytes_sent + line.connection.bytes_received
+        if carried > line.counted:
+            event = LineCarried(site=line.hello.worker, day=self._day(), nbytes=carried - line.counted)
+            line.counted = carried
+            self._tell(event)
+
+    def _day(self) -> int:
+        return int(self._system.clock.wall() // DAY_S)
+
+    # --- jobs -------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, config: Config, needs: JobNeeds, *, name: str = "", priority: int | None = None, by: str = ""
+    ) -> PlacedJob:
+        """Accept a job; it is placed at once where a site can take it.
+
+        Args:
+            config: of its run; a site checks it where it is placed.
+            needs: of its site.
+            name: of the job; "": the run's, with a number behind it when that is taken.
+            priority: among waiting jobs, and of its claim to workers at its site; None: as the site has it.
+            by: name of the token.
+
+        Raises:
+            UserError: it is of a kind that no site hosts, or the policy of every site forbids it.
+            ClosedError: the name is taken.
+        """
+        kind = kind_of(config)
+        if not kind.controller:
+            raise UserError(
+                f"a run of the kind {kind.name!r} is none that a site hosts: it has its own command (planetary "
+                "federation-hub with the configuration of the run)"
+            )
+        placeable = PlaceableJob(
+            controller=kind.controller,
+            roles=cast(tuple[WorkerRole, ...], kind.roles or ("trainer",)),
+            data_sets=data_sets_of(config),
+            needs=needs,
+        )
+        if needs.site and needs.site not in self.machine.policies:
+            raise UserError(
+                f"needs.site: this hub has no site {needs.site!r}; it has {', '.join(self.machine.policies)}"
+            )
+        asked_of = [one for one in self.policies if needs.site in ("", one.name)]
+        obstacles = {one.name: policy_obstacle(placeable, one) for one in asked_of}
+        if all(obstacles.values()):
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in obstacles.items())
+            raise UserError(f"no site may take a job of the kind {kind.name!r}: {reasons}")
+        asked = PlacementAsked(
+            job=self._name_for(name, config.run.name),
+            kind=kind.name,
+            placeable=placeable,
+            config=to_toml(config),
+            priority=priority,
+            by=by,
+        )
+        self._tell(JobAsked(asked=asked))
+        return self.book.jobs[asked.job]
+
+    def _name_for(self, given: str, wanted: str) -> str:
+        name = given or wanted or "job"
+        if not is_name(name) or "/" in name or name in (".", ".."):
+            raise UserError(f"name: expected the name of one folder ({NAME_RULE}, without /), found {name[:128]!r}")
+        if name not in self.book.jobs:
+            return name
+        if given:
+            raise ClosedError(f"the hub has had a job {name}: take another name, or none")
+        number = 2
+        while f"{name}-{number}" in self.book.jobs:
+            number += 1
+        return f"{name}-{number}"
+
+    def cancel(self, name: str, *, by: str = "", reason: str = "") -> PlacedJob:
+        """End a job: at once, where its site is here; else as soon as it is back.
+
+        Raises:
+            UserError: there is none of this name.
+            ClosedError: it is over, or is being cancelled.
+        """
+        job = self.job(name)
+        if job.over or job.state is PlacementState.CANCELLING:
+            raise ClosedError(f"the job {name} cannot be cancelled: it is {job.state.value}")
+        self._tell(JobUnwanted(job=name, by=by, reason=reason))
+        return job
+
+    def job(self, name: str) -> PlacedJob:
+        """Return a job. Raises `UserError` when there is none of this name."""
+        if name not in self.book.jobs:
+            raise UserError(f"the hub has no job {name!r}; it has {', '.join(self.book.jobs) or 'none'}")
+        return self.book.jobs[name]
+
+    def waits_for(self, job: PlacedJob) -> str:
+        """Return why no site has a waiting job; "": it does not wait."""
+        choice = self.machine.choices.get(job.job)
+        return choice.why if choice is not None and job.state is PlacementState.WAITING else ""
+
+    def site(self, name: str) -> SiteSession:
+        """Return a site as it is now."""
+        return self.machine.sites[name]
+
+    def nbytes_today(self, name: str) -> int:
+        """Return the bytes that a site's line has carried today, both ways."""
+        return self.machine.nbytes_today(name)
+
+    def address_of(self, name: str) -> str:
+        """Return the host that a site connected from; "": it is away."""
+        session = self.site(name).session
+        return self._lines[session].connection.peer_host if session in self._lines else ""
+
+    # --- the machine ------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        if self._broken is not None:
+            raise self._broken
+        instructions = self.machine.handle(event, self._system.clock.monotonic())
+        self._system.observe(self.machine)
+        try:
+            for instruction in instructions:
+                self._carry_out(instruction)
+        except PlanetaryError as error:
+            self._broken = error  # the jobs are ahead of their journal
+            raise
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Append():
+                self._append(cast(HubRecord, instruction.record))
+            case Send() if instruction.session in self._lines:
+                self._lines[instruction.session].queues.put(instruction.message)
+            case Close() if instruction.session in self._lines:
+                closing = self._lines[instruction.session].connection.close(instruction.reason)
+                task = asyncio.get_running_loop().create_task(closing)
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def _append(self, record: HubRecord) -> None:
+        record = msgspec.structs.replace(record, t=self._system.clock.wall())
+        self._journal.append(record, durable=True)
+        self.book.date(record)
+        if text := news_of(record):
+            self.events.append((record.t, text))
+            log.info("%s", text)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def wait_for_events(self, timeout_s: float) -> None:
+        """Return when the journal has grown, or after `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._grown.wait()
+
+
+def data_sets_of(config: Config) -> tuple[str, ...]:
+    """Return the names of the data sets of its site that a job reads, each once."""
+    sources = [*(part.source for part in config.data.parts), config.rl.prompts]
+    names = [source.removeprefix(DATA_SCHEME) for source in sources if source.startswith(DATA_SCHEME)]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,394 @@
+"""The jobs of a hub, folded from its journal: submissions, offers, answers, and states at the sites."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fabric.protocol.run_fold import Ban
+from planetary.machine.journal import Record
+from planetary.machine.state_table import Table, advance
+from planetary.site.placement.placement_messages import AttemptState
+from planetary.site.placement.site_choice import PlaceableJob
+
+HUB_JOURNAL = "hub.jsonl"
+
+
+class PlacementState(StrEnum):
+    """Where a job of a hub is."""
+
+    WAITING = "waiting"  # no site has it
+    OFFERED = "offered"  # a site has been asked, and may have taken it
+    PLACED = "placed"  # a site has taken it
+    CANCELLING = "cancelling"  # it is to end at its site
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+PLACED_JOB: Table = {
+    (PlacementState.WAITING, "offer"): PlacementState.OFFERED,
+    (PlacementState.WAITING, "return"): PlacementState.PLACED,  # its lost site is back, and has it still
+    (PlacementState.WAITING, "cancel"): PlacementState.CANCELLED,
+    (PlacementState.WAITING, "fail"): PlacementState.FAILED,  # every site refuses it for good
+    (PlacementState.OFFERED, "accept"): PlacementState.PLACED,
+    (PlacementState.OFFERED, "decline"): PlacementState.WAITING,
+    (PlacementState.OFFERED, "lose"): PlacementState.WAITING,
+    (PlacementState.OFFERED, "cancel"): PlacementState.CANCELLING,
+    (PlacementState.PLACED, "accept"): PlacementState.PLACED,  # and its state there has changed
+    (PlacementState.PLACED, "decline"): PlacementState.WAITING,  # by a site that has lost its journal
+    (PlacementState.PLACED, "lose"): PlacementState.WAITING,
+    (PlacementState.PLACED, "cancel"): PlacementState.CANCELLING,
+    (PlacementState.PLACED, "finish"): PlacementState.FINISHED,
+    (PlacementState.PLACED, "fail"): PlacementState.FAILED,
+    (PlacementState.PLACED, "stop"): PlacementState.CANCELLED,  # at its site, by a person
+    (PlacementState.CANCELLING, "accept"): PlacementState.CANCELLING,
+    (PlacementState.CANCELLING, "decline"): PlacementState.CANCELLED,
+    (PlacementState.CANCELLING, "lose"): PlacementState.CANCELLED,
+    (PlacementState.CANCELLING, "finish"): PlacementState.CANCELLED,
+    (PlacementState.CANCELLING, "fail"): PlacementState.CANCELLED,
+    (PlacementState.CANCELLING, "stop"): PlacementState.CANCELLED,
+}
+
+HUB_ENDS = frozenset({PlacementState.FINISHED, PlacementState.FAILED, PlacementState.CANCELLED})
+
+
+class HubNamed(Record, frozen=True, kw_only=True, tag="hub_named"):
+    """The identity of this hub, by which its sites know it; the first record."""
+
+    hub: str
+
+
+class SiteJoined(Record, frozen=True, kw_only=True, tag="site_joined"):
+    """A site came for the first time; its name belongs to this machine from now on."""
+
+    site: str
+    identity: str  # public key; "": of a hub without TLS
+
+
+class SiteForgiven(Record, frozen=True, kw_only=True, tag="site_forgiven"):
+    """A site's name may belong to another machine from now on."""
+
+    site: str
+
+
+class PlacementAsked(Record, frozen=True, kw_only=True, tag="placement_asked"):
+    """A job was accepted by the hub."""
+
+    job: str
+    kind: str  # of run
+    placeable: PlaceableJob
+    config: str  # TOML
+    priority: int | None = None
+    by: str = ""  # name of the token
+
+
+class JobOffered(Record, frozen=True, kw_only=True, tag="job_offered"):
+    """The hub has chosen a site for a job."""
+
+    job: str
+    attempt: int
+    site: str
+    why: str
+
+
+class JobDeclined(Record, frozen=True, kw_only=True, tag="job_declined"):
+    """The site does not take the job."""
+
+    job: str
+    attempt: int
+    reason: str
+    lasting: bool
+
+
+class JobAccepted(Record, frozen=True, kw_only=True, tag="job_accepted"):
+    """The site has the job; written again when its state there has changed."""
+
+    job: str
+    attempt: int
+    state: AttemptState
+    reason: str = ""
+    name: str = ""  # of the site's own job
+
+
+class JobLost(Record, frozen=True, kw_only=True, tag="job_lost"):
+    """The site is away for longer than its patience, or does not answer: the job goes elsewhere."""
+
+    job: str
+    attempt: int
+    reason: str
+
+
+class JobReturned(Record, frozen=True, kw_only=True, tag="job_returned"):
+    """A lost site is back before the job was offered elsewhere, and keeps it."""
+
+    job: str
+    attempt: int
+
+
+class StrayRecalled(Record, frozen=True, kw_only=True, tag="stray_recalled"):
+    """A lost site is back and is asked to cancel an attempt: the job never returns to it."""
+
+    job: str
+    attempt: int
+
+
+class StrayEnded(Record, frozen=True, kw_only=True, tag="stray_ended"):
+    """A lost site is back, and an attempt that was given up does not run there any more."""
+
+    job: str
+    attempt: int
+    reason: str
+
+
+class PlacedJobEnded(Record, frozen=True, kw_only=True, tag="placed_job_ended"):
+    """The job has ended at its site; where no site takes it, without one."""
+
+    job: str
+    state: AttemptState  # finished, failed or cancelled
+    reason: str
+
+
+class PlacementCancelled(Record, frozen=True, kw_only=True, tag="placement_cancelled"):
+    """A user requested the end of a job."""
+
+    job: str
+    by: str = ""
+    reason: str = ""
+
+
+class LineUsed(Record, frozen=True, kw_only=True, tag="line_used"):
+    """Bytes that a site's line has carried on a day so far."""
+
+    site: str
+    day: int  # days since 1970-01-01, UTC
+    nbytes: int
+
+
+HubRecord: TypeAlias = (
+    HubNamed
+    | SiteJoined
+    | SiteForgiven
+    | PlacementAsked
+    | JobOffered
+    | JobDeclined
+    | JobAccepted
+    | JobLost
+    | JobReturned
+    | StrayRecalled
+    | StrayEnded
+    | PlacedJobEnded
+    | PlacementCancelled
+    | LineUsed
+)
+
+
+def news_of(record: HubRecord) -> str:
+    """Return a record in words, for people; "" for one that is not worth it."""
+    match record:
+        case SiteJoined():
+            return f"site {record.site} joined"
+        case SiteForgiven():
+            return f"the name {record.site} may belong to another machine"
+        case PlacementAsked():
+            return f"job {record.job} ({record.kind}) was submitted" + (f" by {record.by}" if record.by else "")
+        case JobOffered():
+            return f"job {record.job} is offered to {record.site}: {record.why}"
+        case JobDeclined():
+            return f"job {record.job} was declined: {record.reason}"
+        case JobAccepted():
+            return f"job {record.job} is {record.state} at its site, as {record.name}"
+        case JobLost():
+            return f"job {record.job} goes elsewhere: {record.reason}"
+        case JobReturned():
+            return f"job {record.job} stays: its site is back, and no other one was asked"
+        case StrayRecalled():
+            return f"attempt {record.attempt} of job {record.job} is cancelled: its site is back, and it was given up"
+        case StrayEnded():
+            return f"attempt {record.attempt} of job {record.job} is over: {record.reason}"
+        case PlacedJobEnded():
+            return f"job {record.job} {record.state}" + (f": {record.reason}" if record.reason else "")
+        case PlacementCancelled():
+            return f"job {record.job} is to end: {record.reason}"
+        case _:
+            return ""
+
+
+class Stray(msgspec.Struct):
+    """An attempt that was given up, and may still run.
+
+    Attributes:
+        recalled: whether its site may have been asked to cancel it.
+    """
+
+    site: str
+    recalled: bool = False
+
+
+class PlacedJob(msgspec.Struct, kw_only=True):
+    """One job of a hub.
+
+    Attributes:
+        site: that it was offered to or is at; "": none, also once it is lost.
+        attempt: the newest one; 0: it was offered to none.
+        state_there: as the site reported it last.
+        strays: by attempt.
+        refused: site -> why it will never take it.
+        why: it is at its site.
+    """
+
+    job: str
+    kind: str
+    placeable: PlaceableJob
+    config: str
+    priority: int | None
+    by: str
+    state: PlacementState = PlacementState.WAITING
+    site: str = ""
+    attempt: int = 0
+    attempts: int = 0
+    state_there: AttemptState | None = None
+    name_there: str = ""
+    strays: dict[int, Stray] = msgspec.field(default_factory=dict)
+    refused: dict[str, str] = msgspec.field(default_factory=dict)
+    why: str = ""
+    reason: str = ""  # why it ended, is to end, or waits again
+    submitted_at: float = 0.0  # Unix time in seconds, as all of these
+    placed_at: float | None = None
+    ended_at: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in HUB_ENDS
+
+    @property
+    def is_at_site(self) -> bool:
+        """Whether its site has it, or may have."""
+        return self.state in (PlacementState.OFFERED, PlacementState.PLACED, PlacementState.CANCELLING)
+
+    def advance(self, event: str) -> None:
+        """Take a step of `PLACED_JOB`."""
+        self.state = PlacementState(advance(PLACED_JOB, self.state, event))
+
+
+_STEP_OF_END: dict[AttemptState, str] = {"finished": "finish", "failed": "fail", "cancelled": "stop"}
+
+
+class PlacementBook:
+    """The fold of a hub's journal; see `machine.journal.Fold`.
+
+    Attributes:
+        hub: its identity; "" before the first record.
+        jobs: by name, in the order in which they were submitted.
+        keys: site -> public key of the machine that its name belongs to.
+        bans: of sites; a hub that places jobs bans none.
+        used: site -> day and bytes that its line has carried on it.
+    """
+
+    def __init__(self) -> None:
+        self.hub = ""
+        self.jobs: dict[str, PlacedJob] = {}
+        self.keys: dict[str, str] = {}
+        self.bans: dict[str, Ban] = {}
+        self.used: dict[str, tuple[int, int]] = {}
+
+    def apply(self, record: HubRecord) -> None:
+        """See `machine.journal.Fold`."""
+        match record:
+            case HubNamed():
+                self.hub = record.hub
+            case SiteJoined():
+                self.keys[record.site] = record.identity
+            case SiteForgiven():
+                self.keys.pop(record.site, None)
+            case LineUsed():
+                self.used[record.site] = (record.day, record.nbytes)
+            case PlacementAsked():
+                self._add(record)
+            case _:
+                self._change(record, self.job(record.job))
+        self.date(record)
+
+    def date(self, record: HubRecord) -> None:
+        """Take the dates of a record that was applied before it had its own; no decision depends on them."""
+        if not record.t or isinstance(record, HubNamed | SiteJoined | SiteForgiven | LineUsed):
+            return
+        job = self.job(record.job)
+        job.submitted_at = job.submitted_at or record.t
+        if job.state is PlacementState.PLACED:
+            job.placed_at = job.placed_at or record.t
+        if job.over:
+            job.ended_at = job.ended_at or record.t
+
+    def job(self, name: str) -> PlacedJob:
+        """Return a job. Raises `LocalProtocolError` when there is none of this name."""
+        if name not in self.jobs:
+            raise LocalProtocolError(f"no job {name} was submitted to the hub")
+        return self.jobs[name]
+
+    def at(self, site: str) -> list[PlacedJob]:
+        """Return the jobs that a site has, or may have."""
+        return [job for job in self.jobs.values() if job.is_at_site and job.site == site]
+
+    def _add(self, record: PlacementAsked) -> None:
+        if record.job in self.jobs:
+            raise LocalProtocolError(f"the job {record.job} was submitted before")
+        self.jobs[record.job] = PlacedJob(
+            job=record.job,
+            kind=record.kind,
+            placeable=record.placeable,
+            config=record.config,
+            priority=record.priority,
+            by=record.by,
+        )
+
+    def _change(self, record: HubRecord, job: PlacedJob) -> None:
+        match record:
+            case JobOffered():
+                if record.attempt != job.attempts + 1:
+                    raise LocalProtocolError(f"attempt {record.attempt} of {job.job} follows attempt {job.attempts}")
+                job.advance("offer")
+                job.attempt = job.attempts = record.attempt
+                job.site, job.why, job.reason, job.state_there, job.name_there = record.site, record.why, "", None, ""
+            case StrayRecalled():
+                job.strays[record.attempt].recalled = True
+            case StrayEnded():
+                job.strays.pop(record.attempt, None)
+            case JobReturned():
+                job.advance("return")
+                job.attempt, job.site = record.attempt, job.strays.pop(record.attempt).site
+                job.why, job.reason = "it was there, and no other site had been asked", ""
+            case PlacementCancelled():
+                job.advance("cancel")
+                job.reason = record.reason
+            case PlacedJobEnded():
+                job.advance(_STEP_OF_END[record.state])
+                keeps = job.state is PlacementState.CANCELLED and job.reason
+                job.reason = job.reason if keeps else record.reason
+                job.state_there = record.state if job.site else None
+            case JobDeclined() | JobAccepted() | JobLost():
+                if record.attempt != job.attempt:
+                    raise LocalProtocolError(f"attempt {record.attempt} of {job.job} is not its newest, {job.attempt}")
+                self._answer(record, job)
+
+    def _answer(self, record: JobDeclined | JobAccepted | JobLost, job: PlacedJob) -> None:
+        kept = job.reason if job.state is PlacementState.CANCELLING else ""
+        match record:
+            case JobAccepted():
+                job.advance("accept")
+                job.state_there, job.name_there = record.state, record.name or job.name_there
+                return
+            case JobDeclined():
+                job.advance("decline")
+                if record.lasting:
+                    job.refused[job.site] = record.reason
+                job.reason = f"{job.site}: {record.reason}"
+            case JobLost():
+                job.advance("lose")
+                job.strays[job.attempt] = Stray(job.site)
+                job.reason = record.reason
+        job.site, job.state_there, job.why, job.reason = "", None, "", kept or job.reason

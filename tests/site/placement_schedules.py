@@ -1,0 +1,428 @@
+"""Random fault schedules of a hub and its sites in a simulated world, and what must be true during and after each.
+
+Hub and links are the production shells, over the simulated network and with a journal on a simulated disk. A site's
+jobs are the fold of its journal, and a job "runs" for some seconds. A schedule is a function of its seed; one that
+fails is run again with
+
+    PYTHONPATH=src:tests/site python tests/site/placement_schedules.py 44
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import logging
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.schema import Timings
+from planetary.core.errors import ClosedError, ResourceError
+from planetary.fabric.gateway.reception import Reception
+from planetary.fabric.protocol.messages import FABRIC
+from planetary.fabric.shell.shell import Address
+from planetary.fabric.shell.system import System
+from planetary.machine.journal import replay
+from planetary.machine.machine import Validated
+from planetary.simulation.disk import SimulatedDisk
+from planetary.simulation.event_loop import ProcessKilled
+from planetary.simulation.process import Process
+from planetary.simulation.simulated_network import HOST
+from planetary.simulation.world import World
+from planetary.site.jobs import CancelRequested, HubAttempt, JobBook, JobEnded, JobStarted, JobSubmitted, SiteRecord
+from planetary.site.placement.hub_link import EndJob, HubLink, HubLinkOptions, TakeJob
+from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacementBook, PlacementState
+from planetary.site.placement.placement_messages import (
+    PLACEMENT_MESSAGES,
+    ControllerRoom,
+    JobReport,
+    SiteNews,
+    WorkerGroup,
+)
+from planetary.site.placement.site_choice import JobNeeds
+from planetary.site.site_config import SitePolicy
+
+PORT, LIMIT_S = 9000, 900.0
+FAULTS = (
+    "die_hub",
+    "die_hub",
+    "die_site",
+    "fill_hub",
+    "tear_hub",
+    "tear_site",
+    "kill_hub",
+    "kill_hub",
+    "kill_site",
+    "kill_site",
+    "cut_off",
+    "cut_off",
+    "mute",
+    "deafen",
+    "drop",
+    "cancel",
+    "power_hub",
+    "power_site",
+)
+TIMINGS = Timings(1.0)
+END_S, CANCEL_S = 25.0, 1.5  # at most: of a job, and of its cancellation
+REFUSES = "never"
+"""Jobs whose names have this are declined by every site, for good."""
+
+
+class SimSite:
+    """A site: its link, and jobs that are the fold of its journal."""
+
+    def __init__(self, world: PlacementWorld, name: str, parallel: int) -> None:
+        self.world, self.name, self.parallel = world, name, parallel
+        self.folder = world.folder / name
+        self.folder.mkdir()
+        self.disk = world.disk()
+        self.book = JobBook()
+        self.link: HubLink | None = None
+        self.starts: collections.Counter[HubAttempt] = collections.Counter()
+        self.process = self.start()
+
+    def start(self) -> Process:
+        self.process = self.world.world.start(f"site {self.name}", self.name, self._main)
+        self.process.on_exit.append(lambda _: self.world.restart(self.start, 20.0))
+        return self.process
+
+    async def _main(self, process: Process) -> int:
+        system, path = self.world.system(process, self.disk), self.folder / "site.jsonl"
+        self.book = JobBook()
+        if path.exists():
+            replay(read_json_lines(path, SiteRecord), self.book, path)
+        self._journal = JsonLinesWriter(path, system.files)
+        address = Address(HOST, PORT, "", TIMINGS.connect_s)
+        reports = [self._report(job.job) for job in self.book.jobs.values()]
+        self.link = HubLink(
+            HubLinkOptions(address=address, name=self.name), self.book.hub, reports, self._carry_out, system
+        )
+        self.link.start()
+        for job in list(self.book.jobs.values()):
+            if not job.over:
+                self._keep(asyncio.ensure_future(self._run(job.job)))
+        while True:
+            own = ControllerRoom(controller="training", parallel=self.parallel, own=0)
+            cpu = WorkerGroup(backend="cpu", target="host", device="", roles=(), memory=0, number=1, idle=1)
+            self.link.collect(SiteNews(controllers=(own,), workers=(cpu,)))
+            await asyncio.sleep(0.25)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks = [one for one in getattr(self, "_tasks", []) if not one.done()] + [task]
+
+    def _append(self, record: SiteRecord) -> None:
+        record = msgspec.structs.replace(record, t=self.world.world.now)
+        self.book.apply(record)
+        self._journal.append(record, durable=True)
+
+    def _report(self, name: str) -> JobReport:
+        job = self.book.jobs[name]
+        assert job.placed is not None
+        return JobReport(
+            job=job.placed.job, attempt=job.placed.attempt, state=job.state.value, reason=job.reason, name=name
+        )
+
+    def _carry_out(self, instruction: TakeJob | EndJob) -> None:
+        assert self.link is not None
+        match instruction:
+            case TakeJob():
+                self._keep(asyncio.ensure_future(self._take(instruction)))
+            case EndJob():
+                placed = HubAttempt(hub=self.link.machine.hub, job=instruction.job, attempt=instruction.attempt)
+                job = self.book.attempt_of(placed)
+                assert job is not None
+                if not job.over:
+                    self._append(CancelRequested(job=job.job, reason=instruction.reason))
+                self.link.report(self._report(job.job))
+
+    async def _take(self, take: TakeJob) -> None:
+        assert self.link is not None
+        await asyncio.sleep(self.world.source.uniform(0.0, 0.5))  # the configuration is checked
+        offer = take.offer
+        if REFUSES in offer.job:
+            declined = JobReport(job=offer.job, attempt=offer.attempt, state="declined", reason="no", lasting=True)
+            self.link.report(declined)
+            return
+        name = f"{offer.job}.{offer.attempt}"
+        placed = HubAttempt(hub=take.hub, job=offer.job, attempt=offer.attempt)
+        self._append(
+            JobSubmitted(
+                job=name,
+                controller="training",
+                kind="rounds",
+                folder=name,
+                config=offer.config,
+                priority=0,
+                placed=placed,
+            )
+        )
+        self.starts[placed] += 1
+        self.link.report(self._report(name))
+        await self._run(name)
+
+    async def _run(self, name: str) -> None:
+        assert self.link is not None
+        job = self.book.jobs[name]
+        if job.state == "queued":
+            self._append(JobStarted(job=name))
+            self.link.report(self._report(name))
+        left = self.world.source.uniform(0.0, END_S)
+        while left > 0 and job.state == "running":
+            await asyncio.sleep(0.25)
+            left -= 0.25
+        if job.state == "cancelling":
+            await asyncio.sleep(self.world.source.uniform(0.0, CANCEL_S))
+        if not job.over:
+            self._append(JobEnded(job=name, ok=job.state == "running", reason="it has ended"))
+            self.link.report(self._report(name))
+
+    def running(self) -> set[tuple[str, int]]:
+        """Return the attempts that are not over in its journal."""
+        return {(j.placed.job, j.placed.attempt) for j in self.book.jobs.values() if j.placed and not j.over}
+
+
+class PlacementWorld:
+    """A hub, its sites, submissions and faults, all drawn from one seed."""
+
+    def __init__(self, seed: int, folder: Path, sites: int = 3, jobs: int = 6) -> None:
+        self.source = random.Random(seed)
+        self.world, self.folder = World(seed), folder
+        self.policies = [
+            SitePolicy(name=f"s{number}", patience_s=self.source.uniform(2.0, 12.0)) for number in range(sites)
+        ]
+        self.over = False
+        (folder / "hub").mkdir()
+        self.hub_disk = self.disk()
+        self.hub: JobHub | None = None
+        self.hub_process = self.start_hub()
+        self.sites = {one.name: SimSite(self, one.name, 1 + number % 2) for number, one in enumerate(self.policies)}
+        self.submitted: list[str] = []
+        self.cancelled: set[str] = set()
+        self.unsure: set[str] = set()  # jobs whose cancellation the hub died over
+        self.struck = collections.Counter[str]()
+        for number in range(jobs):
+            needs = JobNeeds(site=self.source.choice(["", "", "", self.policies[0].name]))
+            name = f"j{number}" + (REFUSES if self.source.random() < 0.15 else "")
+            self._submit_at(self.source.uniform(0.0, 40.0), name, needs)
+
+    def disk(self) -> SimulatedDisk:
+        return SimulatedDisk(self.world.random, lambda kind: None, self.world.clock)
+
+    def system(self, process: Process, disk: SimulatedDisk) -> System:
+        return System(
+            clock=self.world.clock,
+            network=self.world.network.of(process),
+            files=disk.of(process),
+            threads=process.threads,
+            aside=process.aside,
+            pid=lambda: process.pid,
+            entropy=self.world.random.randbytes,
+            memory=lambda: None,
+            observe=self._observe,
+        )
+
+    # --- the hub ----------------------------------------------------------------------------------------------
+
+    def start_hub(self) -> Process:
+        self.hub_process = self.world.start("hub", "hub", self._hub_main)
+        self.hub_process.on_exit.append(lambda _: self.restart(self.start_hub, 8.0))
+        return self.hub_process
+
+    def restart(self, start: Callable[[], Process], within_s: float) -> None:
+        """Have a process that has died started again, as an operator does."""
+        if not self.over:
+            self.world.after(self.source.uniform(0.1, within_s), start)
+
+    async def _hub_main(self, process: Process) -> int:
+        system = self.system(process, self.hub_disk)
+        hub = JobHub("hub", self.folder / "hub", self.policies, TIMINGS, system=system)
+        reception = Reception(hub.attend, FABRIC.extended(*PLACEMENT_MESSAGES), TIMINGS, system=system)
+        await reception.listen(HOST, PORT, None)
+        self.hub = hub
+        while True:
+            hub.look()
+            await asyncio.sleep(0.25)
+
+    def _submit_at(self, at: float, name: str, needs: JobNeeds) -> None:
+        def submit() -> None:
+            if not self.hub_process.alive or self.hub is None:
+                self.world.after(1.0, submit)
+                return
+            config = config_from_tables({"run": {"name": name}})
+            hub = self.hub
+            try:
+                self.hub_process.in_context(lambda: hub.submit(config, needs, name=name))
+            except (ProcessKilled, ResourceError):  # the hub ended over it: it is not known whether it has the job
+                self.world.after(1.0, submit)
+                return
+            except ClosedError:  # the hub has it from the first time
+                assert name in hub.book.jobs
+            self.submitted.append(name)
+
+        self.world.at(at, submit)
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    def strike(self, kind: str, name: str, seconds: float) -> None:
+        """Let something go wrong now."""
+        network, site = self.world.network, self.sites[name]
+        hit = True
+        match kind:
+            case "kill_hub" | "kill_site":
+                process = self.hub_process if kind == "kill_hub" else site.process
+                hit = process.alive
+                process.kill()
+            case "power_hub" | "power_site":
+                process, disk = (self.hub_process, self.hub_disk) if kind == "power_hub" else (site.process, site.disk)
+                hit = process.alive
+                disk.cut_power(process)
+            case "die_hub" | "die_site":  # between two operations on its files, e.g. a record and its message
+                (self.hub_disk if kind == "die_hub" else site.disk).dies_after = self.source.randint(0, 9)
+            case "fill_hub":  # its disk: it ends, since its jobs are ahead of its journal, and is started again
+                self.hub_disk.no_space = True
+                self.world.after(seconds, self.hub_disk.make_room)
+            case "tear_hub" | "tear_site":  # in the middle of a record
+                (self.hub_disk if kind == "tear_hub" else site.disk).torn = True
+            case "cut_off":
+                network.cut("hub", name, seconds)
+                network.cut(name, "hub", seconds)
+            case "mute":
+                network.cut(name, "hub", seconds)
+            case "deafen":
+                network.cut("hub", name, seconds)
+            case "drop":
+                hit = network.drop(name) > 0
+            case "cancel":
+                hit = self._cancel()
+        self.struck[kind] += hit
+
+    def _cancel(self) -> bool:
+        if not self.hub_process.alive or self.hub is None:
+            return False
+        open_ = [j.job for j in self.hub.book.jobs.values() if not j.over and j.state is not PlacementState.CANCELLING]
+        if not open_:
+            return False
+        name = self.source.choice(open_)
+        hub = self.hub
+        try:
+            self.hub_process.in_context(lambda: hub.cancel(name, reason="enough"))
+            self.cancelled.add(name)
+        except (ProcessKilled, ResourceError):
+            self.unsure.add(name)
+        return True
+
+    # --- what must be true ------------------------------------------------------------------------------------
+
+    def _observe(self, machine: Validated) -> None:
+        machine.validate()
+
+    def check_now(self) -> None:
+        """Of every job, the sites that the hub sees at this moment have at most one attempt that was not recalled."""
+        if self.hub is None or not self.hub_process.alive:
+            return
+        for job in self.hub.book.jobs.values():
+            recalled = {attempt for attempt, stray in job.strays.items() if stray.recalled}
+            live = [
+                (name, attempt)
+                for name, site in self.sites.items()
+                if site.process.alive and self.hub.site(name).news is not None
+                for other, attempt in site.running()
+                if other == job.job and attempt not in recalled
+            ]
+            assert len(live) <= 1, f"{job.job} runs at {live}"
+
+    def run(self) -> None:
+        """Run until everything is settled, and check it."""
+        for _ in range(self.source.randint(1, 14)):
+            kind, name = self.source.choice(FAULTS), self.source.choice(sorted(self.sites))
+            seconds = self.source.uniform(1.0, 25.0)
+            at = self.source.uniform(0.5, 60.0)
+            self.world.at(at, lambda k=kind, n=name, s=seconds: self.strike(k, n, s))
+
+        def settled() -> bool:
+            self.check_now()
+            if self.world.now < 70.0 or self.hub is None or not self.hub_process.alive:
+                return False
+            if not all(site.process.alive for site in self.sites.values()):
+                return False
+            jobs = self.hub.book.jobs.values()
+            return all(job.over and not job.strays for job in jobs)
+
+        try:
+            assert self.world.run(settled, LIMIT_S), self._where()
+            assert not self.world.loop.errors, self.world.loop.errors
+        finally:
+            self.over = True
+            self.world.close()
+        errors = [e for e in (one.error for one in self.world.processes) if e and not isinstance(e, ResourceError)]
+        assert not errors, errors
+        self._check_end()
+
+    def _where(self) -> list[str]:
+        assert self.hub is not None
+        return [
+            f"{j.job}: {j.state} at {j.site} {j.strays} {self.hub.waits_for(j)}" for j in self.hub.book.jobs.values()
+        ]
+
+    def _check_end(self) -> None:
+        assert self.hub is not None
+        book = PlacementBook()
+        path = self.folder / "hub" / HUB_JOURNAL
+        replay(read_json_lines(path, HubRecord), book, path)
+        assert sorted(book.jobs) == sorted(self.submitted), "a submission is lost"
+        assert book.jobs == self.hub.book.jobs, "the journal folds to another state"
+        for job in book.jobs.values():
+            states = {
+                name: [one.state.value for one in site.book.jobs.values() if one.placed and one.placed.job == job.job]
+                for name, site in self.sites.items()
+            }
+            where = f"{job.job} {job.state} ({job.reason}), at sites {states}"
+            assert not any(site.running() for site in self.sites.values()), where
+            if job.job in self.unsure:
+                assert job.over, where
+            elif job.job in self.cancelled:
+                assert job.state is PlacementState.CANCELLED, where
+            elif REFUSES in job.job:
+                assert job.state is PlacementState.FAILED, where
+            else:
+                assert job.state is PlacementState.FINISHED, where
+                assert any("finished" in found for found in states.values()), where
+        for site in self.sites.values():
+            assert all(times == 1 for times in site.starts.values()), (
+                f"{site.name} took an attempt twice: {site.starts}"
+            )
+
+
+def run_schedule(seed: int) -> PlacementWorld:
+    """Run a schedule and check everything that must be true during and after it."""
+    with TemporaryDirectory() as folder:
+        world = PlacementWorld(seed, Path(folder))
+        try:
+            world.run()
+        except BaseException as error:
+            error.add_note(f"seed {seed}; faults: {dict(world.struck)}")
+            raise
+        return world
+
+
+def main() -> None:
+    """Run one schedule again, with its log."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("seed", type=int)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    world = run_schedule(args.seed)
+    sys.stdout.write(f"everything holds; faults: {dict(world.struck)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""A hub and gateways with links of their own, on loopback, with toy jobs: the control API, and input that cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from openapi_spec_validator import validate
+from site_support import Running, running, toy_kinds  # noqa: F401
+
+from planetary.cli.main import main
+from planetary.core.errors import UserError
+from planetary.fabric.protocol.status import HubSiteStatus, PlacedJobStatus
+from planetary.fabric.shell.shell import Address
+from planetary.site.placement.hub_link import HubLinkOptions
+from planetary.site.site_config import Controllers, SitePolicy
+from planetary.site.submission import config_of_tables
+
+pytestmark = pytest.mark.usefixtures("toy_kinds")
+
+POLICIES = (
+    SitePolicy(name="paris", patience_s=1.0),
+    SitePolicy(name="tokyo", patience_s=1.0, data_sets=("notes",)),
+    SitePolicy(name="lab", roles=("server",)),
+)
+PATH = "/v1/federation/jobs"
+
+
+class Federation:
+    """A hub and its sites; a site has one worker that answers."""
+
+    def __init__(self, folder: Path, hub: Running) -> None:
+        self.folder, self.hub = folder, hub
+
+    @contextlib.asynccontextmanager
+    async def site(self, name: str, *, port: int = 0, **more: Any) -> AsyncIterator[Running]:
+        address = Address("127.0.0.1", port or self.hub.site.port, "")
+        link = HubLinkOptions(address=address, name=name)
+        (self.folder / name).mkdir(exist_ok=True)
+        async with running(self.folder / name, name=name, link=link, **more) as found:
+            found.join(f"{name}/0", answers=True)
+            yield found
+
+    async def submit(self, name: str, workers: int = 99, **more: Any) -> Any:
+        config = {"run": {"name": name}, "fabric": {"workers": workers}, **more.pop("config", {})}
+        return await self.hub.post(PATH, {"config": config, **more})
+
+    async def job(self, name: str) -> dict[str, Any]:
+        return (await self.hub.get(f"{PATH}/{name}")).json()
+
+    async def until(self, name: str, **expected: Any) -> dict[str, Any]:
+        async def holds() -> bool:
+            found = await self.job(name)
+            return all(found[key] == value for key, value in expected.items())
+
+        try:
+            await self.hub.until(holds)
+        except TimeoutError:
+            raise AssertionError(f"expected {expected}, found {await self.job(name)}") from None
+        return await self.job(name)
+
+    async def until_here(self, *names: str) -> None:
+        async def holds() -> bool:
+            sites = (await self.hub.get("/v1/federation/sites")).json()["sites"]
+            return {one["name"] for one in sites if one["connected"] and one["workers"]} >= set(names)
+
+        await self.hub.until(holds)
+
+
+def run(folder: Path, test: Callable[[Federation], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        (folder / "hub").mkdir()
+        async with (
+            asyncio.timeout(60),
+            running(folder / "hub", Controllers(), name="hub", policies=POLICIES) as hub,
+        ):
+            await test(Federation(folder, hub))
+
+    asyncio.run(whole())
+
+
+def test_jobs_are_placed_listed_shown_and_cancelled_over_the_api_of_the_hub(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("paris") as paris:
+            await found.until_here("paris")
+            answer = await found.submit("toy")
+            assert answer.status_code == 202, answer.text
+            job = await found.until("toy", state="placed", site="paris", state_there="running")
+            assert job["why"] == "it is the only site that can take it now"
+            assert (await paris.job(job["name_there"]))["by"].startswith("the hub hub-")
+            await found.submit("toy")
+            waiting = await found.until("toy-2", state="waiting")
+            assert "paris: its controller training has 1 jobs and runs 1 at once" in waiting["why"]
+            page = (await found.hub.get("/status.json")).json()["hub"]
+            assert [(one["job_id"], one["site"]) for one in page["jobs"]] == [("toy", "paris"), ("toy-2", "")]
+            assert page["sites"][0]["jobs"] == ["toy"]
+            listed = (await found.hub.get(f"{PATH}?state=waiting")).json()["jobs"]
+            assert [msgspec.convert(one, PlacedJobStatus).job_id for one in listed] == ["toy-2"]
+            sites = (await found.hub.get("/v1/federation/sites")).json()["sites"]
+            assert [msgspec.convert(one, HubSiteStatus).connected for one in sites] == [True, False, False]
+            validate((await found.hub.get("/v1/openapi.json")).json())
+
+            cancelled = await found.hub.post(f"{PATH}/toy/cancel", {"reason": "enough"})
+            assert cancelled.status_code == 202
+            await found.until("toy", state="cancelled", reason="enough", state_there="cancelled")
+            assert (await paris.job("toy"))["state"] == "cancelled"
+            await found.until("toy-2", state="placed", site="paris")
+            assert (await found.hub.post(f"{PATH}/toy/cancel")).status_code == 409
+            status = (await paris.get("/v1/federation/status")).json()
+            assert (status["enabled"], status["link"]["connected"], status["link"]["site"]) == (True, True, "paris")
+            assert status["link"]["hub"] == page["hub"]
+
+    run(tmp_path, test)
+
+
+def test_a_job_ends_at_its_site_and_at_the_hub(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("paris"):
+            await found.until_here("paris")
+            await found.submit("toy", workers=1)
+            ended = await found.until("toy", state="finished")
+            assert ended["reason"] == "all have answered"
+            assert ended["ended_at"] >= ended["placed_at"] >= ended["submitted_at"] > 0
+
+    run(tmp_path, test)
+
+
+def test_a_site_that_is_lost_has_its_job_placed_elsewhere_and_cancels_it_when_it_is_back(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("tokyo") as tokyo:
+            async with found.site("paris"):
+                await found.until_here("paris", "tokyo")
+                await found.submit("toy", needs={"workers": 0})
+                await found.until("toy", state="placed", site="paris")
+            moved = await found.until("toy", state="placed", site="tokyo")
+            assert (moved["attempt"], moved["strays"]) == (2, {"paris": "away"})
+            async with found.site("paris") as back:
+                await found.until("toy", strays={})
+                assert (await back.job("toy"))["state"] == "cancelled"
+                assert (await tokyo.job("toy"))["state"] == "running"
+                assert (await found.job("toy"))["site"] == "tokyo"
+
+    run(tmp_path, test)
+
+
+def test_a_data_set_of_a_site_is_read_by_its_name_where_the_policy_lets_it(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("a b c")
+
+    async def test(found: Federation) -> None:
+        sets = {"notes": str(text), "secret": str(text)}
+        async with found.site("tokyo", data_sets=sets) as tokyo:
+            await found.until_here("tokyo")
+            await found.submit("hidden", config={"data": {"source": "site://secret"}})
+            hidden = await found.until("hidden", state="waiting")
+            assert "tokyo: its policy does not let it read the data set secret (data_sets: notes)" in hidden["why"]
+            await found.submit("seen", config={"data": {"source": "site://notes"}})
+            await found.until("seen", state="placed", site="tokyo")
+            assert f'source = "{text}"' in tokyo.site.book.jobs["seen"].config
+
+    run(tmp_path, test)
+    with pytest.raises(UserError, match="this site has no data set 'other'"):
+        config_of_tables({"data": {"source": "site://other"}}, (), {"notes": str(text)})
+
+
+def test_a_submission_that_no_site_may_take_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        for body, words in (
+            ({"config": {"run": {"name": "toy"}}, "needs": {"site": "lab"}}, "gives it no trainer (roles: server)"),
+            ({"config": {"run": {"name": "toy"}}, "needs": {"site": "rome"}}, "this hub has no site 'rome'"),
+            ({"config": {"run": {"nme": "toy"}}}, "unknown key run.nme; did you mean run.name?"),
+            ({"config": {"federation": {"sites": [{"name": "a"}]}}}, "of the kind 'hub' is none that a site hosts"),
+            ({"config": {}, "toml": ""}, "one of the two"),
+            ({"toml": "=", "needs": {}}, "this is no TOML"),
+            ({"config": {}, "needs": {"wrkers": 1}}, "wrkers"),
+            ({"config": {}, "needs": {"workers": -1}}, ">= 0"),
+            ({"config": {}, "name": "../x"}, "the name of one folder"),
+        ):
+            answer = await found.hub.post(PATH, body)
+            assert answer.status_code == 400, (body, answer.text)
+            assert words in answer.json()["error"]["message"], answer.text
+        assert (await found.hub.get(f"{PATH}/none")).status_code == 404
+        assert (await found.hub.post("/v1/dancing/jobs", {})).status_code == 404
+        assert (await found.hub.get(PATH)).json() == {"jobs": []}
+
+    run(tmp_path, test)
+
+
+def test_a_configuration_that_the_site_refuses_fails_with_its_reason_and_the_next_job_goes_on(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("paris"):
+            await found.until_here("paris")
+            await found.submit(
+                "mixed", config={"moe": {"composers": 2}}, needs={"site": "paris"}
+            )  # of a model without experts
+            failed = await found.until("mixed", state="failed")
+            assert failed["reason"].startswith("no site takes it: paris: a run with moe.composers trains"), failed
+            await found.submit("toy", workers=1)
+            await found.until("toy", state="finished")
+
+    run(tmp_path, test)
+
+
+def test_a_gateway_that_no_hub_knows_and_one_whose_upstream_is_no_hub_are_refused_and_go_on(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async def refused(site: Running, words: str) -> None:
+            async def holds() -> bool:
+                link = (await site.get("/v1/federation/status")).json()["link"]
+                return words in link["refused"]
+
+            await site.until(holds)
+            await site.submit(workers=1)
+            await site.until_state("toy", "finished")
+
+        async with found.site("rome") as rome:
+            await refused(rome, "knows no site named rome; its federation.sites has paris, tokyo, lab")
+            async with found.site("paris", port=rome.site.port) as paris:
+                await refused(paris, "rome is a gateway without sites")
+
+    run(tmp_path, test)
+
+
+def test_a_site_with_jobs_of_one_hub_takes_none_of_another(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("paris") as paris:
+            await found.until_here("paris")
+            await found.submit("toy")
+            await found.until("toy", state="placed")
+            first = paris.site.placed
+            assert first is not None
+        (tmp_path / "second").mkdir()
+        async with (
+            running(tmp_path / "second", Controllers(), name="second", policies=POLICIES) as second,
+            found.site("paris", port=second.site.port) as paris,
+        ):
+
+            async def refused() -> bool:
+                return bool((await paris.get("/v1/federation/status")).json()["link"]["refused"])
+
+            await paris.until(refused)
+            why = (await paris.get("/v1/federation/status")).json()["link"]["refused"]
+            assert "this gateway has jobs of the hub hub-" in why
+            assert "(toy), and the hub at this address is second-" in why
+            assert (await paris.job("toy"))["state"] == "running"
+
+    run(tmp_path, test)
+
+
+def test_commands_know_a_hub_from_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "toy.toml").write_text('[run]\nname = "toy"\n[fabric]\nworkers = 1\n')
+    (tmp_path / "token").write_text("admin-of-the-test")
+
+    async def test(found: Federation) -> None:
+        async def command(*arguments: str) -> tuple[int, str]:
+            flags = [f"--gateway={found.hub.url}", f"--token-file={tmp_path / 'token'}"]
+            code = await asyncio.to_thread(main, [*arguments, *flags])
+            shown = capsys.readouterr()
+            return code, shown.out + shown.err
+
+        submit = ("jobs", "submit", str(tmp_path / "toy.toml"))
+        code, shown = await command(*submit, "--needs=site=paris")
+        assert (code, "state       waiting" in shown) == (0, True)
+        async with found.site("paris"):
+            await found.until("toy", state="finished")
+        code, shown = await command("jobs", "list")
+        assert "finished  paris" in shown
+        code, shown = await command("status")
+        assert "places jobs on sites" in shown
+        assert "roles server, patience 120 s" in shown
+        code, shown = await command("jobs", "cancel", "toy")
+        assert code != 0
+        assert "it is finished" in shown
+        code, shown = await command(*submit, "--send-files")
+        assert "a hub takes a FILE" in shown
+
+    run(tmp_path, test)

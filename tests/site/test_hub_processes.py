@@ -1,0 +1,203 @@
+"""A hub and two sites in real processes over TLS: a job outlives kill -9 of the hub, and of its site at another one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from planetary.cli.main import main
+
+pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.slow, pytest.mark.timeout(600)]
+
+LIMIT_S = 150.0
+SITES = ("paris", "tokyo")
+JOB = """
+[run]
+name = "tiny"
+[model]
+source = "planetary.models.nanochat:build"
+options = { n_layer = 1, n_head = 2, n_embd = 32 }
+[data]
+source = "site://notes"
+[train]
+rounds = 100000
+batch_size = 2
+sequence_length = 16
+inner_steps = 50
+[optimizer]
+warmup_steps = 2
+[eval]
+batches = 2
+every = 100
+"""
+
+
+class Member:
+    """A gateway's process, its API, and its journal."""
+
+    def __init__(self, folder: Path, name: str, *command: str) -> None:
+        self.folder, self.name, self.command = folder, name, command
+        self.port, self.api = free_port(), free_port()
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.api}", timeout=LIMIT_S)
+        self.start()
+
+    def start(self) -> None:
+        ports = (f"--port={self.port}", f"--gateway-port={self.api}", f"--state={self.folder / self.name}-state")
+        self.process = started(self.folder / f"{self.name}.log", *self.command, *ports)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def get(self, path: str) -> Any:
+        with contextlib.suppress(httpx.TransportError):
+            return self.client.get(path).json()
+        return {}  # it is starting
+
+    def log(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text()[-2500:]
+
+
+class Federation:
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder, self.others = folder, []
+        (folder / "notes.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
+        sites = ", ".join(f'{{ name = "{name}", patience_s = 3 }}' for name in SITES)
+        (folder / "hub.toml").write_text(f'gateway_id = "hub"\nruns_dir = "hub"\n[federation]\nsites = [{sites}]\n')
+        shared = f"--cache={cache}"
+        self.hub = Member(folder, "hub", "federation-hub", f"--gateway-config={folder / 'hub.toml'}", shared)
+        invite = folder / "hub-state" / "newest-invite.txt"
+        self.until(invite.exists, "the hub has an invite")
+        self.sites: dict[str, Member] = {}
+        for name in SITES:
+            (folder / f"{name}.toml").write_text(
+                f'gateway_id = "{name}"\nruns_dir = "{name}"\n[controllers.training]\nenabled = true\n'
+                f'[federation]\nupstream = "127.0.0.1:{self.hub.port}"\ntoken_file = "{invite}"\n'
+                'data_sets = { notes = "notes.txt" }\n'
+            )
+            file = f"--gateway-config={folder / name}.toml"
+            self.sites[name] = Member(folder, name, "gateway", file, shared)
+        paris = self.sites["paris"]
+        token = folder / "paris-state" / "newest-invite.txt"
+        self.until(token.exists, "paris has an invite")
+        self.others.append(
+            started(
+                folder / "node.log",
+                "node-manager",
+                "--host=127.0.0.1",
+                f"--port={paris.port}",
+                "--scale=1",
+                f"--token-file={token}",
+                "--node-name=n",
+                shared,
+                f"--state={folder / 'node'}",
+                f"--logs={folder / 'logs'}",
+            )
+        )
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not holds():
+            assert time.monotonic() < end, f"{what}: not within {LIMIT_S} s\n{self.logs()}"
+            time.sleep(0.1)  # another process does it: there is no event to wait for
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {one.name}\n{one.log()}" for one in (self.hub, *self.sites.values()))
+
+    def until_job(self, name: str, **expected: Any) -> dict[str, Any]:
+        def holds() -> bool:
+            found = self.hub.get(f"/v1/federation/jobs/{name}")
+            return all(found.get(key) == value for key, value in expected.items())
+
+        self.until(holds, f"{name}: {expected}")
+        return self.hub.get(f"/v1/federation/jobs/{name}")
+
+    def command(self, *arguments: str) -> int:
+        """Run a command of jobs as people do."""
+        token = self.folder / "hub-state" / "api-token.txt"
+        return main([*arguments, f"--gateway=http://127.0.0.1:{self.hub.api}", f"--token-file={token}"])
+
+    def rounds(self, site: str, job: str) -> int:
+        return self.sites[site].get(f"/v1/jobs/{job}/status").get("rounds_finished", 0)
+
+    def close(self) -> None:
+        processes = [*self.others, *(one.process for one in self.sites.values()), self.hub.process]
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        for one in (self.hub, *self.sites.values()):
+            one.client.close()
+
+
+def started(log: Path, *command: str) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "planetary", *command], stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def federation(tmp_path: Path, shared_cache: Path) -> Iterator[Federation]:
+    found = Federation(tmp_path, shared_cache)
+    yield found
+    found.close()
+
+
+def test_jobs_outlive_the_hub_and_their_site_and_are_cancelled_in_a_round(federation: Federation) -> None:
+    (federation.folder / "job.toml").write_text(JOB)
+    submit = ("jobs", "submit", str(federation.folder / "job.toml"))
+    assert federation.command(*submit) == 0
+    federation.until_job("tiny", state="placed", site="paris", state_there="running")
+    federation.until(lambda: federation.rounds("paris", "tiny") >= 1, "a round is finished")
+    assert federation.command(*submit, "--name=other", "--needs=workers=0") == 0
+    federation.until_job("other", state="placed", site="tokyo")
+
+    federation.hub.kill()
+    federation.hub.start()
+    federation.until_job("tiny", state="placed", site="paris", attempt=1)
+    federation.until_job("other", state="placed", site="tokyo", attempt=1)
+    finished = federation.rounds("paris", "tiny")
+    federation.until(lambda: federation.rounds("paris", "tiny") > finished, "the training goes on")
+    assert [one["job_id"] for one in federation.sites["paris"].get("/v1/jobs")["jobs"]] == ["tiny"]
+
+    assert federation.command("jobs", "cancel", "tiny", "--reason=enough") == 0
+    federation.until_job("tiny", state="cancelled", reason="enough")
+    assert federation.sites["paris"].get("/v1/jobs/tiny")["state"] == "cancelled"
+
+    federation.sites["tokyo"].kill()
+    federation.until_job("other", state="placed", site="paris", attempt=2, strays={"tokyo": "away"})
+    federation.sites["tokyo"].start()
+    federation.until_job("other", site="paris", strays={})
+    assert federation.sites["tokyo"].get("/v1/jobs/other")["state"] == "cancelled"
+    assert federation.command("jobs", "cancel", "other") == 0
+    federation.until_job("other", state="cancelled")
+
+    journal = (federation.folder / "hub" / "hub.jsonl").read_text().splitlines()
+    offers = [one for one in map(json.loads, journal) if one["event"] == "job_offered"]
+    assert [(one["job"], one["attempt"], one["site"]) for one in offers] == [
+        ("tiny", 1, "paris"),
+        ("other", 1, "tokyo"),
+        ("other", 2, "paris"),
+    ]

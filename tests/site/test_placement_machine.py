@@ -1,0 +1,313 @@
+"""A hub's machine, as transcripts: messages to its sites, and the jobs of its journal."""
+
+from __future__ import annotations
+
+import pytest
+
+from planetary.core.errors import LocalProtocolError
+from planetary.machine.events import Append, Close, Closed, Event, Received, Send, Tick
+from planetary.machine.journal import replay
+from planetary.site.placement.placed_jobs import HubNamed, HubRecord, PlacedJob, PlacementAsked, PlacementBook
+from planetary.site.placement.placement_machine import (
+    REST_S,
+    JobAsked,
+    JobUnwanted,
+    LineCarried,
+    PlacementMachine,
+    SiteCame,
+)
+from planetary.site.placement.placement_messages import (
+    AttemptState,
+    CancelJob,
+    ControllerRoom,
+    JobReport,
+    OfferJob,
+    SiteNews,
+    WorkerGroup,
+)
+from planetary.site.placement.site_choice import PlaceableJob
+from planetary.site.site_config import SitePolicy
+
+PATIENCE = 10.0
+NEWS = SiteNews(
+    controllers=(ControllerRoom(controller="training", parallel=2, own=0),),
+    workers=(WorkerGroup(backend="cpu", target="host", device="", roles=(), memory=0, number=1, idle=1),),
+)
+
+
+class Hub:
+    """A machine whose instructions are carried out on lists."""
+
+    def __init__(self, *names: str, **policy: object) -> None:
+        self.policies = [SitePolicy(name=name, patience_s=PATIENCE, **policy) for name in names]  # type: ignore[arg-type]
+        self.journal: list[HubRecord] = [HubNamed(hub="h-1")]
+        self.now, self.sessions = 0.0, 0
+        self.at: dict[str, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """As after kill -9: all that is left is the journal."""
+        self.machine = PlacementMachine(self.policies, replay(self.journal, PlacementBook()), self.now)
+        self.at.clear()
+
+    def tell(self, event: Event) -> list[tuple[str, object]]:
+        sent: list[tuple[str, object]] = []
+        for one in self.machine.handle(event, self.now):
+            match one:
+                case Append():
+                    self.journal.append(one.record)  # type: ignore[arg-type]
+                case Send():
+                    name = next(name for name, session in self.at.items() if session == one.session)
+                    sent.append((name, one.message))
+                case Close():
+                    sent.append(("", one))
+        self.machine.validate()
+        return sent
+
+    def come(self, name: str, news: SiteNews = NEWS) -> list[tuple[str, object]]:
+        self.sessions += 1
+        first = self.tell(SiteCame(session=self.sessions, site=name))
+        self.at[name] = self.sessions
+        return first + self.tell(Received(self.sessions, news))
+
+    def go(self, name: str) -> list[tuple[str, object]]:
+        return self.tell(Closed(self.at.pop(name), "it is gone"))
+
+    def submit(self, name: str) -> list[tuple[str, object]]:
+        placeable = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
+        return self.tell(JobAsked(asked=PlacementAsked(job=name, kind="rounds", placeable=placeable, config="")))
+
+    def report(
+        self, site: str, job: str, attempt: int, state: AttemptState, **more: object
+    ) -> list[tuple[str, object]]:
+        report = JobReport(job=job, attempt=attempt, state=state, **more)  # type: ignore[arg-type]
+        return self.tell(Received(self.at[site], report))
+
+    def wait(self, seconds: float) -> list[tuple[str, object]]:
+        self.now += seconds
+        return self.tell(Tick())
+
+    def job(self, name: str) -> PlacedJob:
+        return self.machine.book.jobs[name]
+
+
+def offer(site: str, job: str, attempt: int) -> tuple[str, object]:
+    return site, OfferJob(job=job, attempt=attempt, config="")
+
+
+def cancels(sent: list[tuple[str, object]]) -> list[tuple[str, str, int]]:
+    return [(site, one.job, one.attempt) for site, one in sent if isinstance(one, CancelJob)]
+
+
+def placed(*names: str) -> Hub:
+    """A hub whose job j is at the first site."""
+    hub = Hub(*names)
+    hub.come(names[0])
+    assert hub.submit("j") == [offer(names[0], "j", 1)]
+    hub.report(names[0], "j", 1, "running", name="j-there")
+    assert hub.job("j").state == "placed"
+    return hub
+
+
+def test_a_job_waits_for_a_site_is_offered_taken_and_ends() -> None:
+    hub = Hub("a")
+    assert hub.submit("j") == []
+    assert hub.machine.choices["j"].why == "a: it is away"
+    assert hub.come("a") == [offer("a", "j", 1)]
+    assert hub.report("a", "j", 1, "queued") == []
+    hub.report("a", "j", 1, "running", name="j-there")
+    assert (hub.job("j").state_there, hub.job("j").name_there) == ("running", "j-there")
+    hub.report("a", "j", 1, "finished", reason="all rounds")
+    assert (hub.job("j").state, hub.job("j").reason) == ("finished", "all rounds")
+    hub.report("a", "j", 1, "finished", reason="again")
+    assert hub.job("j").reason == "all rounds"
+    assert hub.wait(10 * PATIENCE) == []
+
+
+def test_a_job_that_every_site_refuses_for_good_fails_with_all_reasons() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    hub.come("b")
+    assert hub.submit("j") == [offer("a", "j", 1)]
+    assert hub.report("a", "j", 1, "declined", reason="no such file", lasting=True) == [offer("b", "j", 2)]
+    hub.report("b", "j", 2, "declined", reason="no such model", lasting=True)
+    assert hub.job("j").state == "failed"
+    assert hub.job("j").reason == "no site takes it: a: no such file; b: no such model"
+
+
+def test_a_site_that_declined_for_a_passing_reason_is_asked_again_after_a_while() -> None:
+    hub = Hub("a")
+    hub.come("a")
+    hub.submit("j")
+    assert hub.report("a", "j", 1, "declined", reason="it ends") == []
+    assert hub.machine.choices["j"].why == "a: it declined the job: it ends"
+    assert hub.wait(REST_S - 1) == []
+    assert hub.wait(1) == [offer("a", "j", 2)]
+
+
+def test_a_lost_sites_job_is_placed_elsewhere_once_and_cancelled_there_when_the_site_is_back() -> None:
+    hub = placed("a", "b")
+    hub.come("b")
+    hub.go("a")
+    assert hub.wait(PATIENCE - 1) == []
+    assert hub.wait(1) == [offer("b", "j", 2)]
+    assert hub.wait(PATIENCE / 2) == []
+    hub.report("b", "j", 2, "running")
+    assert cancels(hub.come("a")) == [("a", "j", 1)]
+    hub.report("a", "j", 1, "cancelling")
+    assert hub.job("j").strays[1].recalled
+    hub.report("a", "j", 1, "cancelled")
+    assert (hub.job("j").state, hub.job("j").site, hub.job("j").strays) == ("placed", "b", {})
+
+
+def test_a_lost_site_that_is_back_before_another_was_asked_keeps_the_job() -> None:
+    hub = placed("a")
+    hub.go("a")
+    hub.wait(PATIENCE)
+    assert (hub.job("j").state, hub.job("j").site) == ("waiting", "")
+    assert hub.come("a") == [offer("a", "j", 1)]
+    hub.report("a", "j", 1, "running")
+    assert (hub.job("j").state, hub.job("j").site, hub.job("j").strays) == ("placed", "a", {})
+
+
+def test_a_site_that_is_back_within_its_patience_is_asked_for_the_state() -> None:
+    hub = placed("a", "b")
+    hub.come("b")
+    hub.go("a")
+    hub.wait(PATIENCE - 1)
+    assert hub.come("a") == [offer("a", "j", 1)]
+    hub.report("a", "j", 1, "finished")
+    assert hub.job("j").state == "finished"
+
+
+def test_an_attempt_that_was_recalled_is_never_kept() -> None:
+    """Its site may have cancelled it, and that is no user's wish to cancel the job."""
+    hub = placed("a", "b")
+    hub.come("b")
+    hub.go("a")
+    hub.wait(PATIENCE)
+    hub.report("b", "j", 2, "running")
+    assert cancels(hub.come("a")) == [("a", "j", 1)]
+    hub.go("a")
+    hub.go("b")
+    hub.wait(PATIENCE)
+    assert hub.job("j").state == "waiting"
+    assert cancels(hub.come("a")) == [("a", "j", 1)]
+    sent = hub.report("a", "j", 1, "cancelled")
+    assert sent == [offer("a", "j", 3)]
+
+
+def test_no_second_attempt_goes_to_a_site_whose_first_may_still_run() -> None:
+    hub = placed("a", "b")
+    hub.come("b")
+    hub.go("a")
+    hub.wait(PATIENCE)
+    hub.come("a")
+    sent = hub.report("b", "j", 2, "declined", reason="no", lasting=True)
+    assert sent == []
+    assert "an earlier attempt" in hub.machine.choices["j"].why
+    assert hub.report("a", "j", 1, "cancelled") == [offer("a", "j", 3)]
+
+
+def test_a_site_that_does_not_answer_an_offer_loses_it_and_is_asked_to_cancel_it() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    hub.submit("j")
+    hub.come("b")
+    sent = hub.wait(PATIENCE)
+    assert cancels(sent) == [("a", "j", 1)]
+    assert sent[-1] == offer("b", "j", 2)
+    hub.report("a", "j", 1, "running")  # at last: it was recalled, and stays so
+    assert (hub.job("j").site, hub.job("j").strays[1].recalled) == ("b", True)
+
+
+def test_cancellation_is_at_once_where_the_site_is_here_and_else_when_it_is_back() -> None:
+    hub = placed("a")
+    sent = hub.tell(JobUnwanted(job="j", reason="enough"))
+    assert cancels(sent) == [("a", "j", 1)]
+    hub.go("a")
+    assert cancels(hub.come("a")) == [("a", "j", 1)]
+    hub.report("a", "j", 1, "cancelled", reason="by the hub")
+    assert (hub.job("j").state, hub.job("j").reason) == ("cancelled", "enough")
+
+    hub = placed("a")
+    hub.go("a")
+    hub.tell(JobUnwanted(job="j", reason="enough"))
+    hub.wait(PATIENCE)
+    assert hub.job("j").state == "cancelled"
+    assert cancels(hub.come("a")) == [("a", "j", 1)]
+
+    hub = Hub("a")
+    hub.submit("j")
+    hub.tell(JobUnwanted(job="j", by="me"))
+    assert (hub.job("j").state, hub.job("j").reason) == ("cancelled", "cancelled by me")
+    assert hub.come("a") == []
+
+
+def test_a_job_that_a_person_cancelled_at_its_site_is_cancelled_at_the_hub() -> None:
+    hub = placed("a")
+    hub.report("a", "j", 1, "cancelled", reason="by a person")
+    assert (hub.job("j").state, hub.job("j").reason) == ("cancelled", "by a person")
+
+
+def test_after_kill_9_the_hub_asks_again_in_the_same_attempt_and_gives_sites_their_patience() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    hub.submit("j")  # the offer is in the journal, and the answer is not
+    hub.now += 5 * PATIENCE
+    hub.restart()
+    hub.come("b")
+    assert hub.wait(PATIENCE - 1) == []
+    assert hub.come("a") == [offer("a", "j", 1)]
+    hub.report("a", "j", 1, "running")
+    hub.restart()
+    assert hub.job("j").state == "placed"
+    assert hub.come("a") == [offer("a", "j", 1)]
+
+
+def test_higher_priorities_go_first_and_a_full_controller_gets_no_more() -> None:
+    hub = Hub("a")
+    for name, priority in (("low", 0), ("high", 5), ("third", None)):
+        placeable = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
+        asked = PlacementAsked(job=name, kind="rounds", placeable=placeable, config="", priority=priority)
+        hub.tell(JobAsked(asked=asked))
+    assert [one.job for _, one in hub.come("a") if isinstance(one, OfferJob)] == ["high", "low"]
+    assert "has 2 jobs and runs 2 at once" in hub.machine.choices["third"].why
+
+
+def test_a_lines_bytes_are_kept_and_a_used_up_budget_lasts_for_the_day() -> None:
+    hub = Hub("a", gb_per_day=1.0)
+    hub.tell(LineCarried(site="a", day=7, nbytes=10**9))
+    hub.come("a")
+    assert hub.submit("j") == []
+    assert "carried 1 GB today, of 1" in hub.machine.choices["j"].why
+    hub.restart()
+    hub.tell(LineCarried(site="a", day=7, nbytes=0))
+    assert hub.machine.nbytes_today("a") == pytest.approx(10**9, rel=0.02)
+    hub.come("a")
+    assert hub.tell(LineCarried(site="a", day=8, nbytes=5)) == [offer("a", "j", 1)]
+
+
+def test_a_site_that_the_hub_has_no_more_loses_its_jobs_at_once() -> None:
+    hub = placed("a", "b")
+    hub.policies = hub.policies[1:]
+    hub.restart()
+    hub.come("b")
+    assert hub.job("j").site == "b"
+
+
+def test_a_new_connection_of_a_site_replaces_the_old_one() -> None:
+    hub = placed("a")
+    before = hub.at["a"]
+    sent = hub.come("a")
+    assert sent[0] == ("", Close(before, "a has connected anew"))
+    assert sent[1] == offer("a", "j", 1)
+    hub.tell(Closed(before, "replaced"))
+    hub.report("a", "j", 1, "finished")
+    assert hub.job("j").state == "finished"
+
+
+def test_a_journal_with_a_record_that_cannot_follow_is_refused() -> None:
+    hub = placed("a")
+    with pytest.raises(LocalProtocolError, match="submitted before"):
+        hub.machine.book.apply(next(one for one in hub.journal if isinstance(one, PlacementAsked)))

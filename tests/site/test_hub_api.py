@@ -14,9 +14,13 @@ from openapi_spec_validator import validate
 from site_support import Running, running, toy_kinds  # noqa: F401
 
 from planetary.cli.main import main
+from planetary.core.clock import SystemClock
 from planetary.core.errors import UserError
+from planetary.fabric.gateway.gateway import Security
 from planetary.fabric.protocol.status import HubSiteStatus, PlacedJobStatus
 from planetary.fabric.shell.shell import Address
+from planetary.net.authority import Authority
+from planetary.net.identity import Identity
 from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.site_config import Controllers, SitePolicy
 from planetary.site.submission import config_of_tables
@@ -24,8 +28,8 @@ from planetary.site.submission import config_of_tables
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
 POLICIES = (
-    SitePolicy(name="paris", patience_s=1.0),
-    SitePolicy(name="tokyo", patience_s=1.0, data_sets=("notes",)),
+    SitePolicy(name="paris", patience_s=0.5),
+    SitePolicy(name="tokyo", patience_s=0.5, data_sets=("notes",)),
     SitePolicy(name="lab", roles=("server",)),
 )
 PATH = "/v1/federation/jobs"
@@ -38,8 +42,10 @@ class Federation:
         self.folder, self.hub = folder, hub
 
     @contextlib.asynccontextmanager
-    async def site(self, name: str, *, port: int = 0, **more: Any) -> AsyncIterator[Running]:
-        address = Address("127.0.0.1", port or self.hub.site.port, "")
+    async def site(
+        self, name: str, *, port: int = 0, address: Address | None = None, **more: Any
+    ) -> AsyncIterator[Running]:
+        address = address or Address("127.0.0.1", port or self.hub.site.port, "")
         link = HubLinkOptions(address=address, name=name)
         (self.folder / name).mkdir(exist_ok=True)
         async with running(self.folder / name, name=name, link=link, **more) as found:
@@ -72,16 +78,21 @@ class Federation:
         await self.hub.until(holds)
 
 
-def run(folder: Path, test: Callable[[Federation], Awaitable[None]]) -> None:
+def run(folder: Path, test: Callable[[Federation], Awaitable[None]], **more: Any) -> None:
     async def whole() -> None:
-        (folder / "hub").mkdir()
+        (folder / "hub").mkdir(exist_ok=True)
         async with (
             asyncio.timeout(60),
-            running(folder / "hub", Controllers(), name="hub", policies=POLICIES) as hub,
+            running(folder / "hub", Controllers(), name="hub", policies=POLICIES, **more) as hub,
         ):
             await test(Federation(folder, hub))
 
     asyncio.run(whole())
+
+
+async def line_is_counted(found: Federation) -> bool:
+    sites = (await found.hub.get("/v1/federation/sites")).json()["sites"]
+    return sites[0]["gb_today"] > 0 == sites[1]["gb_today"]
 
 
 def test_jobs_are_placed_listed_shown_and_cancelled_over_the_api_of_the_hub(tmp_path: Path) -> None:
@@ -103,6 +114,7 @@ def test_jobs_are_placed_listed_shown_and_cancelled_over_the_api_of_the_hub(tmp_
             assert [msgspec.convert(one, PlacedJobStatus).job_id for one in listed] == ["toy-2"]
             sites = (await found.hub.get("/v1/federation/sites")).json()["sites"]
             assert [msgspec.convert(one, HubSiteStatus).connected for one in sites] == [True, False, False]
+            await found.hub.until(lambda: line_is_counted(found))
             validate((await found.hub.get("/v1/openapi.json")).json())
 
             cancelled = await found.hub.post(f"{PATH}/toy/cancel", {"reason": "enough"})
@@ -130,6 +142,7 @@ def test_a_job_ends_at_its_site_and_at_the_hub(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_a_site_that_is_lost_has_its_job_placed_elsewhere_and_cancels_it_when_it_is_back(tmp_path: Path) -> None:
     async def test(found: Federation) -> None:
         async with found.site("tokyo") as tokyo:
@@ -146,6 +159,59 @@ def test_a_site_that_is_lost_has_its_job_placed_elsewhere_and_cancels_it_when_it
                 assert (await found.job("toy"))["site"] == "tokyo"
 
     run(tmp_path, test)
+
+
+@pytest.mark.slow
+def test_a_site_that_gets_a_job_again_goes_on_with_the_run_that_it_has(tmp_path: Path) -> None:
+    async def test(found: Federation) -> None:
+        async with found.site("paris"):
+            await found.until_here("paris")
+            await found.submit("toy", needs={"workers": 0})
+            await found.until("toy", state="placed", site="paris")
+        async with found.site("tokyo"):
+            await found.until("toy", state="placed", site="tokyo", attempt=2)
+            async with found.site("paris"):
+                await found.until("toy", strays={})
+        async with found.site("paris") as back:
+            placed = await found.until("toy", state="placed", site="paris", attempt=3)
+            again = back.site.book.jobs[placed["name_there"]]
+            assert (again.job, Path(again.folder).name, again.resume) == ("toy.2", "toy", True)
+
+    run(tmp_path, test)
+
+
+def test_a_sites_name_belongs_to_the_machine_that_joined_with_it_until_it_is_forgiven(tmp_path: Path) -> None:
+    now = SystemClock().wall()
+    security = Security.by(Authority.open(tmp_path / "authority", now))
+    assert security.invites is not None
+    tokens = {node: security.invites.issue(now, expires=0.0, node=node) for node in ("", "tokyo")}
+
+    def address(hub: Running, machine: str, node: str = "") -> Address:
+        identity = Identity.open(tmp_path / f"{machine}.key")
+        return Address("127.0.0.1", hub.site.port, tokens[node], identity=identity)
+
+    async def link_of(site: Running) -> dict[str, Any]:
+        async def settled() -> bool:
+            found = (await site.get("/v1/federation/status")).json()["link"]
+            return bool(found["connected"] or found["refused"])
+
+        await site.until(settled)
+        return (await site.get("/v1/federation/status")).json()["link"]
+
+    async def first(found: Federation) -> None:
+        async with found.site("paris", address=address(found.hub, "a")) as paris:
+            assert (await link_of(paris))["connected"]
+        async with found.site("paris", address=address(found.hub, "b")) as paris:
+            assert "the name paris belongs to the machine with the key" in (await link_of(paris))["refused"]
+        async with found.site("paris", address=address(found.hub, "a", "tokyo")) as paris:
+            assert "is for node tokyo, not for paris" in (await link_of(paris))["refused"]
+
+    async def later(found: Federation) -> None:
+        async with found.site("paris", address=address(found.hub, "b")) as paris:
+            assert (await link_of(paris))["connected"]
+
+    run(tmp_path, first, security=security)
+    run(tmp_path, later, security=security, forgive=("paris",))
 
 
 def test_a_data_set_of_a_site_is_read_by_its_name_where_the_policy_lets_it(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_a_killed_worker_comes_back_and_trains_its_lease(start: Start) -> None:
 
 
 def test_a_killed_gateway_is_resumed_from_the_last_finished_round(start: Start) -> None:
-    run = start("--rounds=8")
+    """Workers with relayed updates get whole parameters once, and have the gateway's bits in every round after it."""
+    run = start("--rounds=8", "--preset=rda-relay")
     run.wait_for_event("round_finished", round=3)
     run.wait_for_event("lease_started", round=4)
     kill(run.child("gateway").pid)
@@ -82,6 +83,13 @@ def test_a_killed_gateway_is_resumed_from_the_last_finished_round(start: Start) 
     code, _, error = resumed.finish()
     assert code == 0, error
     check_finished(resumed, 8)
+    assert resumed.of("task_failed") == []
+    for worker in {e["worker"] for e in resumed.of("parameters_sent")}:
+        forms = [e["form"] for e in resumed.of("parameters_sent") if e["worker"] == worker]
+        later = forms[forms.index("whole") :]
+        assert later == ["whole"] + ["relay"] * (len(later) - 1)
+        assert len(later) > 1
+        assert set(forms[: forms.index("whole")]) == {"int8", "relay"}
 
 
 def test_ctrl_c_ends_everything_in_time_and_can_be_resumed(start: Start) -> None:

@@ -22,6 +22,10 @@ from planetary.runtime.iree_memory import IreeMemory
 
 DRIVERS = {"cpu": "local-task", "cuda": "cuda", "hip": "hip", "vulkan": "vulkan", "metal": "metal"}
 
+_INLINE = "local-sync"
+"""The CPU driver that computes in the calling thread. For one thread: handing each dispatch over to another took half
+of the processor time of a small call (bench/results/serving.md)."""
+
 _SCALAR = TensorSpec(name="scalar", dtype="f32", shape=())
 
 
@@ -70,7 +74,7 @@ class _Threads:
     count: int | None = None
 
 
-_devices: dict[tuple[str, int], Any] = {}
+_devices: dict[tuple[str, int], Any] = {}  # by driver
 _names: dict[tuple[str, int], str] = {}  # of the same devices, as their drivers report them
 
 
@@ -81,9 +85,15 @@ def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     after its last task wants that lock to release references of the bindings, so both wait forever: about one close
     in five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
     """
-    key = (backend, device_id)
-    if key not in _devices or (backend == "cpu" and threads is not None and threads != _Threads.count):
-        _devices[key] = _make_device(backend, device_id, threads)
+    driver = DRIVERS.get(backend)
+    if driver is None:
+        raise UserError(f"unknown backend {backend!r}; known: {', '.join(DRIVERS)}")
+    if backend == "cpu" and (usable_cores() if threads is None else threads) == 1:
+        driver = _INLINE
+    key = (driver, device_id)
+    pooled = driver == DRIVERS["cpu"] and threads is not None
+    if key not in _devices or (pooled and threads != _Threads.count):
+        _devices[key] = _make_device(backend, driver, device_id, threads)
     return _devices[key]
 
 
@@ -99,14 +109,12 @@ def list_devices(backend: str) -> list[str]:
     return [str(found.get("name") or "?") for found in iree.get_driver(DRIVERS[backend]).query_available_devices()]
 
 
-def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
-    driver_name = DRIVERS.get(backend)
-    if driver_name is None:
-        raise UserError(f"unknown backend {backend!r}; known: {', '.join(DRIVERS)}")
+def _make_device(backend: str, driver_name: str, device_id: int, threads: int | None) -> Any:
     check_device(backend, device_id, threads)
     if backend == "cpu":
-        wanted = usable_cores() if threads is None else threads
         keep_large_blocks()
+    if driver_name == DRIVERS["cpu"]:
+        wanted = usable_cores() if threads is None else threads
         if _Threads.count is None:
             iree.flags.parse_flags(f"--task_topology_group_count={wanted}")
             _Threads.count = wanted

@@ -36,6 +36,9 @@ CASES = {
     "gradient of a tall weight": (lambda x, d: jnp.einsum("btm,btn->mn", x, d), ((2, 3, 8), (2, 3, 4)), False),
     "plain product": (lambda x, w: x @ w, ((3, 4), (4, 8)), False),
     "transposed weight": (lambda x, w: x @ w.T, ((3, 4), (8, 4)), False),
+    "a token and a transposed weight": (lambda x, w: jnp.einsum("bk,nk->bn", x, w), ((1, 4), (8, 4)), True),
+    "a token and a weight": (lambda x, w: x @ w, ((1, 4), (4, 8)), False),
+    "a token's attention": (lambda q, k: jnp.einsum("bhd,bhtd->bht", q, k), ((2, 3, 4), (2, 3, 16, 4)), True),
     "gradient of a vector": (lambda x, d: x[:, 0] @ d, ((5, 1), (5, 8)), False),
     "attention's weights and values": (
         lambda w, v: jnp.einsum("bhts,bshd->bthd", w, v),

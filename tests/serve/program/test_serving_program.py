@@ -69,7 +69,7 @@ class Device:
             vocabulary=options["vocab_size"],
             window=WINDOW,
             pages=12,
-            page_shape=(2 * sizes.layers, PAGE, sizes.heads, sizes.width) if paged else (sizes.numbers,),
+            page_shape=(2 * sizes.layers, sizes.heads, PAGE, sizes.width) if paged else (sizes.numbers,),
             element=element,
             batches=(1, 2),
             chunks=(2 * PAGE,),

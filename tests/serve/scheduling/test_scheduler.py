@@ -157,7 +157,7 @@ def test_users_get_equal_shares_however_much_one_of_them_asks_for() -> None:
 
 def test_the_youngest_text_makes_room_and_comes_back() -> None:
     tight = ServingShape(
-        vocabulary=VOCABULARY, window=4 * PAGE, pages=6, page_shape=(2, PAGE, 1, 1), batches=(1, 2), chunks=(PAGE,),
+        vocabulary=VOCABULARY, window=4 * PAGE, pages=6, page_shape=(2, 1, PAGE, 1), batches=(1, 2), chunks=(PAGE,),
         reaches=(4,),
     )  # fmt: skip
     scheduler, worker = Scheduler(tight, VOCABULARY), FakeWorker()

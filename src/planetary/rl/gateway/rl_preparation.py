@@ -131,7 +131,7 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
             f"model needs {window} positions and has {sizes.positions} (for gpt2: model.options.n_position)"
         )
     at_once = min(MOST_AT_ONCE, max(rl.groups * rl.completions, 1))
-    page_shape = (2 * sizes.layers, PAGE, sizes.heads, sizes.width)
+    page_shape = (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
     pages = min(at_once * whole + 1, int(rl.cache_mb * MIB) // (4 * int(np.prod(page_shape))))
     if pages <= whole:
         raise UserError(

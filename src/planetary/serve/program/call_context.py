@@ -49,7 +49,7 @@ class PagedContext:
             length: i32 [B]: how many of a text's new tokens count, from 1; later ones are computed and never
                 seen.
             pages: i32 [B, P]: of each text, in order. Those it does not have yet are page 0.
-            cache: [pages, 2 L, PAGE, G, D]; keys and values of a layer are neighbours.
+            cache: [pages, 2 L, G, PAGE, D]; keys and values of a layer are neighbours.
             every: whether the logits of all new tokens are wanted.
         """
         self._every = every
@@ -73,23 +73,33 @@ class PagedContext:
         batch, count, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
-        old = jnp.take(self._cache[:, 2 * layer : 2 * layer + 2], self._pages, axis=0, mode="clip")
         reach = self._pages.shape[1] * PAGE
-        before = old.astype(query.dtype).transpose(2, 0, 1, 3, 4, 5).reshape(2, batch, reach, groups, width)
+        before = [self._before(part, groups, width).astype(query.dtype) for part in (2 * layer, 2 * layer + 1)]
         query = (query * width**-0.5).reshape(batch, count, groups, heads // groups, width)
         seen = jnp.arange(reach)[None, :] < self._start[:, None]
         scores = jnp.concatenate(
             [
-                _masked(jnp.einsum("bsghd,btgd->bghst", query, before[0]), seen[:, None, None, None, :]),
+                _masked(jnp.einsum("bsghd,bgtd->bghst", query, before[0]), seen[:, None, None, None, :]),
                 _masked(jnp.einsum("bsghd,btgd->bghst", query, key), _causal(count)),
             ],
             axis=-1,
         )
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        mixed = jnp.einsum("bghst,btgd->bsghd", weights[..., :reach], before[1])
+        mixed = jnp.einsum("bghst,bgtd->bsghd", weights[..., :reach], before[1])
         mixed = mixed + jnp.einsum("bghst,btgd->bsghd", weights[..., reach:], value)
         mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
         return mixed.reshape(batch, count, heads * width)
+
+    def _before(self, part: int, groups: int, width: int) -> jax.Array:
+        """Return [B, G, P · PAGE, D] of the cache: the keys, or the values, of a layer.
+
+        Each page of a head is looked up as one long row. IREE copies rows by vectors, and rows of several dimensions
+        number by number; products over a head's tokens take this order without a transpose.
+        """
+        rows = self._cache.reshape(-1, PAGE * width)
+        heads = jnp.arange(groups) + part * groups
+        places = self._pages[:, None, :] * (len(rows) // len(self._cache)) + heads[None, :, None]
+        return jnp.take(rows, places, axis=0, mode="clip").reshape(len(self._pages), groups, -1, width)
 
     def wanted(self, x: jax.Array) -> jax.Array:
         """See `Context`."""
@@ -99,21 +109,21 @@ class PagedContext:
     def written(self) -> jax.Array:
         """Return the cache with the new tokens' keys and values, once every layer has attended."""
         cache = self._cache
-        layers = [part for layer in sorted(self._new) for part in self._new[layer]]
-        new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, S, G, D]
+        layers = [part.transpose(0, 2, 1, 3) for layer in sorted(self._new) for part in self._new[layer]]
+        new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, G, S, D]
         last = self._pages.shape[1] - 1
         for text in range(new.shape[0]):
             first = self._start[text] // PAGE
             if self._count == 1:
                 page = jnp.take(self._pages[text], jnp.minimum(first, last), mode="clip")
-                place = (page, 0, self._start[text] % PAGE, 0, 0)
+                place = (page, 0, 0, self._start[text] % PAGE, 0)
                 cache = jax.lax.dynamic_update_slice(cache, new[text][None], place)
                 continue
             for part in range(self._count // PAGE):
                 page = jnp.take(self._pages[text], jnp.minimum(first + part, last), mode="clip")
                 # A chunk may end before its last pages: the text has none there, and they go to page 0.
                 page = jnp.where(part * PAGE < self._length[text], page, 0)
-                one = new[text, :, part * PAGE : (part + 1) * PAGE][None]
+                one = new[text, :, :, part * PAGE : (part + 1) * PAGE][None]
                 cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))
         return cache
 

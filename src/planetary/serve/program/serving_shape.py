@@ -40,7 +40,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         vocabulary: tokens that the model knows.
         window: the longest text, in tokens; a multiple of `PAGE`.
         pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no text reads.
-        page_shape: of one page: of keys and values: both of all layers, tokens, heads, width of a head; of a state: its
+        page_shape: of one page: of keys and values: both of all layers, heads, tokens, width of a head; of a state: its
             numbers.
         element: type of the cache's numbers.
         batches: how many texts one decoding call may continue by a token each; increasing.

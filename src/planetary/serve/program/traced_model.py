@@ -177,7 +177,7 @@ def _rounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> ja
 def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> ServingShape:
     """Return the shape of a model with keys and values. Raises `UserError` as `TracedModel.shape`."""
     window = common["window"]
-    page_shape = (2 * sizes.layers, PAGE, sizes.heads, sizes.width)
+    page_shape = (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
     page_bytes = int(np.prod(page_shape)) * (2 if serve.cache_precision == "bf16" else 4)
     whole = window // PAGE
     most = serve.batch * whole + 1  # every text of the largest batch to its end

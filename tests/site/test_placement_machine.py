@@ -244,6 +244,13 @@ def test_cancellation_is_at_once_where_the_site_is_here_and_else_when_it_is_back
     assert hub.come("a") == []
 
 
+def test_a_sites_texts_are_kept_without_the_characters_that_a_terminal_obeys() -> None:
+    hub = placed("a")
+    hub.report("a", "j", 1, "failed", reason="\x1b[2Jgone\n" + "x" * 5000)
+    assert hub.job("j").reason.startswith("\\x1b[2Jgone\\nxxx")
+    assert len(hub.job("j").reason) == 2000
+
+
 def test_a_job_that_a_person_cancelled_at_its_site_is_cancelled_at_the_hub() -> None:
     hub = placed("a")
     hub.report("a", "j", 1, "cancelled", reason="by a person")

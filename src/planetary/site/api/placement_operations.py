@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from planetary.core.config import Config, config_from_tables
 from planetary.core.errors import ClosedError, UserError
+from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.site.api.observing_operations import after_event, event_lines
 from planetary.site.api.views import CancelRequest
@@ -222,15 +223,15 @@ def _site_status(hub: JobHub, policy: SitePolicy) -> HubSiteStatus:
     controllers: dict[str, str] = {}
     for room in news.controllers if news is not None else ():
         busy = room.own + sum(job.placeable.controller == room.controller for job in placed)
-        controllers[room.controller] = f"{busy} of {room.parallel} jobs"
+        controllers[one_line(room.controller)] = f"{busy} of {room.parallel} jobs"
     return HubSiteStatus(
         name=policy.name,
         connected=news is not None,
         address=hub.address_of(policy.name),
         jobs=tuple(job.job for job in placed),
         controllers=controllers,
-        workers=tuple(map(_group_in_words, news.workers)) if news is not None else (),
-        data_sets=news.data_sets if news is not None else (),
+        workers=tuple(one_line(_group_in_words(group)) for group in news.workers) if news is not None else (),
+        data_sets=tuple(map(one_line, news.data_sets)) if news is not None else (),
         policy=policy_in_words(policy),
         gb_today=hub.nbytes_today(policy.name) / 1e9,
     )

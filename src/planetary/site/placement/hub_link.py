@@ -274,11 +274,15 @@ class HubLink:
 
     def collect(self, news: SiteNews) -> None:
         """Pass the gateway's present capabilities on; the hub gets them if they have changed."""
-        self._shell.post(NewsCollected(news))
+        self._post(NewsCollected(news))
 
     def report(self, report: JobReport) -> None:
         """Pass the state of an attempt on."""
-        self._shell.post(AttemptReported(report))
+        self._post(AttemptReported(report))
+
+    def _post(self, event: Event) -> None:
+        if not self.machine.ended:  # nothing takes events any more, and they would pile up
+            self._shell.post(event)
 
     async def _run(self) -> None:
         end = await self._shell.run()

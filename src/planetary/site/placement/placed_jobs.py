@@ -319,10 +319,11 @@ class PlacementBook:
             return
         job = self.job(record.job)
         job.submitted_at = job.submitted_at or record.t
-        if job.state is PlacementState.PLACED:
-            job.placed_at = job.placed_at or record.t
-        if job.over:
-            job.ended_at = job.ended_at or record.t
+        match record:  # and not the job's state, which later records of the same moment may have changed already
+            case JobAccepted() | JobReturned():
+                job.placed_at = job.placed_at or record.t
+            case PlacedJobEnded() | PlacementCancelled() | JobDeclined() | JobLost() if job.over:
+                job.ended_at = job.ended_at or record.t
 
     def job(self, name: str) -> PlacedJob:
         """Return a job. Raises `LocalProtocolError` when there is none of this name."""

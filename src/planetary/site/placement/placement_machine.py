@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from planetary.core.printable import one_line
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.machine.machine import check_invariants
 from planetary.site.placement.placed_jobs import (
@@ -40,6 +41,8 @@ from planetary.site.site_config import SitePolicy
 
 REST_S = 30.0
 """Time after which a site is asked again for a job that it declined for a passing reason."""
+MOST_REASON = 2000
+"""Characters that are kept of a site's reason."""
 LINE_STEPS = 50
 """Parts of a daily budget: a line's bytes are written to the journal whenever another part is used."""
 
@@ -203,6 +206,9 @@ class PlacementMachine:
                     self._ask_for_all(name, now)
             case JobReport() if message.job in self.book.jobs:
                 job = self.book.jobs[message.job]
+                # Both are shown in terminals, and another machine wrote them.
+                reason, named = one_line(message.reason)[:MOST_REASON], one_line(message.name)[:MOST_REASON]
+                message = msgspec.structs.replace(message, reason=reason, name=named)
                 if job.is_at_site and job.site == name and job.attempt == message.attempt:
                     self._reported(job, message, now)
                 elif message.ended and (stray := job.strays.get(message.attempt)) is not None and stray.site == name:

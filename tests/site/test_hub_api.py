@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from openapi_spec_validator import validate
 from site_support import Running, running, toy_kinds  # noqa: F401
 
 from planetary.cli.main import main
@@ -115,7 +114,6 @@ def test_jobs_are_placed_listed_shown_and_cancelled_over_the_api_of_the_hub(tmp_
             sites = (await found.hub.get("/v1/federation/sites")).json()["sites"]
             assert [msgspec.convert(one, HubSiteStatus).connected for one in sites] == [True, False, False]
             await found.hub.until(lambda: line_is_counted(found))
-            validate((await found.hub.get("/v1/openapi.json")).json())
 
             cancelled = await found.hub.post(f"{PATH}/toy/cancel", {"reason": "enough"})
             assert cancelled.status_code == 202

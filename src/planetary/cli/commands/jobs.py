@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
     client = client_of(args.gateway, args.token_file)
     path, body = _submission(args) if args.action == "submit" else ("", {})
-    hub = client.get("/v1/site")["places_jobs"]
+    hub = client.get("/v1/site").get("places_jobs", False)
     jobs = PLACED if hub else "/v1/jobs"
     match args.action:
         case "submit" if hub:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     client = client_of(args.url or args.gateway, args.token_file)
     site = client.get("/v1/site")
-    if site["places_jobs"]:
+    if site.get("places_jobs", False):
         return _show_hub(site, client, as_json=args.json)
     jobs, workers = client.get("/v1/jobs"), client.get("/v1/workers")
     if args.json:

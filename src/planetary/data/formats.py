@@ -1,4 +1,4 @@
-"""The documents in a file of data: one function for each kind of file, each a stream."""
+"""The documents, or whole records, in a file of data: one function for each kind of file, each a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import IO, Any
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.data.files import CHUNK_BYTES, SourceFile
+from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_file, telling
 
 MANY = frozenset({"json lines", "csv", "tsv", "parquet", "arrow", "tar"})
 """Kinds of files that are made of documents; a text file is one."""
@@ -257,3 +257,50 @@ def _seekable(stream: IO[bytes]) -> Iterator[IO[bytes]]:
         shutil.copyfileobj(stream, unpacked, CHUNK_BYTES)
         unpacked.seek(0)
         yield unpacked
+
+
+def rows_of(source: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of a path, folder, pattern or URL of .jsonl, .csv, .tsv or parquet files, in order.
+
+    Raises:
+        UserError: a file is of another kind or damaged, or a record is no table of fields; it is named.
+    """
+    with telling(source):
+        for file in files_of(source):
+            with open_file(file) as (kind, stream):
+                match kind:
+                    case "json lines":
+                        yield from _record_lines(stream, file)
+                    case "csv" | "tsv":
+                        yield from _record_table(stream, "," if kind == "csv" else "\t")
+                    case "parquet":
+                        yield from _record_batches(stream, file)
+                    case _:
+                        raise UserError(f"{file.url} is {kind}: expected .jsonl, .csv, .tsv or parquet")
+
+
+def _record_lines(stream: IO[bytes], file: SourceFile) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(stream, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file.url}, line {number} is not valid JSON: {error}") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{file.url}, line {number}: expected an object, found {type(record).__name__}")
+        yield record
+
+
+def _record_table(stream: IO[bytes], separator: str) -> Iterator[dict[str, Any]]:
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        yield from csv.DictReader(text, delimiter=separator)
+    finally:
+        text.detach()  # the caller closes its stream
+
+
+def _record_batches(stream: IO[bytes], file: SourceFile) -> Iterator[dict[str, Any]]:
+    with parquet_table(stream, file) as table:
+        for batch in table.iter_batches(batch_size=1024):
+            yield from batch.to_pylist()

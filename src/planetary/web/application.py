@@ -21,8 +21,7 @@ from starlette.routing import Mount, Route
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, ResourceError, TrustError, UserError
 from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
-from planetary.web.openapi import openapi_document
-from planetary.web.operations import JSON, Handler, Operation, Operations
+from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document
 from planetary.web.request_bodies import parsed, read_body
 
 log = logging.getLogger(__name__)

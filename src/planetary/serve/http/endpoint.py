@@ -22,12 +22,12 @@ from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import UserError
 from planetary.net.addresses import is_loopback
 from planetary.serve.http import answers
-from planetary.serve.http.chat_template import ChatTemplate
 from planetary.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of
 from planetary.serve.http.grammar import Grammars
 from planetary.serve.http.keys import KeyFile
 from planetary.serve.http.requests import (
     ChatRequest,
+    ChatTemplate,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,

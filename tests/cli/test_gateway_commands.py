@@ -55,3 +55,16 @@ def test_flags_of_one_run_are_refused_for_a_file_of_controllers(
     (tmp_path / "gateway.toml").write_text('gateway_id = "x"\n')
     assert main(["gateway", f"--gateway-config={tmp_path / 'gateway.toml'}", "--set=train.rounds=3"]) == 2
     assert "--set is for one run" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("text", ['gateway_id = "x"\n', '[run]\nname = "x"\n'])
+def test_the_control_api_is_not_served_in_plain_beyond_loopback(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.toml").write_text(text)
+    flags = [f"--gateway-config={tmp_path / 'gateway.toml'}", f"--state={tmp_path / 'state'}", "--gateway-host=0.0.0.0"]
+    assert main(["gateway", *flags, f"--run-dir={tmp_path / 'x'}"] if "run" in text else ["gateway", *flags]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "refusing to serve the control API on 0.0.0.0 without TLS" in said
+    assert "--allow-unencrypted" in said
+    assert not (tmp_path / "state").exists()

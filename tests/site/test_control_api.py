@@ -14,6 +14,7 @@ import pytest
 from openapi_spec_validator import validate
 from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
+from planetary.artifacts.checkpoint import checkpoint_name
 from planetary.cli.gateway_client import GatewayClient, client_of
 from planetary.cli.main import main
 from planetary.core.clock import SystemClock
@@ -21,6 +22,9 @@ from planetary.core.errors import TrustError, UserError
 from planetary.fabric.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
+from planetary.net.strangers import StrangerLimits
+from planetary.site.api.observing_operations import event_lines
+from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
@@ -41,6 +45,13 @@ def test_the_document_is_valid_and_names_every_operation_once(tmp_path: Path) ->
         assert open_to_all == {"check_health", "check_ready", "check_healthz", "check_readyz", "get_document"}
         for path in ("/v1/jobs/{job}/cancel", "/v1/training/jobs", "/v1/rl/jobs", "/v1/workers/{worker}/drain"):
             assert path in document["paths"]
+        served = document["paths"]["/v1/inference/{path}"]["post"]
+        assert served["security"]
+        assert {"application/json", "text/event-stream"} == set(served["responses"]["200"]["content"])
+        metrics = document["paths"]["/v1/metrics"]["get"]["responses"]
+        assert {"application/json", "text/plain; version=1.0.0; charset=utf-8"} == set(metrics["200"]["content"])
+        files = document["paths"]["/v1/jobs/{job}/checkpoints/{round}/{file}"]["get"]["responses"]
+        assert {"200", "206", "404", "416"} <= set(files)
 
     run(tmp_path, test)
 
@@ -62,6 +73,10 @@ def test_every_read_operation_answers_with_what_the_document_says(tmp_path: Path
                 continue  # of a hub: see test_hub_api.py
             answer = await site.get(path.replace("{job}", "toy"))
             assert answer.status_code in (200, 503), (path, answer.text)
+            unknown = await site.get(path.replace("{job}", "toy"), params={"stat": "x"})
+            if "{path}" not in path:
+                assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "stat"), path
+                assert "400" in methods["get"]["responses"], path
             if answer.status_code == 200:
                 validator = Draft202012Validator({**schema, "components": document["components"]})
                 errors = list(validator.iter_errors(answer.json()))
@@ -191,6 +206,14 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
             refused = await site.post(path)
             assert refused.status_code == 409
             assert "cannot be replaced" in message_of(refused)
+        for wrong, said in (
+            ("optimizer.weight_decai=0.1", "did you mean optimizer.weight_decay?"),
+            ("train.rounds=4", "no part of the training step"),
+            ("nonsense", "expected section.key=value"),
+        ):
+            refused = await site.post("/v1/jobs/toy/steps", {"overrides": [wrong]})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "overrides")
+            assert said in message_of(refused)
         unknown = await site.post("/v1/jobs/toy/steps", {"override": ["a.b=1"]})
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "override")
         await site.post("/v1/jobs/toy/cancel")
@@ -234,7 +257,8 @@ def test_what_is_not_there_is_404_and_a_wrong_method_405(tmp_path: Path) -> None
 def events_of(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     found = []
     for block in text.split("\n\n"):
-        lines = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))
+        pairs = (line.partition(": ") for line in block.splitlines() if not line.startswith(":"))
+        lines = {name: text for name, _, text in pairs}
         if lines:
             found.append((lines["id"], lines["event"], json.loads(lines["data"])))
     return found
@@ -269,6 +293,89 @@ def test_events_are_streamed_until_the_run_is_over_and_go_on_where_a_client_was(
         assert await asyncio.wait_for(first_of_site(), 10) == expected
 
     run(tmp_path, test)
+
+
+def test_a_long_journal_is_streamed_in_parts_between_which_others_have_their_turn(tmp_path: Path) -> None:
+    """Else a client that is gone is written to until the end of the journal, with a warning for each event."""
+    journal = tmp_path / "events.jsonl"
+    journal.write_text("".join(f'{{"event":"e","number":{number}}}\n' for number in range(1, 201)))
+
+    async def test() -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async def never(timeout_s: float) -> None:
+            raise AssertionError
+
+        task, seen, text = asyncio.ensure_future(others()), [], ""
+        async for part in event_lines(journal, 10, never, lambda: True):
+            seen.append(turns)
+            text += part.decode()
+        task.cancel()
+        assert [one[2]["number"] for one in events_of(text)] == list(range(11, 201))
+        assert len(seen) == 4
+        assert seen == sorted(set(seen))
+
+    asyncio.run(test())
+
+
+def test_checkpoints_are_downloaded_whole_and_in_ranges(tmp_path: Path) -> None:
+    data = bytes(range(200))
+    place = tmp_path / "runs" / "toy" / "checkpoints" / checkpoint_name(3)
+
+    async def test(site: Running) -> None:
+        await site.submit()
+        await site.until_open("toy")
+        place.mkdir(parents=True)
+        (place / "params.safetensors").write_bytes(data)
+        (listed,) = (await site.get("/v1/jobs/toy/checkpoints")).json()["checkpoints"]
+        assert (listed["round"], listed["files"]) == (3, [{"name": "params.safetensors", "nbytes": 200}])
+        path = "/v1/jobs/toy/checkpoints/3/params.safetensors"
+        for asked, status, expected in (
+            ("", 200, data),
+            ("bytes=10-19", 206, data[10:20]),
+            ("bytes=-5", 206, data[-5:]),
+            ("bytes=190-900", 206, data[190:]),
+            ("lines=1-2", 200, data),  # RFC 9110, section 14.2: what is no range of bytes is ignored
+            ("bytes=a", 200, data),
+            ("bytes=5-3", 200, data),
+        ):
+            answer = await site.get(path, headers={"range": asked} if asked else {})
+            assert (answer.status_code, answer.content) == (status, expected), asked
+        for asked in ("bytes=200-", "bytes=-0"):
+            beyond = await site.get(path, headers={"range": asked})
+            assert (beyond.status_code, beyond.headers["content-range"]) == (416, "bytes */200")
+            assert "the file has 200 bytes" in message_of(beyond)
+        for path, said in (
+            ("4/params.safetensors", "no checkpoint of round 4; there are: 3"),
+            ("3/outer.safetensors", "there is no file 'outer.safetensors' in it; there are: params.safetensors"),
+            ("3/..%2f..%2fconfig.toml", "Not Found"),
+        ):
+            absent = await site.get(f"/v1/jobs/toy/checkpoints/{path}")
+            assert absent.status_code == 404
+            assert said in message_of(absent)
+
+    run(tmp_path, test)
+
+
+def test_tls_handshakes_that_do_not_end_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "StrangerLimits", lambda: StrangerLimits(at_once=2, settled_s=0.0))
+
+    async def test(site: Running) -> None:
+        port = site.client.base_url.port
+        assert port is not None
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await silent[0][0].read() == b""  # its place was the third's
+        assert (await site.get("/v1/jobs")).status_code == 200
+        for _, writer in silent:
+            writer.close()
+
+    run(tmp_path, test, security=Security.by(Authority.open(tmp_path / "state", SystemClock().wall())), tls=True)
 
 
 def test_metrics_are_json_and_for_prometheus(tmp_path: Path) -> None:
@@ -349,7 +456,9 @@ def test_invites_are_made_listed_and_revoked(tmp_path: Path) -> None:
     run(tmp_path, test, security=Security.by(Authority.open(tmp_path / "state", SystemClock().wall())))
 
 
-def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token(tmp_path: Path) -> None:
+def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     authority = Authority.open(tmp_path / "state", SystemClock().wall())
     fingerprint = authority.fingerprint.hex()
     (tmp_path / "state" / "api-token.txt").write_text(ADMIN)
@@ -370,6 +479,13 @@ def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token
         ):
             with pytest.raises(TrustError, match=said):
                 await asked(token)
+        (tmp_path / "token.txt").write_text(f"{ADMIN}@{fingerprint}")
+        (tmp_path / "wrong.txt").write_text(f"{ADMIN}@{'0' * 64}")
+        watch = ["watch", f"{site.url}/?job=toy", "--json"]
+        assert await asyncio.to_thread(main, [*watch, f"--token-file={tmp_path / 'token.txt'}"]) == 0
+        assert json.loads(capsys.readouterr().out)["run"] == "toy"
+        assert await asyncio.to_thread(main, [*watch, f"--token-file={tmp_path / 'wrong.txt'}"]) == 4
+        assert "is not the gateway" in " ".join(capsys.readouterr().err.split())
         with pytest.raises(UserError, match="not hexadecimal"):
             await asked(f"{ADMIN}@xyz")
         own_page = await site.get("/v1/jobs", headers={"origin": site.url})

@@ -35,7 +35,7 @@ from planetary.web.access import Access, Scope
 from planetary.web.api_errors import ApiError
 from planetary.web.application import application, json_response
 from planetary.web.http_server import ThreadServer
-from planetary.web.operations import HTML, TEXT, Operation
+from planetary.web.operations import HTML, TEXT, Operation, Parameter
 
 # Metrics of a worker: field of `WorkerStatus`, name, help
 _OF_WORKERS = (
@@ -152,6 +152,9 @@ _POLICY = "; ".join(
 )
 
 
+_JOB = Parameter(name="job", text="Of a gateway with several runs: the job; by default the newest.")
+
+
 class PageOperations:
     """The page of one run."""
 
@@ -181,7 +184,8 @@ class PageOperations:
                 scope=Scope.READ,
                 handler=_unavailable(handler),
                 answer=answer,
-                refuses=(503,),
+                parameters=(_JOB,),
+                refuses=(404, 503),
             )
 
         def probe(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]]) -> Operation:
@@ -193,7 +197,8 @@ class PageOperations:
                 group="probes",
                 scope=None,
                 handler=handler,
-                refuses=(503,),
+                parameters=(_JOB,),
+                refuses=(404, 503),
             )
 
         return (

@@ -8,6 +8,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -69,6 +70,14 @@ def _fetch(place: str) -> RunStatus:
     if len(body) < promised:
         raise PeerError(f"cannot read {url}: the answer ended early; the run probably ended while it was sent")
     try:
-        return msgspec.json.decode(body, type=RunStatus)
-    except msgspec.MsgspecError as error:
+        return status_in(msgspec.json.decode(body), url)
+    except msgspec.DecodeError as error:
+        raise UserError(f"{url} is not the status of a run: {error}") from error
+
+
+def status_in(answer: Any, url: str) -> RunStatus:
+    """Return the status that a page or gateway answered with, parsed. Raises `UserError`; `url` is for its text."""
+    try:
+        return msgspec.convert(answer, type=RunStatus)
+    except msgspec.ValidationError as error:
         raise UserError(f"{url} is not the status of a run: {error}") from error

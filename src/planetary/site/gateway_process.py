@@ -43,6 +43,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         plain: no TLS and no invites; loopback addresses only.
         api_host, api_port: that the control API listens on; port 0: any.
         api_tls: whether it shows the certificate that workers see, and speaks HTTPS alone.
+        api_unencrypted: whether it may speak plain HTTP beyond loopback.
         ends_with_parent: whether it ends when the process does that started it.
     """
 
@@ -51,6 +52,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_host: str
     api_port: int
     api_tls: bool = False
+    api_unencrypted: bool = False
     ends_with_parent: bool = False
 
 
@@ -115,12 +117,19 @@ class _GatewayProcess:
         now = SystemClock().wall()
         if options.plain and options.api_tls:
             raise UserError("--api-tls needs the gateway's certificate authority, which --plain-loopback does without")
+        is_local = options.api_host == "localhost" or is_loopback(options.api_host)
+        if not (is_local or options.api_tls or options.api_unencrypted):
+            raise UserError(
+                f"refusing to serve the control API on {options.api_host} without TLS: anybody on the way could read "
+                "its tokens, and submit jobs with them. Give --api-tls (api.tls = true), or, where a proxy with TLS is "
+                "in front, --allow-unencrypted (api.allow_unencrypted = true)"
+            )
         if not options.plain:
             authority = Authority.open(options.state, now)
             security = Security.by(authority)
             self._invite = mint(authority.invite_secret, authority.fingerprint, expires=now + INVITE_S)
         self.site = Site(site, security, wall=SystemClock().wall)
-        self._page_token = "" if options.api_host == "localhost" or is_loopback(options.api_host) else new_token()
+        self._page_token = "" if is_local else new_token()
         known = {"the page's address": (Scope.READ, self._page_token)} if self._page_token else {}
         known |= {"the configuration's": (Scope.ADMIN, admin)} if admin else {}
         known["the operator's"] = (Scope.ADMIN, _operator_token(options.state))
@@ -133,8 +142,7 @@ class _GatewayProcess:
         self._tls = security.tls if options.api_tls else None
         if self._page_token and self._tls is None:
             log.warning(
-                "the control API listens on %s without TLS: tokens and answers can be read on the way. Give --api-tls "
-                "(api.tls = true), or put a proxy with TLS in front",
+                "the control API listens on %s without TLS: tokens and answers can be read on the way to the proxy",
                 options.api_host,
             )
 

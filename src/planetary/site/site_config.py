@@ -60,6 +60,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str | None = None  # address; without: as `--gateway-host`
     port: Port | None = None  # TCP port; 0: any; without: as `--gateway-port`
     tls: bool = False  # HTTPS, with the certificate that workers see
+    allow_unencrypted: bool = False  # plain HTTP beyond loopback: a proxy with TLS is in front
     token_env: str | None = None  # environment variable with the token that may do everything; without: none
     internal_token_env: str | None = None  # PCP's, without effect
 

@@ -249,7 +249,8 @@ class WorkerScheduler:
             self._share(level, free, goals)
             unlimited = unlimited[len(level) :]
         for one in self.workers.values():
-            goal, why = goals.get(one.worker, (IDLE, ""))
+            assigned = self._assigned.get(one.worker, "")
+            goal, why = goals.get(one.worker, (IDLE, f"it works for {assigned} alone" if assigned else ""))
             still_goes = goal == one.goal != one.at and one.why  # the reason of a move is that of its beginning
             one.goal, one.why = goal, one.why if still_goes else why
             if one.trial:

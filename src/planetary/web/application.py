@@ -7,7 +7,7 @@ import logging
 import secrets
 import socket
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +16,20 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
-from planetary.core.errors import ClosedError, PeerError, PlanetaryError, ResourceError, TrustError, UserError
+from planetary.core.errors import (
+    ClosedError,
+    PeerError,
+    PlanetaryError,
+    ResourceError,
+    TrustError,
+    UserError,
+    did_you_mean,
+)
 from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
-from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document
+from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document, template_of
 from planetary.web.request_bodies import parsed, read_body
 
 log = logging.getLogger(__name__)
@@ -43,7 +51,6 @@ def application(
     host: str,
     title: str,
     text: str,
-    mounts: Mapping[str, Any] | None = None,
     most_body: int = MOST_BODY,
 ) -> Any:
     """Return the ASGI application.
@@ -53,7 +60,6 @@ def application(
         access: grants scopes to requests.
         host: the listening host; see `HostGuard`.
         title, text: title and description of the document at `/v1/openapi.json`.
-        mounts: path -> ASGI application below it; these check tokens themselves.
         most_body: largest request body, in bytes.
     """
     operations = [operation for group in groups for operation in group.operations()]
@@ -75,7 +81,6 @@ def application(
     for one in [*operations, own]:
         by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body))
     routes: list[Any] = [Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()]
-    routes += [Mount(path, app) for path, app in (mounts or {}).items()]
     return HostGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
 
 
@@ -98,6 +103,7 @@ def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
         number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
         try:
             _allow(operation, access, request)
+            _check_query(operation, request.query_params)
             if operation.body is not None:
                 data = await read_body(request, most_body)
                 request.state.body = None if operation.optional and not data.strip() else parsed(data, operation.body)
@@ -137,11 +143,27 @@ def _allow(operation: Operation, access: Access, request: Request) -> None:
     if grant.scope < operation.scope:
         raise ApiError(
             403,
-            f"the token {grant.name!r} has the scope {grant.scope.word}; {operation.method} {operation.path} needs "
-            f"{operation.scope.word}",
+            f"the token {grant.name!r} has the scope {grant.scope.word}; {operation.method} "
+            f"{template_of(operation.path)} needs {operation.scope.word}",
             code="scope",
         )
     request.state.user = grant.name
+
+
+def _check_query(operation: Operation, given: Collection[str]) -> None:
+    """Raise `ApiError` for a parameter in the query that an operation does not have."""
+    if operation.checks_keys:
+        return  # another application's
+    known = [one.name for one in operation.parameters]
+    for name in given:
+        if name not in (*known, "token"):
+            there = f" There are: {', '.join(known)}" if known else " There are none"
+            raise ApiError(
+                400,
+                f"unknown parameter {name!r}{did_you_mean(name, known)}{there}",
+                param=name,
+                code="unknown_parameter",
+            )
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -16,6 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planetary.core.errors import ResourceError
 from planetary.net.addresses import address_text, port_holder, resolve_listen_address
+from planetary.net.network import TcpListener
+from planetary.net.strangers import Door, Place, StrangerLimits
 
 MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
@@ -47,11 +49,7 @@ class WebServer:
             ResourceError: the port is in use or denied; names the process that holds it, where the system permits.
             UserError: the address is not this machine's.
         """
-        config = _config(app)
-        if tls is not None:
-            config.load()
-            config.ssl = tls
-        return WebServer(_Server(config), listen(host, port, what), "http" if tls is None else "https")
+        return WebServer(_Server(_config(app), tls), listen(host, port, what), "http" if tls is None else "https")
 
     @property
     def url(self) -> str:
@@ -134,7 +132,13 @@ class ImpatientProtocol(H11Protocol):
     first_request_s = FIRST_REQUEST_S
     since = 0.0  # the event loop's time when the connection was made
 
+    def __init__(self, *, place: Place, **more: Any) -> None:
+        """`place`: where the connection waits until it is made; the other arguments are uvicorn's."""
+        super().__init__(**more)
+        self._place = place
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._place.leave()
         super().connection_made(transport)
         self.since = self.loop.time()
         self.loop.call_later(self.first_request_s, self._end_if_silent)
@@ -156,7 +160,29 @@ class ImpatientProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without signal handlers: signals belong to the enclosing process."""
+    """uvicorn's server without signal handlers: signals belong to the enclosing process.
+
+    It accepts as servers of the fabric do: of TLS handshakes, each of which takes 256 KiB, only a few are under way.
+    uvicorn alone would begin one for every connection, and give it a minute.
+    """
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(config)
+        self._tls, self._door = tls, Door(StrangerLimits())
+        self._listeners: list[TcpListener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._listeners = [TcpListener(one, self._guest, self._tls, self._door) for one in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            listener.close()
+        await super().shutdown(sockets)
+
+    def _guest(self, place: Place) -> asyncio.BaseProtocol:
+        state = self.lifespan.state
+        return ImpatientProtocol(place=place, config=self.config, server_state=self.server_state, app_state=state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -44,13 +44,15 @@ class Operation:
         name: unique, a verb and a noun.
         text: its effect, in one sentence.
         group: its section in the document.
-        scope: least scope of the token; None: no token needed.
+        scope: least scope of the token; None: no token needed, or `checks_keys`.
+        checks_keys: whether the handler itself asks for a token or another key.
         handler: returns the answer.
         body: type of the request's JSON; None: no body.
         optional: whether a request may leave the body out.
         raw: media type of a body that the handler streams itself; "": none.
         answer: type of the response's JSON, or the media type of another response.
         status: HTTP status of the response.
+        others: further answers: HTTP status and media type.
         parameters: query parameters.
         refuses: error statuses beside those of every operation.
     """
@@ -64,9 +66,11 @@ class Operation:
     handler: Handler
     body: type[msgspec.Struct] | None = None
     optional: bool = False
+    checks_keys: bool = False
     raw: str = ""
     answer: Any = JSON
     status: int = 200
+    others: Sequence[tuple[int, str]] = ()
     parameters: Sequence[Parameter] = ()
     refuses: Sequence[int] = ()
 
@@ -116,6 +120,7 @@ _STATUSES = {
     404: "There is no such thing.",
     409: "It cannot be done as things are.",
     413: "The body is too large.",
+    416: "The range begins beyond the end of the file.",
     429: "Too much is asked for at once.",
     503: "Not now.",
 }
@@ -127,7 +132,7 @@ def openapi_document(operations: Sequence[Operation], title: str, text: str) -> 
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        entry = paths.setdefault(_template(operation.path), {})
+        entry = paths.setdefault(template_of(operation.path), {})
         entry[operation.method.lower()] = _described(operation)
     return {
         "openapi": "3.1.0",
@@ -142,8 +147,8 @@ def openapi_document(operations: Sequence[Operation], title: str, text: str) -> 
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    refuses = sorted({*operation.refuses, *({401, 403} if operation.scope is not None else ())})
-    refuses = sorted({*refuses, *({400, 413} if operation.body is not None else ())})
+    refuses = {*operation.refuses, *({401, 403} if operation.scope is not None else ())}
+    refuses |= {400, 413} if operation.body is not None else {400}
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.text,
@@ -159,16 +164,16 @@ def _described(operation: Operation) -> dict[str, Any]:
             ),
         ],
         "responses": {
-            str(operation.status): {"description": operation.text, "content": _content(operation.answer)},
+            **_answers(operation),
             **{
                 str(status): {
                     "description": _STATUSES[status],
                     "content": {JSON: {"schema": {"$ref": _REFERENCE.format(name="Error")}}},
                 }
-                for status in refuses
+                for status in sorted(refuses)
             },
         },
-        "security": [] if operation.scope is None else [{"token": []}],
+        "security": [{"token": []}] if operation.scope is not None or operation.checks_keys else [],
     }
     if operation.scope is not None:
         described["description"] = f"Needs a token with the scope {operation.scope.word}."
@@ -177,6 +182,13 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         described["requestBody"] = {"required": not operation.optional, "content": _content(operation.body)}
     return described
+
+
+def _answers(operation: Operation) -> dict[str, Any]:
+    contents: dict[int, dict[str, Any]] = {operation.status: _content(operation.answer)}
+    for status, media in operation.others:
+        contents.setdefault(status, {}).update(_content(media))
+    return {str(status): {"description": operation.text, "content": content} for status, content in contents.items()}
 
 
 def _content(kind: Any) -> dict[str, Any]:
@@ -190,5 +202,6 @@ def _is_type(kind: Any) -> bool:
     return kind is not None and not isinstance(kind, str)
 
 
-def _template(path: str) -> str:
+def template_of(path: str) -> str:
+    """Return the path of an operation as the document and messages show it."""
     return re.sub(r"{(\w+):\w+}", r"{\1}", path)

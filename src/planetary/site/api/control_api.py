@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
+from starlette.responses import Response
 
 from planetary.fabric.gateway.run_files import CONFIG, METRICS
 from planetary.fabric.protocol.status import RunStatus
@@ -24,7 +25,7 @@ from planetary.site.site import Site
 from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
 from planetary.web.application import application
-from planetary.web.operations import Operations
+from planetary.web.operations import EVENTS, JSON, Operation, Operations
 
 TITLE = "planetary control API"
 TEXT = (
@@ -53,8 +54,8 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
 def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[Operations] = ()) -> Any:
     """Return the ASGI application of a site that listens on `host`; `more`: groups of others, e.g. a hub's."""
     groups = (*operations_of(site, lab=lab), *more)
-    mounts: Mapping[str, Any] = {INFERENCE: InferenceProxy(site, access)}
-    return application(groups, access, host=host, title=TITLE, text=TEXT, mounts=mounts)
+    groups = (*groups, InferenceOperations(site, access))
+    return application(groups, access, host=host, title=TITLE, text=TEXT)
 
 
 def page_of(site: Site) -> PageOperations:
@@ -82,7 +83,7 @@ def page_of(site: Site) -> PageOperations:
     return PageOperations(status, files)
 
 
-class InferenceProxy:
+class InferenceOperations:
     """Hands requests below `/v1/inference` to a served model's own application.
 
     A model that asks for keys of its own does so here, too; another one's users need a token of the site.
@@ -91,17 +92,31 @@ class InferenceProxy:
     def __init__(self, site: Site, access: Access) -> None:
         self._site, self._access = site, access
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer."""
-        try:
-            app, path = self._chosen(HTTPConnection(scope))
-        except ApiError as error:
-            await error.response()(scope, receive, send)
-            return
-        inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": "", "app_root_path": ""}
-        await app(inner, receive, send)
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        return tuple(
+            Operation(
+                method=method,
+                path=f"{INFERENCE}/{{path:path}}",
+                name=f"{verb}_served_model",
+                text=(
+                    "Hand the request to the served model's own interface, which has OpenAI's form: chat/completions, "
+                    "completions, embeddings, models. The header X-PCP-Service-ID names the job, by default the first. "
+                    "It needs one of the model's keys or, where it has none, a token with the scope read."
+                ),
+                group="inference",
+                scope=None,
+                checks_keys=True,
+                handler=self._hand_on,
+                answer=JSON,
+                others=((200, EVENTS),),
+                raw=JSON if method == "POST" else "",
+                refuses=(401, 404, 413, 429, 503),
+            )
+            for method, verb in (("GET", "ask"), ("POST", "use"))
+        )
 
-    def _chosen(self, request: HTTPConnection) -> tuple[Any, str]:
+    async def _hand_on(self, request: Request) -> Response:
         wanted = request.headers.get("x-pcp-service-id", "")
         runs = {name: run for name, run in self._site.runs.items() if run.gateway.web_app is not None}
         name = wanted or next(iter(runs), "")
@@ -120,4 +135,16 @@ class InferenceProxy:
                 code="token_needed",
                 headers={"www-authenticate": "Bearer"},
             )
-        return gateway.web_app, "/v1" + request.url.path.removeprefix(INFERENCE)
+        return _HandedOn(gateway.web_app, f"/v1/{request.path_params['path']}")
+
+
+class _HandedOn(Response):
+    """The response of another application to the same request."""
+
+    def __init__(self, app: Any, path: str) -> None:
+        super().__init__()
+        self._app, self._path = app, path
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        inner = {**scope, "path": self._path, "raw_path": self._path.encode(), "root_path": "", "app_root_path": ""}
+        await self._app(inner, receive, send)

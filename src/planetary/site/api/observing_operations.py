@@ -31,6 +31,8 @@ from planetary.web.application import json_response
 from planetary.web.operations import EVENTS as EVENT_STREAM
 from planetary.web.operations import Operation, Parameter, event_line, event_stream
 
+TOGETHER = 64
+"""Events that are sent at once, from a journal with more of them."""
 KEEP_ALIVE_S = 15.0
 """A stream without events has a comment in this time, so that nothing on the way takes it for dead."""
 
@@ -64,6 +66,7 @@ class ObservingOperations:
                 text="Return the status of every run, as JSON or for Prometheus.",
                 handler=self._metrics,
                 answer=MetricsView,
+                others=((200, PROMETHEUS),),
                 parameters=(shape,),
             ),
             read(
@@ -183,10 +186,15 @@ async def event_lines(
         except UserError as error:
             yield event_line({"message": str(error)}, name="error")
             return
-        for record in records:
-            number += 1
-            if number > after:
-                yield event_line(record, number=number, name=str(record.get("event", "")))
+        for first in range(0, len(records), TOGETHER):
+            lines = []
+            for record in records[first : first + TOGETHER]:
+                number += 1
+                if number > after:
+                    lines.append(event_line(record, number=number, name=str(record.get("event", ""))))
+            if lines:
+                yield b"".join(lines)
+            await asyncio.sleep(0)  # a client that is gone ends the stream here, and others have their turn
         if over:
             return
         quiet_s = 0.0 if records else quiet_s + 1.0

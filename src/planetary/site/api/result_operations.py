@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -58,27 +61,31 @@ class CheckpointOperations:
                 text="Download a file of a checkpoint; ranges of bytes, too.",
                 handler=self._download,
                 answer=BYTES,
+                others=((206, BYTES), (206, "multipart/byteranges")),
+                refuses=(404, 416),
             ),
         )
 
     async def _list(self, request: Request) -> CheckpointList:
         folder = Path(job_of(self._site, request).folder) / CHECKPOINTS
-        found = await asyncio.to_thread(lambda: [_checkpoint(entry) for entry in list_checkpoints(folder)])
-        return CheckpointList(checkpoints=tuple(found))
+        found = await asyncio.to_thread(_checkpoints, folder)
+        return CheckpointList(checkpoints=tuple(view for view, _ in found))
 
     async def _download(self, request: Request) -> Response:
         job, round_, name = job_of(self._site, request), request.path_params["round"], request.path_params["file"]
-        entries = await asyncio.to_thread(list_checkpoints, Path(job.folder) / CHECKPOINTS)
-        entry = next((one for one in entries if str(one.round) == round_), None)
-        if entry is None:
-            kept = ", ".join(str(one.round) for one in entries) or "none"
+        folder = Path(job.folder) / CHECKPOINTS
+        found = await asyncio.to_thread(_checkpoints, folder)
+        wanted = next((one for one in found if str(one[0].round) == round_), None)
+        if wanted is None:
+            kept = ", ".join(str(view.round) for view, _ in found) or "none"
             raise ApiError(
                 404, f"the job {job.job} has no checkpoint of round {round_}; there are: {kept}", code="no_checkpoint"
             )
-        files = {path.name: path for path in entry.path.iterdir() if path.is_file()}
+        view, path = wanted
+        files = [file.name for file in view.files]
         if name not in files:
             raise ApiError(404, f"there is no file {name!r} in it; there are: {', '.join(files)}", code="no_file")
-        return FileResponse(files[name], media_type=BYTES, filename=f"{job.job}-round-{round_}-{name}")
+        return await _download_of(path / name, request, f"{job.job}-round-{round_}-{name}")
 
 
 class ArtifactOperations:
@@ -165,6 +172,41 @@ class ArtifactOperations:
             stablehlo=manifest.signature.stablehlo_digest,
             verified=report.summary if report is not None else "",
         )
+
+
+def _checkpoints(folder: Path) -> list[tuple[CheckpointView, Path]]:
+    """Return the checkpoints in a folder with their places, but for one that is removed meanwhile. In a thread."""
+    found = []
+    for entry in list_checkpoints(folder):
+        with contextlib.suppress(FileNotFoundError):
+            found.append((_checkpoint(entry), entry.path))
+    return found
+
+
+_RANGES = re.compile(r"bytes=\s*(\d+-\d*|-\d+)(\s*,\s*(\d+-\d*|-\d+))*\s*")
+
+
+async def _download_of(path: Path, request: Request, filename: str) -> Response:
+    """Return the response with a file, or with the parts of it that are asked for. A malformed range is ignored.
+
+    Raises `ApiError` for a file that was removed meanwhile (404), and a range beyond its end (416).
+    """
+    try:
+        found = await asyncio.to_thread(os.stat, path)
+    except FileNotFoundError:
+        raise ApiError(404, f"{path.name} was removed just now, with its checkpoint", code="no_checkpoint") from None
+    asked = request.headers.get("range", "")
+    parts = re.findall(r"(\d*)-(\d*)", asked) if _RANGES.fullmatch(asked) else []
+    if not parts or any(first and last and int(first) > int(last) for first, last in parts):
+        request.scope["headers"] = [pair for pair in request.scope["headers"] if pair[0] != b"range"]
+    elif any(int(first) >= found.st_size if first else not int(last) for first, last in parts):
+        raise ApiError(
+            416,
+            f"the file has {found.st_size} bytes, and {asked!r} has none of them",
+            code="range",
+            headers={"content-range": f"bytes */{found.st_size}"},
+        )
+    return FileResponse(path, media_type=BYTES, filename=filename, stat_result=found)
 
 
 def _checkpoint(entry: CheckpointEntry) -> CheckpointView:

@@ -9,16 +9,18 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from planetary.core.errors import UserError
 from planetary.fabric.gateway.gateway import StepWanted
 from planetary.fabric.gateway.rounds_gateway import BEFORE, RollOut, RoundsGateway
 from planetary.fabric.gateway.run_files import EVENTS
+from planetary.fabric.preparation.next_step import changed_config
 from planetary.monitor.run_folder import Event, load_history
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
 from planetary.web.access import Scope
-from planetary.web.api_errors import ApiError
+from planetary.web.api_errors import ApiError, wrong
 from planetary.web.operations import Operation
 
 
@@ -90,6 +92,10 @@ class StepOperations:
         if run is None:
             state = "begins, and has no step yet" if job.state is JobState.RUNNING else f"is {job.state.value}"
             raise ApiError(409, f"the job {job.job} {state}: a running one has a training step", code="not_running")
+        try:
+            changed_config(run.gateway.config, wanted.overrides)
+        except UserError as error:
+            raise wrong("overrides", str(error)) from None
         run.gateway.roll_out(wanted)
         return await self._view(job)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from planetary.run.processes.announcement import Announcement
     from planetary.site.gateway_process import HostOptions
     from planetary.site.placement.hub_link import HubLinkOptions
-    from planetary.site.site_config import SiteConfig
+    from planetary.site.site_config import Api, SiteConfig
 
 _HUB_FLAGS = {
     "--hub": "federation.hub",
@@ -92,6 +92,11 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
         "its fingerprint with each token)",
     )
     parser.add_argument(
+        "--allow-unencrypted",
+        action="store_true",
+        help="dashboard and control API over plain HTTP on another address than loopback, behind a proxy with TLS",
+    )
+    parser.add_argument(
         "--state", type=Path, metavar="DIR", help="certificate authority and invites (default: ~/.planetary/gateway)"
     )
     parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared data and compiled steps")
@@ -156,6 +161,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
     from planetary.site.gateway_process import host_run
+    from planetary.site.site_config import Api
 
     if is_site(args):
         _run_site(args, hosted)
@@ -172,11 +178,11 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
         forgive=tuple(args.forgive),
         local_threads=args.local_threads,
     )
-    host = _host_options(args, API_HOST, hosted.api_port, tls=args.api_tls)
+    host = _host_options(args, API_HOST, hosted.api_port, Api())
     asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
 
 
-def _host_options(args: argparse.Namespace, host: str, port: int, *, tls: bool) -> HostOptions:
+def _host_options(args: argparse.Namespace, host: str, port: int, api: Api) -> HostOptions:
     from planetary.site.gateway_process import HostOptions
 
     return HostOptions(
@@ -184,7 +190,8 @@ def _host_options(args: argparse.Namespace, host: str, port: int, *, tls: bool) 
         plain=args.plain_loopback,
         api_host=args.gateway_host or host,
         api_port=args.gateway_port if args.gateway_port is not None else port,
-        api_tls=tls,
+        api_tls=args.api_tls or api.tls,
+        api_unencrypted=args.allow_unencrypted or api.allow_unencrypted,
         ends_with_parent=args.end_with_parent,
     )
 
@@ -232,7 +239,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
         forgive=tuple(args.forgive),
     )
     port_ = hosted.api_port if api.port is None else api.port
-    host = _host_options(args, api.host or API_HOST, port_, tls=args.api_tls or api.tls)
+    host = _host_options(args, api.host or API_HOST, port_, api)
     asyncio.run(host_site(config, site, host, partial(_listening, args, hosted)))
 
 

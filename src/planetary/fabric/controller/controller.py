@@ -148,6 +148,8 @@ class Controller(RunController[RoundsDesk]):
             worker.arrived_at = worker.arrived_at if since is None else now
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        if isinstance(event.message, m.Progress | m.TrainResult | m.EvalResult):
+            self.training.leases.gave_sign(worker)
         match message := event.message:
             case m.Ready() if message.artifact != worker.artifact:
                 pass  # of the training step before
@@ -173,6 +175,7 @@ class Controller(RunController[RoundsDesk]):
                 self._drop_attachment(event)
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        self.training.leases.gave_sign(worker)
         train, flight = worker.train, worker.evaluate
         if train is not None and train.task == failure.task:
             worker.train, round_ = None, train.round
@@ -272,7 +275,10 @@ class Controller(RunController[RoundsDesk]):
             self._supply(now)
 
     def _charge(self, now: float) -> None:
-        """Count refused contributions, refused held-out losses and NaN against the workers that alone had them."""
+        """Count refused contributions, refused held-out losses and NaN against the workers that alone had them.
+
+        Unresponsive workers lose their connection: one that goes on begins with an empty queue and a whole version.
+        """
         by_name = {worker.worker: worker for worker in self.desk.workers.values()}
         for name, reason in (*self.topology.take_refused(), *self.evaluation.take_refused()):
             worker = by_name.get(name)
@@ -282,6 +288,8 @@ class Controller(RunController[RoundsDesk]):
             if name in by_name and by_name[name].session in self.desk.workers:
                 reason = f"worker {name}: it got NaN from parameters that others could begin from"
                 self._strike(by_name[name], reason, "numerics", now)
+        for worker in self.training.leases.unresponsive():
+            self._lose(worker, f"no sign of it in {worker.unanswered} leases in a row: it has to connect again", now)
 
     def _retreats(self) -> bool:
         """Go back when parameters are of no use, as soon as nothing is made of them; return whether the run does."""

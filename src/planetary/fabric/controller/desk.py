@@ -104,8 +104,9 @@ class Desk(Generic[Policy_co, State_co]):
         self.under_way.forget(session)
 
     def ready_workers(self) -> list[WorkerSession]:
-        """Those that stay, in order of their names, so that the same events give the same assignment."""
-        return sorted((w for w in self.workers.values() if w.ready and not w.leaving), key=lambda w: w.worker)
+        """Those that stay and answer, in order of their names, so that the same events give the same assignment."""
+        staying = (w for w in self.workers.values() if w.ready and not w.leaving and not w.is_unresponsive)
+        return sorted(staying, key=lambda w: w.worker)
 
 
 AnyDesk = Desk[FabricPolicy, RunFold]

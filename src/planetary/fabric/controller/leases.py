@@ -45,6 +45,7 @@ class Leases:
         self._step_s: dict[str, float] = {}  # worker -> exponential mean of its seconds per inner step
         self._quorum_s: float | None = None  # exponential means; see `RoundView`
         self._sync_s: float | None = None
+        self._unanswered: dict[str, tuple[int, float]] = {}  # worker -> process, seconds of its unanswered leases
         self.pace = WorkerPaces()
 
     # --- handing out ------------------------------------------------------------------------------------------
@@ -213,6 +214,17 @@ class Leases:
 
     # --- workers' reports -------------------------------------------------------------------------------------
 
+    def gave_sign(self, worker: WorkerSession) -> None:
+        """Take note that a worker reported on a task, whether it still counts or not."""
+        worker.unanswered = 0
+        self._unanswered.pop(worker.worker, None)
+
+    def unresponsive(self) -> list[WorkerSession]:
+        """Return the workers that are to connect again, which empties their queues: no task of theirs is under way."""
+        workers = self._desk.workers.values()
+        silent = (w for w in workers if w.is_unresponsive and w.train is None and w.evaluate is None)
+        return [w for w in silent if not self._topology.keeps(w)]
+
     def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
         """Take note of an inner step."""
         train = worker.train
@@ -336,6 +348,7 @@ class Leases:
         for worker in () if carries else self._desk.ready_workers():
             if worker.train is None:
                 continue
+            self._note_unanswered(worker, worker.train, now)
             train, worker.train = worker.train, None
             self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
             self._desk.append(
@@ -407,7 +420,8 @@ class Leases:
     def wait(self, worker: WorkerSession) -> Wait | None:
         """Return until when a worker has to make progress with its tasks.
 
-        None while it has no task, and while it `awaits` the gateway.
+        None while it has no task, and while it `awaits` the gateway. The time of earlier leases without a sign of this
+        process counts, on whatever connection: where rounds are short none of them lasts long enough by itself.
         """
         tasks = [task for task in (worker.train, worker.evaluate) if task is not None]
         if not tasks or self.awaits(worker):
@@ -420,7 +434,8 @@ class Leases:
             most_s = policy.first_step_s
         else:
             most_s = max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
-        return Wait(worker.session, max(times), max(times) + most_s, "made no progress on its task")
+        since = max(times) - self._unanswered_s(worker)
+        return Wait(worker.session, since, since + most_s, "made no progress on its task")
 
     def awaits(self, worker: WorkerSession) -> bool:
         """Whether a payload from or to a worker is in flight, or a version that its lease mixes in does not exist.
@@ -444,6 +459,18 @@ class Leases:
         return sorted({holding.worker for holding in opened.holders.values()}), self._contributed_at
 
     # --- inside -----------------------------------------------------------------------------------------------
+
+    def _unanswered_s(self, worker: WorkerSession) -> float:
+        pid, seconds = self._unanswered.get(worker.worker, (worker.pid, 0.0))
+        return seconds if pid == worker.pid else 0.0
+
+    def _note_unanswered(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
+        """A lease is about to be taken back: count it if its worker could train and did not report."""
+        if train.started or self.awaits(worker) or not self._topology.reports_steps(worker):
+            return
+        worker.unanswered += 1
+        seconds = self._unanswered_s(worker) + now - max(train.assigned_at, train.complete_at)
+        self._unanswered[worker.worker] = worker.pid, seconds
 
     def _from_the_start(self, train: TrainInFlight) -> bool:
         """Whether a lease was handed out when its round began, not to a late worker or as an orphan."""

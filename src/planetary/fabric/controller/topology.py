@@ -72,6 +72,10 @@ class Topology(ABC):
     def finished(self, round_: int) -> None:
         """Take note that a round is finished: where a checkpoint was due, it is written."""
 
+    def reports_steps(self, worker: WorkerSession) -> bool:
+        """Whether a lease of this worker without a report means that it stands still."""
+        return True
+
     def evaluators(self) -> list[WorkerSession]:
         """Return the ready workers that may be asked for held-out losses, in order of their names."""
         return self._desk.ready_workers()

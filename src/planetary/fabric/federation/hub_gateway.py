@@ -197,6 +197,10 @@ class Sites(Star):
         """See `Topology`: sites evaluate for themselves."""
         return [worker for worker in super().evaluators() if worker.backend != SITE]
 
+    def reports_steps(self, worker: WorkerSession) -> bool:
+        """See `Topology`: a site reports its rounds, and keeps no queue of versions."""
+        return worker.backend != SITE
+
     @property
     def is_evaluated(self) -> bool:
         """See `Topology`."""

@@ -8,6 +8,9 @@ import msgspec
 
 from planetary.machine.state_table import Table, advance
 
+MOST_UNANSWERED = 3
+"""Leases in a row that may come back without a sign of the worker. Each may leave a version in the worker's queue."""
+
 
 class Phase(StrEnum):
     """How far a worker's session has come."""
@@ -98,6 +101,7 @@ class WorkerSession(msgspec.Struct):
     arrived_at: float = 0.0  # when the last of them was here
     arrival_s: float = 0.0  # seconds that it took
     mixed: int = -1  # the newest version that is in its own values once its lease is trained
+    unanswered: int = 0  # leases in a row that came back from it without a sign
     train: TrainInFlight | None = None
     evaluate: EvalInFlight | None = None
 
@@ -105,6 +109,11 @@ class WorkerSession(msgspec.Struct):
     def ready(self) -> bool:
         """Whether it takes tasks."""
         return self.phase is Phase.READY
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Whether it gets no more tasks and versions until it gives a sign or connects again."""
+        return self.unanswered >= MOST_UNANSWERED
 
     def advance(self, event: str) -> None:
         """Take a step of `WORKER_SESSION`."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planetary.core.config import config_hash, load_config
-from planetary.fabric.preparation.budget import BUDGETS, MachineSpeed, fit, smaller, why_smaller
+from planetary.fabric.preparation.budget import BUDGETS, KeptSpeed, MachineSpeed, fit, smaller, why_smaller
 
 CONFIG = load_config(Path(__file__).parents[3] / "examples" / "stdlib.toml")
 
@@ -76,3 +76,21 @@ def test_a_machine_on_which_the_fewest_rounds_take_too_long_trains_the_smaller_m
 def test_a_configuration_without_a_smaller_model_keeps_its_own() -> None:
     only = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, smaller={}))
     assert smaller(only, MachineSpeed(100.0, 0.5)) is None
+
+
+def test_a_disturbed_timing_is_repeated_until_one_is_undisturbed_and_the_faster_stays() -> None:
+    disturbed = KeptSpeed(MachineSpeed(0.4, 0.9, made_s=25), busy=0.45)
+    quiet = KeptSpeed(MachineSpeed(0.2, 0.5, made_s=0.0), busy=0.98)
+    assert not disturbed.is_settled
+    assert quiet.is_settled
+    kept = disturbed.beside(quiet)
+    assert kept == KeptSpeed(MachineSpeed(0.2, 0.5, made_s=25), busy=0.98)  # the compilation was timed the first time
+    worse = disturbed.beside(KeptSpeed(MachineSpeed(0.6, 1.2), busy=0.3))
+    assert worse == disturbed
+    assert not worse.is_settled
+
+
+def test_a_step_that_never_keeps_its_threads_busy_is_timed_twice() -> None:
+    idle = KeptSpeed(MachineSpeed(0.2, 0.5), busy=0.5)
+    assert not idle.is_settled
+    assert idle.beside(KeptSpeed(MachineSpeed(0.206, 0.5), busy=0.5)).is_settled

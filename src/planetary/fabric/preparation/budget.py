@@ -59,6 +59,46 @@ class MachineSpeed(msgspec.Struct, frozen=True):
         return max(OTHERWISE_S, BESIDE_MAKING_S + PER_MADE_S * self.made_s)
 
 
+UNDISTURBED_BUSY = 0.8
+"""Processor seconds per second and thread from which on a timing counts as undisturbed. A step that computes on one
+thread comes near 1 alone, and near a half beside one other program for each core."""
+
+AGREEMENT = 0.05
+"""Two timings agree when their steps differ by at most this part."""
+
+
+class KeptSpeed(msgspec.Struct, frozen=True):
+    """A measurement in the cache.
+
+    Attributes:
+        speed: of the fastest measurement so far: other programs only make steps longer.
+        busy: of that one, the least of its processes; see `StepTimes`.
+        repeated: whether the last two measurements agree, so that another would bring nothing new.
+    """
+
+    speed: MachineSpeed
+    busy: float
+    repeated: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is not measured again: it was undisturbed, or it has been repeated.
+
+        Some steps never keep all their threads busy, so that a low `busy` alone proves no disturbance.
+        """
+        return self.busy >= UNDISTURBED_BUSY or self.repeated
+
+    def beside(self, again: KeptSpeed) -> KeptSpeed:
+        """Return the measurement to keep after `again`. A compilation is timed once: its time is that of the longer."""
+        best = self if self.speed.step_s <= again.speed.step_s else again
+        differ = abs(self.speed.step_s - again.speed.step_s)
+        return KeptSpeed(
+            msgspec.structs.replace(best.speed, made_s=max(self.speed.made_s, again.speed.made_s)),
+            best.busy,
+            repeated=differ <= AGREEMENT * best.speed.step_s,
+        )
+
+
 class FittedBudget(msgspec.Struct, frozen=True):
     """The chosen budget and the configuration that it makes."""
 

@@ -130,7 +130,7 @@ class _Race:
         except CompileError as error:
             self.failures[flags.name] = str(error)
         else:
-            self._times.setdefault(flags.name, []).extend(times)
+            self._times.setdefault(flags.name, []).extend(times.milliseconds)
 
     def trials(self, candidates: Sequence[FlagSet]) -> list[FlagTrial]:
         """Return the result of each candidate."""

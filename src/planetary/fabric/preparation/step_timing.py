@@ -2,14 +2,15 @@
 
     python -m planetary.fabric.preparation.step_timing FOLDER
 
-`FOLDER` holds the request and the values, and is given the answer: the milliseconds of each step.
+`FOLDER` holds the request and the values, and is given the answer: a `StepTimes`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -41,14 +42,27 @@ class TimingRequest(msgspec.Struct, frozen=True):
     steps: int
 
 
+class StepTimes(msgspec.Struct, frozen=True):
+    """Times of steps in one process.
+
+    Attributes:
+        milliseconds: of each step.
+        busy: processor seconds of the process per second and thread meanwhile; 1.0 for a device that is no CPU, whose
+            time this process does not see. Below what the step reaches alone, other programs had the cores.
+    """
+
+    milliseconds: list[float]
+    busy: float
+
+
 def write_values(folder: Path, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> None:
     """Write the values that the step starts from, once for any number of timings in `folder`."""
     np.savez(folder / "params.npz", allow_pickle=False, **params)
     np.savez(folder / "buffers.npz", allow_pickle=False, **buffers)
 
 
-async def time_steps(folder: Path, request: TimingRequest) -> list[float]:
-    """Return the milliseconds of each step, measured in a child process.
+async def time_steps(folder: Path, request: TimingRequest) -> StepTimes:
+    """Return the times of the steps, measured in a child process.
 
     Raises:
         CompileError: the process crashed, took longer than `TIME_LIMIT_S`, or the step gave no finite loss.
@@ -69,19 +83,34 @@ async def time_steps(folder: Path, request: TimingRequest) -> list[float]:
     if code != 0:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(f"the process that runs the step {describe_exit(code)}: {output[-1] if output else ''}")
-    return msgspec.json.decode((folder / "times.json").read_bytes(), type=list[float])
+    return msgspec.json.decode((folder / "times.json").read_bytes(), type=StepTimes)
 
 
 def _serve(folder: Path) -> None:
     from planetary.compiler.check.parity import random_batches
-    from planetary.runtime.backends import open_executor
+    from planetary.runtime.backends import CPU_BACKENDS, open_executor
+    from planetary.runtime.host import usable_cores
 
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TimingRequest)
     params, buffers = (_load(folder / name) for name in ("params.npz", "buffers.npz"))
     executor = open_executor(request.artifact, request.spec, backend=request.backend, threads=request.threads or None)
     executor.load(params, buffers, None)
-    times = step_milliseconds(executor, random_batches(request.spec, WARM_UP_STEPS + request.steps, seed=0))
-    (folder / "times.json").write_bytes(msgspec.json.encode(times))
+    batches = list(random_batches(request.spec, WARM_UP_STEPS + request.steps, seed=0))
+    began: list[tuple[float, float]] = []
+    milliseconds = step_milliseconds(executor, _noting(batches, began))
+    wall_s, processor_s = time.perf_counter() - began[WARM_UP_STEPS][0], time.process_time() - began[WARM_UP_STEPS][1]
+    threads = request.threads or usable_cores()
+    busy = processor_s / (wall_s * threads) if request.backend in CPU_BACKENDS else 1.0
+    (folder / "times.json").write_bytes(msgspec.json.encode(StepTimes(milliseconds, busy)))
+
+
+def _noting(
+    batches: Sequence[Sequence[np.ndarray]], began: list[tuple[float, float]]
+) -> Iterator[Sequence[np.ndarray]]:
+    """Yield `batches`, and note wall and processor seconds before each."""
+    for batch in batches:
+        began.append((time.perf_counter(), time.process_time()))
+        yield batch
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -91,6 +91,11 @@ def test_a_disturbed_timing_is_repeated_until_one_is_undisturbed_and_the_faster_
 
 
 def test_a_step_that_never_keeps_its_threads_busy_is_timed_twice() -> None:
-    idle = KeptSpeed(MachineSpeed(0.2, 0.5), busy=0.5)
+    idle = KeptSpeed(MachineSpeed(0.2, 0.5), busy=0.6)
     assert not idle.is_settled
-    assert idle.beside(KeptSpeed(MachineSpeed(0.206, 0.5), busy=0.5)).is_settled
+    assert idle.beside(KeptSpeed(MachineSpeed(0.206, 0.5), busy=0.6)).is_settled
+
+
+def test_two_timings_under_the_same_load_agree_and_are_not_settled() -> None:
+    loaded = KeptSpeed(MachineSpeed(0.4, 0.9), busy=0.25)
+    assert not loaded.beside(loaded).is_settled

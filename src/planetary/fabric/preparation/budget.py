@@ -63,6 +63,9 @@ UNDISTURBED_BUSY = 0.8
 """Processor seconds per second and thread from which on a timing counts as undisturbed. A step that computes on one
 thread comes near 1 alone, and near a half beside one other program for each core."""
 
+LEAST_BUSY = 0.5
+"""Below this a timing is never settled: two that agree may both have been taken under the same load."""
+
 AGREEMENT = 0.05
 """Two timings agree when their steps differ by at most this part."""
 
@@ -73,7 +76,7 @@ class KeptSpeed(msgspec.Struct, frozen=True):
     Attributes:
         speed: of the fastest measurement so far: other programs only make steps longer.
         busy: of that one, the least of its processes; see `StepTimes`.
-        repeated: whether the last two measurements agree, so that another would bring nothing new.
+        repeated: whether the last two measurements agree.
     """
 
     speed: MachineSpeed
@@ -82,11 +85,11 @@ class KeptSpeed(msgspec.Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is not measured again: it was undisturbed, or it has been repeated.
+        """Whether it is not measured again: it was undisturbed, or little disturbed and repeated.
 
         Some steps never keep all their threads busy, so that a low `busy` alone proves no disturbance.
         """
-        return self.busy >= UNDISTURBED_BUSY or self.repeated
+        return self.busy >= UNDISTURBED_BUSY or (self.repeated and self.busy >= LEAST_BUSY)
 
     def beside(self, again: KeptSpeed) -> KeptSpeed:
         """Return the measurement to keep after `again`. A compilation is timed once: its time is that of the longer."""

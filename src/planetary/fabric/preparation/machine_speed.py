@@ -77,8 +77,8 @@ async def measure_speed(
 ) -> MachineSpeed:
     """Return the times of a step and a round here: as measured before, or measured now and kept in `cache`.
 
-    A measurement that other programs disturbed is repeated by each run until it is undisturbed or agrees with the one
-    before it (`KeptSpeed`). Another compiler or runtime makes another key.
+    A measurement that other programs disturbed is repeated by each run until it is settled (`KeptSpeed`), and the
+    fastest counts. Another compiler or runtime makes another key.
 
     Args:
         config: for the number of workers.

@@ -25,10 +25,12 @@ def blocks(**counts: int) -> pytest.MarkDecorator:
     )
 
 
-@pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 80), marks=pytest.mark.slow)], ids=["first", "rest"]
+)
 @pytest.mark.parametrize("way", WAYS)
-def test_random_fault_schedules(way: str, block: int) -> None:
-    sweep(range(block * 40, (block + 1) * 40), **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
+def test_random_fault_schedules(way: str, seeds: range) -> None:
+    sweep(seeds, **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ def chosen(group: str, dtype: str, every: int = 1) -> list[Case]:
     return list(cases(group, dtype))[::every]
 
 
-QUICK = {"unary": 4, "binary": 3, "shape": 2, "real": 5, "dot": 1}
+QUICK = {"unary": 8, "binary": 6, "shape": 4, "real": 10, "dot": 1}
 """Every how many-th case of float32 is in the quick tests; the others of float32 follow in those that compile."""
 
 

@@ -214,6 +214,7 @@ def test_a_shards_next_owner_counts_its_predecessors_sketches(tmp_path: Path) ->
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_unasked_experts_free_no_place_in_the_window(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 40, 7)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 1)

@@ -108,6 +108,7 @@ def test_rematerialised_gradients_are_the_same_and_computed_from_fewer_kept_valu
     assert apart(again("gradients", tensors), kept("gradients", tensors)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_mixture_trains_in_bf16_in_parts_and_with_less_memory() -> None:
     options = replace(OPTIONS, precision="bf16", micro_batches=2, remat="blocks")
     trainer, _, reports = train(6, dense=options, experts=options)

@@ -197,6 +197,7 @@ def test_an_exported_run_has_its_surrogates_beside_the_real_model(
         load_trained(tmp_path, weights, "surrogates")
 
 
+@pytest.mark.slow
 def test_a_saved_training_runs_in_the_same_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer, states, _ = train(3)
     saved = SavedTraining(TINY, trainer.training, trainer.owners, states[-1])

@@ -36,11 +36,11 @@ from planetary.serve.program.text_memory import KeysAndValues, RecurrentState
 WINDOW = 4 * PAGE
 MODELS: list[Any] = [
     (nanochat, {}),
-    (gpt2, {"sequence_length": WINDOW}),
+    pytest.param(gpt2, {"sequence_length": WINDOW}, marks=pytest.mark.slow),
     pytest.param(llama, {}, marks=pytest.mark.slow),
     (llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}),
     pytest.param(moe, {}, marks=pytest.mark.slow),
-    (latent_moe, {}),
+    pytest.param(latent_moe, {}, marks=pytest.mark.slow),
     (mamba2, {}),
     pytest.param(mamba2, {"n_tap": 1, "chunk": 64}, marks=pytest.mark.slow),
 ]
@@ -152,6 +152,7 @@ def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:
     assert changed.tolist() == [0, 3]
 
 
+@pytest.mark.slow
 def test_a_cache_of_sixteen_bits_is_close() -> None:
     device = Device(nanochat, {}, element="bf16")
     reach, text = device.shape.reaches[0], list(range(2 * PAGE))

@@ -322,17 +322,18 @@ def test_a_damaged_compiled_step_is_built_again(copied: Path, shared_cache: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("changes", "words"),
     [
-        ("optimizer.learning_rate=0.1", "another configuration"),
-        ("train.rounds=2", "more than train.rounds = 2"),
+        (("optimizer.learning_rate=0.1", "train.rounds=4"), "another configuration"),
+        (("optimizer.learning_rate=0.1",), "nothing to resume in runs/tiny: all its 3 rounds are trained"),
+        (("train.rounds=2",), "with train.rounds = 2: 3 rounds are trained"),
     ],
 )
-def test_a_resumed_run_is_the_same_run(copied: Path, shared_cache: Path, change: str, words: str) -> None:
+def test_a_resumed_run_is_the_same_run(copied: Path, shared_cache: Path, changes: tuple[str, ...], words: str) -> None:
     ended = run(
         "gateway",
         "--resume=runs/tiny",
-        f"--set={change}",
+        *(f"--set={change}" for change in changes),
         f"--cache={shared_cache}",
         "--plain-loopback",
         "--port=0",

@@ -45,7 +45,7 @@ from planetary.moe.training.participant_states import computed_weights, merged_m
         ("exact", {}, False),
         pytest.param("topk", {}, False, marks=pytest.mark.slow),
         pytest.param("exact", {"inner_steps": 2, "trust": 0.1, "sketch_fraction": 0.5}, False, marks=pytest.mark.slow),
-        ("exact", {}, True),
+        pytest.param("exact", {}, True, marks=pytest.mark.slow),
         pytest.param("4bit", {"rank": TINY.n_hidden, "refresh_form": "4bit"}, True, marks=pytest.mark.slow),
     ],
     ids=["exact", "topk", "inner steps", "ternary", "ternary copies"],

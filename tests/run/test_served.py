@@ -207,6 +207,7 @@ def build():
         served(tmp_path / "mute")
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_the_one_it_was_written_from(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 3, seed=1, options={**SMALL, "n_layer": 1})
     config = ServeConfig(context=32, batch=1, weights="int8")

@@ -42,6 +42,7 @@ def test_logits_of_torch_exports_are_found(name: str) -> None:
     assert found.shape == (2, 8, 32)
 
 
+@pytest.mark.slow
 def test_found_logits_have_the_probabilities_of_the_models_own(tmp_path: Path) -> None:
     model = export_model("planetary.models.nanochat:build", TINY)
     _, params, _ = nanochat.build(**TINY)

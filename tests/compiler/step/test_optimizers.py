@@ -155,6 +155,7 @@ def test_adafactor_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Mod
     assert all(spec.shape[0] == 7 for spec in run.step.spec.opt_state if spec.name.endswith(".cube"))
 
 
+@pytest.mark.slow
 def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
     options = _options(optimizer="adafactor", matrix_stacks=("cub*",))
     run = Run(build_train_step(model, options), mlp_params(), CONSTANT)
@@ -162,7 +163,7 @@ def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("nesterov", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
     run = Run(
         build_train_step(model, _options(optimizer="muon", nesterov=nesterov, adam_for=("emb*",), clip_norm=0.0)),

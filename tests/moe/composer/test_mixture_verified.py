@@ -114,6 +114,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_role_reports_the_device_of_its_verified_program(machine: Machine) -> None:
     ready = machine.ready()
     assert (ready.artifact, ready.device) == (machine.job.artifact, "a good device")

@@ -227,6 +227,7 @@ def test_unasked_experts_free_no_place_in_the_window(tmp_path: Path) -> None:
     assert [len(unanswered(cluster, worker, 0)) for worker in (a, b)] == [WINDOW, WINDOW]
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_used_is_no_answer_while_others_may_try(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 40, 8)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 4)
@@ -279,6 +280,7 @@ def test_work_that_the_queue_drops_frees_a_place_in_the_window(tmp_path: Path) -
     assert cluster.finish().ok
 
 
+@pytest.mark.slow
 def test_work_that_was_given_away_before_the_gateway_was_restarted_is_given_again_at_once(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 11, window=1)
     w = cluster.start("w")

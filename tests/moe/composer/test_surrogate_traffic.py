@@ -129,6 +129,7 @@ def test_only_layers_with_news_are_copied_and_a_bank_that_steps_compute_with_nev
     assert install(after, [surrogate_message(1, 2, owner=0, version=3, a=ones, b=ones.T)], plan).a[1] is after.a[1]
 
 
+@pytest.mark.slow
 def test_the_steps_thread_only_swaps_the_bank(pair: Pair) -> None:
     bank, before = pair.here.traffic.bank, [x.copy() for x in pair.here.traffic.bank.a]
     pair.refresh(pair.there, 1, 3)

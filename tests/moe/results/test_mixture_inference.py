@@ -127,7 +127,9 @@ def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run
     assert rows[3].split()[1:] == [*[f"{found.losses.mixed[1]:.4f}"] * 2, *[f"{found.losses.alone[1]:.4f}"] * 2]
 
 
-@pytest.mark.parametrize("experts", ["real", "surrogates", "composer:1"])
+@pytest.mark.parametrize(
+    "experts", ["real", *(pytest.param(one, marks=pytest.mark.slow) for one in ("surrogates", "composer:1"))]
+)
 def test_every_choice_of_experts_can_be_served(run: Path, saved: SavedTraining, experts: str) -> None:
     model = model_with(saved, experts_named(experts))
     found = jax.jit(lambda params: model.decode(params, TOKENS, WholeText(TOKENS)))(model.params)
@@ -215,6 +217,7 @@ def test_a_saved_training_runs_in_the_same_ways(tmp_path: Path, capsys: pytest.C
         load_trained(tmp_path / "words")
 
 
+@pytest.mark.slow
 def test_a_composer_that_owns_every_expert_has_the_real_model() -> None:
     training = replace(BASE, replicas=2)  # of two composers
     trainer = MoeTrainer(TINY, training, optimise=False)

@@ -41,6 +41,7 @@ def test_a_load_is_the_number_of_tokens_that_choose_an_expert() -> None:
     assert loads.tolist() == [[0, 0, 0, 0, TOKENS.size, TOKENS.size]] * MODEL.n_layer
 
 
+@pytest.mark.slow
 def test_every_token_chooses_as_many_experts_as_are_active() -> None:
     loads = np.asarray(expert_loads(filled(parameters(MODEL), drawn_model(MODEL)), TOKENS, MODEL))
     assert (loads.sum(axis=1) == TOKENS.size * MODEL.n_active).all()

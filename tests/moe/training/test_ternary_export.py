@@ -100,6 +100,7 @@ def test_a_packed_model_has_the_float_ones_logits_and_loss_bit_for_bit(exported:
     assert got == wanted
 
 
+@pytest.mark.slow
 def test_a_packed_model_generates_the_same_text(
     exported: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

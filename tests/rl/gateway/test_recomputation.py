@@ -99,6 +99,7 @@ def taken(changed: dict[str, np.ndarray] | None = None) -> tuple[Texts, list[Dia
     return held, held.take(False, (1, 2), 4, pack_arrays(SAMPLED_TEXTS, None, sent))
 
 
+@pytest.mark.slow
 def test_honest_texts_are_found_right_and_carry_their_version() -> None:
     held, dialogues = taken()
     assert len(dialogues) == 6

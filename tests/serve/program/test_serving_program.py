@@ -38,10 +38,10 @@ MODELS: list[Any] = [
     (nanochat, {}),
     pytest.param(gpt2, {"sequence_length": WINDOW}, marks=pytest.mark.slow),
     pytest.param(llama, {}, marks=pytest.mark.slow),
-    (llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}),
+    pytest.param(llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}, marks=pytest.mark.slow),
     pytest.param(moe, {}, marks=pytest.mark.slow),
     pytest.param(latent_moe, {}, marks=pytest.mark.slow),
-    (mamba2, {}),
+    pytest.param(mamba2, {}, marks=pytest.mark.slow),
     pytest.param(mamba2, {"n_tap": 1, "chunk": 64}, marks=pytest.mark.slow),
 ]
 

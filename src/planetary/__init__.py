@@ -10,8 +10,9 @@ notice. Nothing is imported before a name is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from planetary.lazy_names import lazy_names
 from planetary.version import __version__
 
 if TYPE_CHECKING:
@@ -58,17 +59,7 @@ _HOMES = {
     "train_async": "planetary.run.train",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from the module that has it."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'planetary' has no attribute {name!r}; public are {', '.join(__all__)}")
-    import importlib
-
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

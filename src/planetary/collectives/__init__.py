@@ -7,7 +7,9 @@ all with their inputs intact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from planetary.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from planetary.collectives.master.master import Master
@@ -67,17 +69,7 @@ _HOMES = {
     "Work": "planetary.collectives.peer.work",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from the module that has it."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {', '.join(__all__)}")
-    import importlib
-
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

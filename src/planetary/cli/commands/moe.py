@@ -156,7 +156,7 @@ def add_cost(actions: Any) -> None:
         help="print the cost model's table",
         description=(
             "Arithmetic, memory, the traffic that is removed, and the traffic that comes in its place. Nothing is\n"
-            "built. With a configuration, its model, batch, ranks and horizons; flags go before what it says."
+            "built. With a configuration, its model, batch, ranks and horizons; flags override it."
         ),
         epilog=(
             "example:\n"

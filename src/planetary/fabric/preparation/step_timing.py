@@ -48,7 +48,7 @@ class StepTimes(msgspec.Struct, frozen=True):
     Attributes:
         milliseconds: of each step.
         busy: processor seconds of the process per second and thread meanwhile; 1.0 for a device that is no CPU, whose
-            time this process does not see. Below what the step reaches alone, other programs had the cores.
+            time this process does not see. Less than the step reaches alone: other programs had the cores.
     """
 
     milliseconds: list[float]

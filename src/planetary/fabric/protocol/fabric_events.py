@@ -8,7 +8,7 @@ from __future__ import annotations
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.diloco.deltas import Table
-from planetary.fabric.protocol.changes import (  # noqa: F401
+from planetary.fabric.protocol.changes import (  # noqa: F401  # the same: controllers and gateways speak it
     WHOLE,
     Change,
     ChangeOf,

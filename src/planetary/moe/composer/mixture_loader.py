@@ -85,8 +85,8 @@ def roles_on(
 
     And the seconds that it takes for the largest function of a composer; 0: not measured.
 
-    Only parts of the program that an allowed role needs are run; so nothing else is compiled by a device that compiles
-    what it is called for.
+    Only parts of the program that an allowed role needs are run, so a device that compiles functions at their first
+    call compiles no others.
 
     Args:
         program: the job's, on the device.

@@ -74,7 +74,7 @@ class ComposerSurrogates:
         self._connected = False
 
     def disconnected(self) -> None:
-        """Forget what the gateway has: the connection was lost."""
+        """Forget the gateway's copies: the connection was lost."""
         self._known.clear()
         self._connected = False
 

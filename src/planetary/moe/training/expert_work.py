@@ -117,7 +117,7 @@ def optimizer_step(
 def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -> Improved:
     """Return the experts as their owner gets them, with the new residuals and the deltas that travel.
 
-    A delta is a message per weight tensor of the layer. "exact" is bit for bit what the worker has. So travels a
+    A delta is a message per weight tensor of the layer. "exact" has the bits of the worker's own tensors. So travels a
     result that is not finite, which no other form can represent, and which its judge refuses.
     """
     if form == "exact" or not all(np.isfinite(value).all() for value in improved.weights.values()):

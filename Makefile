@@ -39,17 +39,18 @@ train: $(STAMP) ## train the example model with two workers (the main job)
 test: $(STAMP) ## run every check, the quick tests, one compiled step and one killed process
 	@$(MAKE) --no-print-directory -j 2 lint types layers test-quick
 
-# Two files at a time: tests of processes mostly wait. tests/conftest.py puts the quick ones first.
-PYTEST_TWO = $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+# Three files at a time: on two cores, tests of processes and sockets mostly wait. tests/conftest.py puts the quick ones
+# first.
+PYTEST_FILES = $(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test-all: $(STAMP) ## run every test but soak, and no check
-	$(PYTEST_TWO)
+	$(PYTEST_FILES)
 
 test-quick: $(STAMP) ## run the tests of `make test`, and no check
-	$(PYTEST_TWO) -m "not slow and not soak and not device"
+	$(PYTEST_FILES) -m "not slow and not soak and not device"
 
 test-rest: $(STAMP) ## run the tests of `make test-all` that `make test` leaves out
-	$(PYTEST_TWO) -m "slow and not soak and not device"
+	$(PYTEST_FILES) -m "slow and not soak and not device"
 
 soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)

@@ -26,6 +26,8 @@ from planetary.runtime.iree_executor import IreeExecutor
 
 FILES = Path(__file__).parent / "torch_exports"
 NAMES = sorted(path.stem for path in FILES.glob("*.mlir"))
+QUICK = ("nanogpt_bf16", "nanogpt_f32", "qwen")
+"""Models whose gradients `make test` compares."""
 VOCABULARY = 32
 
 
@@ -49,7 +51,9 @@ def test_there_is_a_model_of_every_family() -> None:
     assert all((FILES / f"{name}.mlir").stat().st_size < 100_000 for name in NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_loss_and_gradients_are_pytorchs(name: str) -> None:
     model, expected = model_of(name), np.load(FILES / f"{name}.npz")
     params, batch = numbers(model)

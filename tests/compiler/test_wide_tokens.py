@@ -23,6 +23,9 @@ from planetary.runtime.iree_executor import IreeExecutor
 from token_models import text_model
 
 PAIRS = [("int64", "int64"), ("uint16", "uint16"), ("uint32", "int64"), ("int32", "uint16")]
+"""Types of inputs and targets."""
+QUICK = [(PAIRS[0], 1), (PAIRS[1], 2)]
+"""Pairs and numbers of micro-batches that `make test` tries."""
 
 
 def model(folder: Path, inputs: str, targets: str, *, vocab: int = 256) -> Model:
@@ -38,8 +41,14 @@ def losses(step: TrainStep, made: Model, highest: int) -> list[np.ndarray]:
     return run_reference(step.portable, "eval_step", arguments, ["f32"])
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize(("inputs", "targets"), PAIRS)
+@pytest.mark.parametrize(
+    ("inputs", "targets", "micro_batches"),
+    [
+        pytest.param(*pair, count, marks=() if (pair, count) in QUICK else pytest.mark.slow)
+        for pair in PAIRS
+        for count in (1, 2)
+    ],
+)
 def test_a_step_computes_the_same_with_every_token_type(
     inputs: str, targets: str, micro_batches: int, tmp_path: Path
 ) -> None:

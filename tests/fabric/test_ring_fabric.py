@@ -26,7 +26,7 @@ def blocks(**counts: int) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 80), marks=pytest.mark.slow)], ids=["first", "rest"]
+    "seeds", [range(20), pytest.param(range(20, 80), marks=pytest.mark.slow)], ids=["first", "rest"]
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_random_fault_schedules(way: str, seeds: range) -> None:
@@ -34,7 +34,7 @@ def test_random_fault_schedules(way: str, seeds: range) -> None:
 
 
 @pytest.mark.slow
-@blocks(ring=3, overlap=2)
+@blocks(ring=2, overlap=2)
 def test_more_random_fault_schedules(way: str, block: int) -> None:
     first = SLOW_SEEDS + block * 80
     sweep(range(first, first + 80), **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)

@@ -258,6 +258,7 @@ def test_experts_of_a_lost_owner_go_on_with_the_next_one(
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_a_replacement_starts_from_the_kept_state_and_the_newest_merge_of_its_experts(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60, **TWICE), seed=22, grace_s=2.0)
     for name in ("a", "b", "c"):

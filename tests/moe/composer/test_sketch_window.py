@@ -242,6 +242,7 @@ def test_a_result_that_cannot_be_used_is_no_answer_while_others_may_try(tmp_path
     assert cluster.finish().ok
 
 
+@pytest.mark.slow
 def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> None:
     cluster, a, _ = offloaded(tmp_path, 60, 9)
     watched(cluster, lambda: a.machine.done >= 4)

@@ -94,6 +94,7 @@ def test_f16_is_refused() -> None:
         composer_program(MODEL, SHAPE, StepOptions(precision="f16"))
 
 
+@pytest.mark.slow
 def test_rematerialised_gradients_are_the_same_and_computed_from_fewer_kept_values(
     tensors: dict[str, np.ndarray],
 ) -> None:

@@ -55,7 +55,12 @@ class Bench:
                 case e.RestoreParameters():
                     self.restores.append(instruction)
                 case e.Compile():
-                    self.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))
+                    self.compile(instruction)
+
+    def compile(self, instruction: e.Compile) -> None:
+        self.tell(
+            e.Compiled(instruction.backend, instruction.target, instruction.features, "a" * 64, 1, 1.0, "verified")
+        )
 
     def table_of(self, instruction: e.MeasureContributions) -> Table:
         """The inner products of the deltas that the test gave the tasks; all others are [1, 0]."""

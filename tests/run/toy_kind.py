@@ -119,6 +119,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
         timings = self.config.timings
         policy = ToyPolicy(
             run="toy",
+            startup_grace_s=timings.startup_grace_s,
             abandon_after_s=60.0,
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,

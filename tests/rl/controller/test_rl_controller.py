@@ -54,6 +54,7 @@ GROUPS, COMPLETIONS = 4, 2
 def policy(**changes: object) -> PolicyOfRun:
     values: dict[str, object] = {
         "run": "learned",
+        "startup_grace_s": 50.0,
         "abandon_after_s": 0.0,
         "heartbeat_s": 1.0,
         "silent_after_s": 5.0,

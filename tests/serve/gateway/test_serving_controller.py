@@ -36,6 +36,7 @@ class Fabric:
     def __init__(self) -> None:
         policy = ServingPolicy(
             run="served",
+            startup_grace_s=50.0,
             abandon_after_s=0.0,
             heartbeat_s=1.0,
             silent_after_s=5.0,

@@ -230,7 +230,7 @@ class Controller(RunController[RoundsDesk]):
     def _advance(self, now: float) -> bool:
         """Go on with the rounds; true when one came to an end, so that more may have become possible."""
         if self._offered is not None and self.training.may_open:
-            self._replace_step(self._offered)
+            self._replace_step(self._offered, now)
         self._supply(now)
         if self._may_open(now):
             self.training.open(now)
@@ -243,7 +243,7 @@ class Controller(RunController[RoundsDesk]):
             self.evaluation.hand_out(now)  # before the next round's tasks
         return reduced is not None
 
-    def _replace_step(self, offered: e.StepOffered) -> None:
+    def _replace_step(self, offered: e.StepOffered, now: float) -> None:
         """Go on with another training step. No round is under way, so that no task is; evaluations are begun again."""
         self._offered, state, model = None, self.state, offered.spec.stablehlo_digest
         before = state.steps[-1]
@@ -259,7 +259,7 @@ class Controller(RunController[RoundsDesk]):
             if worker.evaluate is not None:
                 self.evaluation.give_back(worker.evaluate)
                 worker.evaluate = None
-        self.membership.replace_step(offered.compiled)
+        self.membership.replace_step(offered.compiled, now)
 
     def _outer_step_done(self, round_: int, now: float) -> None:
         self.evaluation.begin(round_)

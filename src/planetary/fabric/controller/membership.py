@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from planetary.fabric.controller.desk import AnyDesk
@@ -39,11 +40,12 @@ class Membership:
         self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
         self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
+        self._began_at = now
         self.first_ready_at: float | None = None
         self.deserted_at: float | None = now  # since when no worker is connected
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
 
-    def hello(self, session: int, hello: m.Hello) -> list[WorkerSession]:
+    def hello(self, session: int, hello: m.Hello, now: float) -> list[WorkerSession]:
         """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
         desk = self._desk
         refusal = refuse(hello, desk.policy, desk.state, self._connected())
@@ -72,6 +74,7 @@ class Membership:
             hello.target,
             hello.target_features,
             Phase.COMPILING,
+            phase_at=now,
             trial=hello.trial,
             chosen=hello.chosen,
             roles=hello.roles,
@@ -81,7 +84,7 @@ class Membership:
         desk.workers[session] = worker
         self.deserted_at = None
         if self._artifacts.get(_target(worker)):
-            self._offer_job(worker)
+            self._offer_job(worker, now)
         elif refused := self._compile_for(worker):
             self.refuse_worker(worker, refused)
         return replaced
@@ -104,27 +107,27 @@ class Membership:
         """Those that the step is compiled for, or is being compiled for."""
         return tuple(self._artifacts)
 
-    def replace_step(self, compiled: Sequence[Compiled]) -> None:
+    def replace_step(self, compiled: Sequence[Compiled], now: float) -> None:
         """Have every worker load another step: of `compiled`, or compiled for it once its connection asks for it."""
         self._edition += 1
         self._artifacts, self._references = {}, {}
         for event in compiled:
             self._publish(event)
         for worker in list(self._desk.workers.values()):
-            worker.advance("step replaced")
+            worker.advance("step replaced", now)
             if self._artifacts.get(_target(worker)):
-                self._offer_job(worker)
+                self._offer_job(worker, now)
             else:
                 self._compile_for(worker)
 
-    def compiled(self, event: Compiled) -> None:
+    def compiled(self, event: Compiled, now: float) -> None:
         """Offer a finished artifact to everyone who waits for it."""
         if event.edition != self._edition:
             return  # of the step before
         target = self._publish(event)
         for worker in self._desk.workers.values():
             if worker.phase is Phase.COMPILING and _target(worker) == target:
-                self._offer_job(worker)
+                self._offer_job(worker, now)
 
     def _publish(self, event: Compiled) -> Target:
         target = (event.backend, event.target, event.features)
@@ -161,7 +164,7 @@ class Membership:
         """Note that a worker loaded its artifact, with its description of its device and of the check on it."""
         if worker.phase is not Phase.LOADING:
             return
-        worker.advance("ready")
+        worker.advance("ready", now)
         worker.device, worker.verified = device, verified
         if self.first_ready_at is None:
             self.first_ready_at = now
@@ -315,6 +318,21 @@ class Membership:
         reason = f"no worker was connected for {self._desk.policy.abandon_after_s:.0f} s"
         return reason if not self.banned else f"{reason}; the last failure: {self.last_failure[1]}"
 
+    @property
+    def preparing_until(self) -> float:
+        """Until when (monotonic seconds) a wait for workers is no stall, because they start, compile or load.
+
+        Infinite while the gateway compiles for one: that ends in an artifact or a failure, within the compiler's limit.
+        """
+        grace_s = self._desk.policy.startup_grace_s
+        until = self._began_at + grace_s
+        for worker in self._desk.workers.values():
+            if worker.phase is Phase.COMPILING:
+                return math.inf
+            if worker.phase is Phase.LOADING:
+                until = max(until, max(worker.phase_at, worker.heard_at) + grace_s)
+        return until
+
     def whom_we_wait_for(self) -> str:
         """Say for people why no worker is ready."""
         loading = sorted(w.worker for w in self._desk.workers.values() if not w.ready)
@@ -327,9 +345,9 @@ class Membership:
             return f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
         return "waiting for a worker to connect"
 
-    def _offer_job(self, worker: WorkerSession) -> None:
+    def _offer_job(self, worker: WorkerSession, now: float) -> None:
         digest = self._artifacts[_target(worker)]
-        worker.advance("artifact offered")
+        worker.advance("artifact offered", now)
         worker.artifact, worker.reference = digest, self._references.get(digest, "")
         self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
 

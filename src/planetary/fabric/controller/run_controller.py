@@ -183,7 +183,7 @@ class RunController(ABC, Generic[DeskT]):
             case e.SendFailed() if event.session in self.desk.workers:
                 self._could_not_send(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
-                self.membership.compiled(event)
+                self.membership.compiled(event, now)
             case e.CompileFailed():
                 self.membership.compile_failed(event)
                 for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
@@ -207,7 +207,7 @@ class RunController(ABC, Generic[DeskT]):
             self._from_worker(self.desk.workers[session], event, now)
             return
         if isinstance(message, m.Hello):
-            for replaced in self.membership.hello(session, message):
+            for replaced in self.membership.hello(session, message, now):
                 self._lose(replaced, "replaced by a newer connection of the same worker", now)
             if session in self.desk.workers:
                 self.desk.workers[session].address, self.desk.workers[session].heard_at = event.host, now
@@ -246,7 +246,7 @@ class RunController(ABC, Generic[DeskT]):
         if not self._has_ended and self._let_idle_go(now):
             self._go_on(now)
         if not self._has_ended:
-            self.stalls.observe(self._why_nothing_goes_on(), now)
+            self.stalls.observe(self._why_nothing_goes_on(), now, self.membership.preparing_until)
             self._check_end(now)
 
     def _restart_stuck(self, now: float) -> bool:

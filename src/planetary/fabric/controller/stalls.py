@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from planetary.fabric.controller.desk import AnyDesk
@@ -31,6 +33,8 @@ class Wait(msgspec.Struct, frozen=True):
 class Stalls:
     """Puts a stall into the journal, once, after it has lasted for the grace time: brief stalls are routine.
 
+    While workers prepare, a wait is no stall; the grace time begins when they are ready, lost, or too long about it.
+
     Attributes:
         why: the reason for which the run cannot go on now, "" while it can.
     """
@@ -40,16 +44,23 @@ class Stalls:
         self._desk, self._grace_s = desk, grace_s
         self.why = ""
         self._since, self._reported = now, False
+        self._preparing_until = -math.inf
 
-    def observe(self, why: str, now: float) -> None:
-        """Take the present reason, "" for none; `now` is monotonic."""
-        self.why = why
+    def observe(self, why: str, now: float, preparing_until: float = -math.inf) -> None:
+        """Take the present reason, "" for none, and until when workers may prepare; both times are monotonic."""
+        # Preparation that the observation before this one saw lasted until now, or until its own limit.
+        self._since = max(self._since, min(now, self._preparing_until))
+        self.why, self._preparing_until = why, preparing_until
         if not why:
             self._since, self._reported = now, False
-        elif not self._reported and now >= self._since + self._grace_s:
+        elif not self._reported and now >= self._due_at:
             self._reported = True
             self._desk.append(Stalled(round=self._desk.state.round + 1, why=why))
 
     def next_deadline(self) -> float | None:
         """Return the monotonic time at which the present stall is to be reported; None without an unreported one."""
-        return self._since + self._grace_s if self.why and not self._reported else None
+        return self._due_at if self.why and not self._reported and math.isfinite(self._due_at) else None
+
+    @property
+    def _due_at(self) -> float:
+        return max(self._since, self._preparing_until) + self._grace_s

@@ -57,6 +57,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     local: bool = False  # all workers are started with the run, on its machine: none will come when these are of no use
+    startup_grace_s: float  # how long processes of workers may take to start, and an artifact to load
     abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
     max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
     heartbeat_s: float
@@ -110,11 +111,10 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     """The controller's constants for one run of rounds."""
 
-    length: RunLength  # the first round waits for its workers, within `startup_grace_s`
+    length: RunLength  # the first round waits for its workers, for `startup_grace_s` once one is ready
     config_hash: str
 
     round: RoundPolicy
-    startup_grace_s: float  # how long the first round waits for more workers once one is ready
     first_step_s: float  # a task without any progress for this long is stuck, before step times are known
     stall_steps: float = 20.0  # a task without progress for this many observed step times is stuck ...
     stall_floor_s: float = 20.0  # ... but not before this

@@ -84,6 +84,7 @@ class WorkerSession(msgspec.Struct):
     target: str
     features: str
     phase: Phase
+    phase_at: float = 0.0  # when it began, monotonic
     artifact: str = ""
     reference: str = ""  # digest of the reference for its device's results
     device: str = ""  # as its driver names it
@@ -115,9 +116,9 @@ class WorkerSession(msgspec.Struct):
         """Whether it gets no more tasks and versions until it gives a sign or connects again."""
         return self.unanswered >= MOST_UNANSWERED
 
-    def advance(self, event: str) -> None:
-        """Take a step of `WORKER_SESSION`."""
-        self.phase = Phase(advance(WORKER_SESSION, self.phase, event))
+    def advance(self, event: str, now: float) -> None:
+        """Take a step of `WORKER_SESSION` at monotonic time `now`."""
+        self.phase, self.phase_at = Phase(advance(WORKER_SESSION, self.phase, event)), now
 
     def may(self, role: str) -> bool:
         """Whether its operator allows it a role."""

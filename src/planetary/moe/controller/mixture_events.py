@@ -26,8 +26,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     secret: str  # decides which work is checked; no worker knows it
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
-    workers: int  # that the run is to have: the fastest of them compose
-    startup_grace_s: float  # how long the choice of the first composers waits for more of them once one is ready
+    workers: int  # that the run is to have: the fastest compose, of those that come within `startup_grace_s` of one
     lease_s: float  # how long an expert worker may take before another one gets its work
     last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter

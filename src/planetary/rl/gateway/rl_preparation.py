@@ -199,6 +199,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
     return PolicyOfRun(
         run=config.run.name,
         local=local,
+        startup_grace_s=timings.startup_grace_s,
         abandon_after_s=config.fabric.abandon_after_s,
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,

@@ -276,6 +276,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         policy = ServingPolicy(
             run=self.config.run.name,
             local=self.options.local_threads is not None,
+            startup_grace_s=timings.startup_grace_s,
             abandon_after_s=0.0,
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,

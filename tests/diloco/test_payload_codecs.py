@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from planetary.collectives.reduction import quantise
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.codecs import sign_codec
+from planetary.diloco.codecs import tensor_codec
 from planetary.diloco.codecs.dense_codecs import Exponents
 from planetary.diloco.codecs.sparse_codec import TopK, _chunks, _largest
 from planetary.diloco.payload import CODECS, PayloadForm, payload_digest
@@ -22,6 +24,12 @@ SPECS = (
     TensorSpec("t", "bf16", (3, 5, 70)),
     TensorSpec("s", "f32", ()),
     TensorSpec("none", "f32", (0,)),
+)
+ODD = (
+    TensorSpec("tiles", "f32", (192, 256)),
+    TensorSpec("long", "f32", (3 * 4096 + 777,)),
+    TensorSpec("odd", "f32", (129, 1)),
+    TensorSpec("one", "f32", (1,)),
 )
 NAMES = tuple(CODECS)
 
@@ -105,6 +113,15 @@ def test_the_largest_are_those_of_a_stable_sort(rows: np.ndarray) -> None:
     """Ties go to the lowest index, zeros of both signs included."""
     expected = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, :5], axis=1)
     assert _largest(rows, 5).tolist() == expected.tolist()
+    kernels = tensor_codec.compiled()
+    assert kernels is not None
+    spec, found = TensorSpec("w", "f32", (96,)), np.empty((3, 5), np.uint16)
+    left, grid = np.empty(spec.size, np.float32), (0, 3, 1, 1, 32, 32)
+    numbers = np.empty((3, 5), np.float32)
+    given = tensor_codec.flat_of(rows), tensor_codec.NOTHING, np.float32(1), left
+    assert kernels.largest_compress(given, grid, (found, numbers))
+    assert found.tolist() == expected.tolist()
+    assert numbers.tobytes() == np.take_along_axis(rows, expected, axis=1).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -130,23 +147,69 @@ def test_exponents_round_to_the_nearest_power_of_two() -> None:
     assert codec.decode(spec, out).tolist() == [8, 8, 8, 4, -4, 4, -2, 0.125, 0.125, 0, 0]
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_integers_have_the_same_bytes_without_numba(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    form = PayloadForm(name, SPECS)
-    with_numba = form.encode(draw(3)).tobytes()
+def hard(seed: int) -> dict[str, np.ndarray]:
+    """Zeros of both signs, denormals, ties, numbers half-way between two codes, and a few that are very large."""
+    random = np.random.default_rng(seed)
+    kinds = np.array([0.0, -0.0, 1e-42, -1e-45, 0.5, -0.5, 0.375, 1.00390625, 3e30, -9e37], np.float32)
+    return {
+        name: np.where(random.random(values.shape) < 0.3, random.choice(kinds, values.shape), values)
+        for name, values in some(seed).items()
+    }
+
+
+def some(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in (*SPECS, *ODD)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads, residuals and decoded numbers, with and without a residual before."""
+    form = PayloadForm(name, (*SPECS, *ODD))
+    cases = [(update, before) for update in (some(3), hard(3)) for before in (None, some(4), hard(4))]
+    assert tensor_codec.compiled() is not None
     assert quantise.compiled() is not None
+    found = [form.compress(*case) for case in cases]
+    numbers = [decoded(form, payload) for payload, _ in found]
+    monkeypatch.setattr(tensor_codec, "compiled", lambda: None)
     monkeypatch.setattr(quantise, "compiled", lambda: None)
-    assert form.encode(draw(3)).tobytes() == with_numba
+    for case, (payload, left), values in zip(cases, found, numbers, strict=True):
+        expected, expected_left = form.compress(*case)
+        assert payload.tobytes() == expected.tobytes()
+        assert same_bits(values, decoded(form, payload))
+        assert (left is None and expected_left is None) or same_bits(left or {}, expected_left or {})
 
 
-def test_signs_have_the_same_bytes_and_numbers_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = PayloadForm("sign", SPECS)
-    with_numba = form.encode(draw(3))
-    numbers = decoded(form, with_numba)
-    assert sign_codec.compiled() is not None
-    monkeypatch.setattr(sign_codec, "compiled", lambda: None)
-    assert form.encode(draw(3)).tobytes() == with_numba.tobytes()
-    assert all(decoded(form, with_numba)[name].tobytes() == numbers[name].tobytes() for name in numbers)
+def same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
+    return list(found) == list(expected) and all(found[name].tobytes() == expected[name].tobytes() for name in found)
+
+
+@pytest.mark.parametrize("with_numba", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_that_are_not_finite_are_refused_with_and_without_numba(
+    name: str, with_numba: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the update, in the feedback, in their sum, and in bfloat16's rounding."""
+    if not with_numba:
+        monkeypatch.setattr(tensor_codec, "compiled", lambda: None)
+        monkeypatch.setattr(quantise, "compiled", lambda: None)
+    spec = TensorSpec("w", "f32", (65, 67))
+    form, fine = PayloadForm(name, [spec]), np.full(spec.shape, 1e-3, np.float32)
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        broken = fine.copy()
+        broken[64, 66] = bad
+        with pytest.raises(NumericsError, match="update: tensor 'w' contains NaN"):
+            form.compress({"w": broken}, None)
+        if form.lossy:
+            with pytest.raises(NumericsError, match="error feedback of tensor 'w' contains NaN"):
+                form.compress({"w": fine}, {"w": broken})
+    large = np.full(spec.shape, 3e38, np.float32)
+    if form.lossy:
+        with pytest.raises(NumericsError, match="too large"):
+            form.compress({"w": large}, {"w": large})
+    if name == "bf16":
+        with pytest.raises(NumericsError, match="too large"):
+            form.compress({"w": np.full(spec.shape, np.finfo(np.float32).max)}, None)
 
 
 @pytest.mark.parametrize("largest", [1.0, 1e3, 1e38])
@@ -196,9 +259,20 @@ def test_bytes_that_no_sender_makes_are_refused() -> None:
     payload[:16] = 255
     with pytest.raises(ProtocolError, match="NaN"):
         decoded(sparse, payload)
-    plain = PayloadForm("float32", (TensorSpec("w", "f32", (2,)),))
-    with pytest.raises(ProtocolError, match="tensor 'w' contains NaN"):
-        decoded(plain, np.full(8, 255, np.uint8))
+
+
+@pytest.mark.parametrize("with_numba", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_stand_for_nan_are_refused(name: str, with_numba: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_numba:
+        monkeypatch.setattr(tensor_codec, "compiled", lambda: None)
+        monkeypatch.setattr(quantise, "compiled", lambda: None)
+    form = PayloadForm(name, (TensorSpec("w", "f32", (9,)),))
+    payload = form.encode({"w": np.ones(9, np.float32)})
+    begin = 4 if name == "sign" else 0  # behind its seed
+    payload[begin : begin + 8] = 255
+    with pytest.raises(ProtocolError, match=r"tensor 'w'.* NaN"):
+        decoded(form, payload)
 
 
 def test_a_nan_in_the_error_feedback_is_named() -> None:

@@ -6,19 +6,23 @@ The error of a lossy codec is kept by the sender and added to the next update: e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.codecs.dense_codecs import BFloat16, Codec, Exponents, Float32, Integers
+from planetary.diloco.codecs.dense_codecs import BFloat16, Exponents, Float32, Integers
 from planetary.diloco.codecs.sign_codec import Signs
 from planetary.diloco.codecs.sparse_codec import TopK
+from planetary.diloco.codecs.tensor_codec import Codec
 
 PAYLOAD = "payload"
 """Name of the tensor of bytes that a message carries."""
+
+_DIGEST_KEY = bytes(range(1, 33))
+_AT_ONCE = 1 << 28  # bytes: the library takes less than 2 GiB
 
 CODECS: Mapping[str, Callable[[], Codec]] = {
     "float32": Float32,
@@ -52,14 +56,8 @@ class PayloadForm:
         self.spec = TensorSpec(PAYLOAD, "ui8", (sum(sizes),))
 
     def encode(self, tensors: Tensors) -> np.ndarray:
-        """Return finite float32 tensors by name as uint8 [nbytes]."""
-        out = self.spec.empty()
-        for spec, part in self._parts(out):
-            # Parts begin at any byte, and numpy's views of wider types need a start of their own.
-            piece = np.empty(len(part), np.uint8)
-            self._codec.encode(np.asarray(tensors[spec.name], np.float32), piece)
-            part[:] = piece
-        return out
+        """Return finite float32 tensors by name as uint8 [nbytes]. Raises `NumericsError` for others."""
+        return self.compress(tensors, None)[0]
 
     def decode(self, payload: np.ndarray, digest: str) -> dict[str, np.ndarray]:
         """Return the float32 tensors that bytes stand for.
@@ -75,11 +73,10 @@ class PayloadForm:
         found = payload_digest(payload)
         if found != digest:
             raise ProtocolError(f"reading an update: its digest is {found}, expected {digest}: it was altered")
-        tensors = {spec.name: self._codec.decode(spec, part.copy()) for spec, part in self._parts(payload)}
-        for name, values in tensors.items():
-            if not np.isfinite(values).all():
-                raise ProtocolError(f"reading an update: tensor {name!r} contains NaN or infinite numbers")
-        return tensors
+        return {
+            spec.name: self._codec.decode(spec, part if _is_aligned(part) else part.copy())
+            for spec, part in self._parts(payload)
+        }
 
     def compress(self, update: Tensors, residual: Tensors | None) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
         """Return `update`, with the residual of earlier calls added, as bytes, and the new residual.
@@ -89,31 +86,43 @@ class PayloadForm:
             residual: of the last call; None: nothing was dropped. It is left as it was.
 
         Raises:
-            NumericsError: the update or the residual has NaN or infinite numbers; it and the tensor are named.
+            NumericsError: the update, the residual, or their sum in this codec has NaN or infinite numbers; the text
+                names it and the tensor.
         """
-        wanted = {spec.name: self._wanted(spec, update, residual) for spec in self._specs}
-        payload = self.encode(wanted)
-        if not self.lossy:
-            return payload, None
-        sent = self.decode(payload, payload_digest(payload))
-        return payload, {name: values - sent[name] for name, values in wanted.items()}
-
-    def _wanted(self, spec: TensorSpec, update: Tensors, residual: Tensors | None) -> np.ndarray:
-        values = np.asarray(update[spec.name], np.float32)
-        if not np.isfinite(values).all():
-            raise NumericsError(f"cannot send an update: tensor {spec.name!r} contains NaN or infinite numbers")
-        if residual is None or not self.lossy:
-            return values
-        kept = residual[spec.name]
-        if not np.isfinite(kept).all():
-            raise NumericsError(
-                f"cannot send an update: the error feedback of tensor {spec.name!r} contains NaN or infinite numbers"
-            )
-        return values + np.float32(self._codec.decay) * kept
+        out, left = self.spec.empty(), {}
+        for spec, part in self._parts(out):
+            values = np.asarray(update[spec.name], np.float32)
+            before = None if residual is None or not self.lossy else residual[spec.name]
+            piece = part if _is_aligned(part) else np.empty(len(part), np.uint8)
+            rest = self._codec.compress(spec, values, before, piece)
+            if rest is None:
+                raise _not_finite(spec, values, before)
+            if piece is not part:
+                part[:] = piece
+            left[spec.name] = rest
+        return out, left if self.lossy else None
 
     def _parts(self, data: np.ndarray) -> list[tuple[TensorSpec, np.ndarray]]:
         starts = [0, *self._ends[:-1]]
         return [(spec, data[a:b]) for spec, a, b in zip(self._specs, starts, self._ends, strict=True)]
+
+
+def _is_aligned(part: np.ndarray) -> bool:
+    """Whether a tensor's bytes can be read and written as wider numbers where they are: parts begin at any byte."""
+    return part.ctypes.data % 4 == 0
+
+
+def _not_finite(spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None) -> NumericsError:
+    """Return the error of a tensor that cannot be compressed."""
+    if not np.isfinite(update).all():
+        return NumericsError(f"cannot send an update: tensor {spec.name!r} contains NaN or infinite numbers")
+    if residual is not None and not np.isfinite(residual).all():
+        return NumericsError(
+            f"cannot send an update: the error feedback of tensor {spec.name!r} contains NaN or infinite numbers"
+        )
+    return NumericsError(
+        f"cannot send an update: tensor {spec.name!r} with its error feedback is too large for float32"
+    )
 
 
 class Shown:
@@ -148,6 +157,15 @@ class Shown:
         self.params = {name: values + change[name] for name, values in self.params.items()}
 
 
-def payload_digest(payload: np.ndarray) -> str:
-    """Return BLAKE2b of the bytes, 128 bits in hex."""
-    return hashlib.blake2b(payload.data, digest_size=16).hexdigest()
+def payload_digest(*parts: np.ndarray) -> str:
+    """Return the digest of the bytes of contiguous arrays, one after the other: 128 bits in hex.
+
+    Poly1305 (RFC 8439) with a key that is no secret: whatever damages bytes changes it, but for one case in 2^100, at
+    more than ten times the speed of BLAKE2b. It is sent by the sender of the bytes, and proves nothing about that one.
+    """
+    digest = Poly1305(_DIGEST_KEY)
+    for part in parts:
+        data = part.reshape(-1).view(np.uint8)
+        for begin in range(0, len(data), _AT_ONCE):
+            digest.update(data[begin : begin + _AT_ONCE].data)
+    return digest.finalize().hex()

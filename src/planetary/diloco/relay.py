@@ -9,7 +9,6 @@ the machine. An outer momentum would need the velocity, which newcomers do not h
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,7 +18,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, outer_step_with
-from planetary.diloco.payload import PayloadForm
+from planetary.diloco.payload import PayloadForm, payload_digest
 
 COEFFICIENTS = "coefficients"
 """Name of the tensor of the merge rule's coefficients: float64 [tensors, contributions]."""
@@ -31,11 +30,8 @@ def relayed_name(task: int) -> str:
 
 
 def params_digest(specs: Sequence[TensorSpec], params: Tensors) -> str:
-    """Return the digest of float32 master parameters: BLAKE2b of their bytes in the specs' order, 128 bits in hex."""
-    digest = hashlib.blake2b(digest_size=16)
-    for spec in specs:
-        digest.update(np.ascontiguousarray(params[spec.name]).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+    """Return the digest of float32 master parameters, in the specs' order; see `payload_digest`."""
+    return payload_digest(*(np.ascontiguousarray(params[spec.name]) for spec in specs))
 
 
 class RelayedVersion:

@@ -156,6 +156,33 @@ def add_encode(
         decode(encoded, bits, out)
 
 
+def feed_back(update: np.ndarray, residual: np.ndarray, bits: int, left: np.ndarray, out: memoryview) -> bool:
+    """Encode update + residual with MIN_MAX into `out`, and write what the codes leave out of it to `left`.
+
+    With numba alone. Args are float32 [n], `residual` may be empty: zeros of an update that is sent as it is.
+
+    Returns:
+        Whether all of `left` is finite.
+    """
+    kernels = compiled()
+    assert kernels is not None
+    blocks = -(-len(left) // BLOCK)
+    head = np.frombuffer(out[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    codes = np.frombuffer(out[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
+    how = (BLOCK, np.float32(2**bits - 1), bits == 4)
+    return kernels.feed_back(update, residual, (left, left.view(np.int32)), how, (codes, head))
+
+
+def is_finite(data: memoryview, bits: int, count: int) -> bool:
+    """Return whether all codes of the blocks of an encoded run of `count` elements stand for finite numbers."""
+    blocks = -(-count // BLOCK)
+    low, step = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2).T
+    with np.errstate(invalid="ignore", over="ignore"):
+        last = (low + np.abs(step) * np.float32(2**bits - 1)) * np.where(step < 0, WIDE, np.float32(1))
+        first = low * np.where(step < 0, WIDE, np.float32(1))
+        return bool(np.isfinite(first).all() and np.isfinite(last).all())
+
+
 def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: np.ndarray, out: memoryview) -> None:
     top = np.float32(2**bits - 1)
     target = np.frombuffer(out, "<u2" if bits == 16 else np.uint8)

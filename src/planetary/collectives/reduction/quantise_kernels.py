@@ -159,3 +159,49 @@ def add_encode(
         codes_of(out[part], new_head[heads], block, top, new_codes[part])
         if finish:
             store(new_codes[part], new_head[heads], block, out[part])
+
+
+@njit(nogil=True, cache=True)
+def feed_back(
+    update: np.ndarray,
+    residual: np.ndarray,
+    target: tuple[np.ndarray, np.ndarray],
+    how: tuple[int, np.float32, bool],
+    encoded: tuple[np.ndarray, np.ndarray],
+) -> np.bool_:
+    """Block by block: update + residual, both float32 [n] -> `encoded`, and what the codes leave of it -> `target`.
+
+    `encoded`: codes [n], or two in a byte, and heads; `target`: float32 [n] and the same memory as int32. `how`: block,
+    top, whether codes are packed. An empty residual stands for none. Returns whether all that is left is finite.
+    """
+    left, keys = target
+    codes, head = encoded
+    block, top, packed = how
+    together = _TOGETHER // 2
+    sent, room = np.empty(together * block, np.float32), np.empty(together * block, np.uint8)
+    finite = np.int32(0)
+    for first in range(0, len(head), together):
+        heads, piece = head[first : first + together], slice(first * block, (first + together) * block)
+        part, bits = left[piece], keys[piece]
+        given, before = update[piece], residual[piece]
+        if len(residual) == 0:
+            for i in range(len(part)):
+                part[i] = given[i]
+        else:
+            for i in range(len(part)):
+                part[i] = given[i] + before[i]
+        min_max_heads(part, bits, block, top, heads)
+        values = sent[: len(part)]
+        if packed:
+            there = room[: len(part)]
+            codes_of(part, heads, block, top, there)
+            pack(there, codes[first * block // 2 : first * block // 2 + (len(part) + 1) // 2])
+            store(there, heads, block, values)
+        else:
+            codes_of(part, heads, block, top, codes[piece])
+            store(codes[piece], heads, block, values)
+        for i in range(len(part)):
+            part[i] = part[i] - values[i]
+        for i in range(len(part)):
+            finite = max(finite, bits[i] & np.int32(0x7FFFFFFF))
+    return finite < _INFINITE

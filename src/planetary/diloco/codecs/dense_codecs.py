@@ -6,42 +6,14 @@ of each, `sparse_codec` few.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from planetary.collectives.protocol.options import QuantizationAlgorithm
 from planetary.collectives.reduction import quantise
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
-
-
-class Codec(Protocol):
-    """Encodes one tensor at a time. Equal values give equal bytes on every machine.
-
-    Attributes:
-        lossy: whether the dropped part has to be fed back.
-        decay: β of the error feedback e ← β e + Δ; 1 keeps the dropped part until it is sent.
-    """
-
-    lossy: bool
-    decay: float
-
-    def nbytes(self, spec: TensorSpec) -> int:
-        """Return the bytes of an encoded tensor of this shape."""
-        ...
-
-    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Encode finite float32 values, of the tensor's shape, into `out`, uint8 [nbytes]."""
-        ...
-
-    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """Return the float32 tensor that uint8 [nbytes] stands for.
-
-        Raises:
-            ProtocolError: no tensor has these bytes.
-        """
-        ...
+from planetary.diloco.codecs import tensor_codec
+from planetary.diloco.codecs.tensor_codec import NOTHING, check_finite, compress_in_numpy, flat_of, read_only
 
 
 class Float32:
@@ -59,7 +31,22 @@ class Float32:
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
-        return data.view("<f4").reshape(spec.shape)
+        given, out, kernels = data.view("<f4"), np.empty(spec.size, np.float32), tensor_codec.compiled()
+        if kernels is None:
+            out[:] = given
+            check_finite(spec, bool(np.isfinite(out).all()))
+        else:
+            check_finite(spec, kernels.copy_finite(read_only(given), out))
+        return out.reshape(spec.shape)
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        kernels = tensor_codec.compiled()
+        if kernels is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        return NOTHING if kernels.copy_finite(flat_of(update), out.view("<f4")) else None
 
 
 class BFloat16:
@@ -77,7 +64,26 @@ class BFloat16:
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
-        return bf16_to_f32(data.view("<u2")).reshape(spec.shape)
+        given, kernels = data.view("<u2"), tensor_codec.compiled()
+        if kernels is None:
+            values = bf16_to_f32(given)
+            check_finite(spec, bool(np.isfinite(values).all()))
+        else:
+            values = np.empty(spec.size, np.float32)
+            check_finite(spec, kernels.bfloat16_decode(read_only(given), values.view(np.uint32)))
+        return values.reshape(spec.shape)
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        kernels = tensor_codec.compiled()
+        if kernels is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        left = np.empty(spec.size, np.float32)
+        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        finite = kernels.bfloat16_compress(given, out.view("<u2"))
+        return left.reshape(spec.shape) if finite else None
 
 
 class Integers:
@@ -100,9 +106,20 @@ class Integers:
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
+        check_finite(spec, quantise.is_finite(data.data, self._bits, spec.size))
         out = np.empty(spec.size, np.float32)
         quantise.decode(data.data, self._bits, out)
         return out.reshape(spec.shape)
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        if quantise.compiled() is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        left = np.empty(spec.size, np.float32)
+        finite = quantise.feed_back(flat_of(update), flat_of(residual), self._bits, left, out.data)
+        return left.reshape(spec.shape) if finite else None
 
 
 class Exponents:
@@ -139,12 +156,29 @@ class Exponents:
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
-        blocks, packed = self._blocks(spec.size), data[4 * self._blocks(spec.size) :]
+        blocks, kernels = self._blocks(spec.size), tensor_codec.compiled()
+        largest, packed = data[: 4 * blocks].view("<f4"), data[4 * blocks :]
+        check_finite(spec, bool(np.isfinite(largest).all()))
+        if kernels is not None:
+            out = np.empty(spec.size, np.float32)
+            kernels.exponents_decode(read_only(largest), read_only(packed), out)
+            return out.reshape(spec.shape)
         codes = np.zeros(blocks * self._BLOCK, np.uint8)
         codes[0 : 2 * len(packed) : 2], codes[1 : 2 * len(packed) : 2] = packed & 15, packed >> 4
         levels = np.concatenate([self._LEVELS, -self._LEVELS])[codes].reshape(blocks, self._BLOCK)
-        found = levels * data[: 4 * blocks].view("<f4")[:, None]
-        return found.reshape(-1)[: spec.size].reshape(spec.shape)
+        return (levels * largest[:, None]).reshape(-1)[: spec.size].reshape(spec.shape)
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        kernels, heads = tensor_codec.compiled(), 4 * self._blocks(spec.size)
+        if kernels is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        left, encoded = np.empty(spec.size, np.float32), (out[:heads].view("<f4"), out[heads:])
+        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        finite = kernels.exponents_compress(given, encoded)
+        return left.reshape(spec.shape) if finite else None
 
     def _blocks(self, size: int) -> int:
         return -(-size // self._BLOCK)

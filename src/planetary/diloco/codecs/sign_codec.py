@@ -11,34 +11,25 @@ round the feedback would gather in numbers whose products are small.
 
 Products are sums in a fixed order, scaled by powers of two before, so that they neither overflow nor depend on the
 machine. The sums that decoding needs are of whole numbers, which is exact in any order. Where numba is installed the
-loops are `sign_kernels`'; the bits are the same.
+loops are `codec_kernels`'; the bits are the same.
 """
 
 from __future__ import annotations
 
-import functools
 import zlib
-from types import ModuleType
+from collections.abc import Iterator
 
 import numpy as np
 
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
+from planetary.diloco.codecs import tensor_codec
+from planetary.diloco.codecs.tensor_codec import check_finite, compress_in_numpy, flat_of, read_only
 
 BLOCK = 4096
 _SEED = 4  # bytes
 _LEAST = 8  # numbers of a block: whole bytes of signs
 _TOGETHER = 64  # blocks that numpy works on at a time: 1 MiB
-
-
-@functools.cache
-def compiled() -> ModuleType | None:
-    """Return `sign_kernels`, or None where numba is not installed."""
-    try:
-        from planetary.diloco.codecs import sign_kernels
-    except ImportError:
-        return None
-    return sign_kernels
 
 
 class Signs:
@@ -53,38 +44,69 @@ class Signs:
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """See `Codec`."""
         flat = np.ascontiguousarray(values.reshape(-1))
-        if not flat.size:
-            return
-        seed = zlib.crc32(flat[:BLOCK].astype("<f4", copy=False).data)
-        out[:_SEED].view("<u4")[0] = seed
-        taken, written = 0, _SEED
-        for count, length in _blocks(flat.size):
-            part = flat[taken : taken + count * length]
-            rows = part if part.size == count * length else np.append(part, np.zeros(length - part.size, np.float32))
-            heads, bits = out[written:], out[written + 4 * count :]
-            scales, signs = heads[: 4 * count].view("<f4"), bits[: count * length // 8].reshape(count, -1)
-            _encode(rows.reshape(count, length), random_signs(seed, length), scales, signs)
-            taken, written = taken + part.size, written + count * (4 + length // 8)
+        seed = _write_seed(flat[:BLOCK], out)
+        for numbers, scales, signs in _runs(flat.size, out):
+            length = 8 * signs.shape[1]
+            part = flat[numbers]
+            rows = np.append(part, np.zeros(signs.size * 8 - part.size, np.float32)).reshape(-1, length)
+            _encode(rows, random_signs(seed, length), scales, signs)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
-        out = np.empty(spec.size, np.float32)
-        if not spec.size:
-            return out.reshape(spec.shape)
-        seed = int(data[:_SEED].view("<u4")[0])
-        given, read = 0, _SEED
-        for count, length in _blocks(spec.size):
-            scales = data[read : read + 4 * count].view("<f4")
+        out, kernels = np.empty(spec.size, np.float32), tensor_codec.compiled()
+        for numbers, scales, signs in _runs(spec.size, data):
             if not (np.isfinite(scales).all() and (scales >= 0).all()):
                 raise ProtocolError(f"tensor {spec.name!r}: a mean magnitude is negative, NaN or infinite")
-            read += 4 * count
-            signs = data[read : read + count * length // 8].reshape(count, -1)
-            part = out[given : given + count * length]
-            rows = part if part.size == count * length else np.empty(length, np.float32)
-            _decode(signs, scales, random_signs(seed, length), rows.reshape(count, length))
-            part[:] = rows[: part.size]
-            given, read = given + part.size, read + count * length // 8
+            length, part = 8 * signs.shape[1], out[numbers]
+            random = random_signs(int(data[:_SEED].view("<u4")[0]), length)
+            if kernels is not None:
+                kernels.signs_decode(read_only(scales), read_only(signs), random, _height(length), part)
+            else:
+                part[:] = _decode(signs, scales, random).reshape(-1)[: part.size]
+            # A sum of signs is the length at most, and nearly always far less.
+            if float(scales.max()) * length > float(np.finfo(np.float32).max):
+                check_finite(spec, bool(np.isfinite(part).all()))
         return out.reshape(spec.shape)
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        kernels = tensor_codec.compiled()
+        if kernels is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        flat, before, decay = flat_of(update), flat_of(residual), np.float32(self.decay)
+        left = np.empty(spec.size, np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            first = flat[:BLOCK] + decay * before[:BLOCK] if residual is not None else flat[:BLOCK]
+        seed = _write_seed(first, out)
+        for numbers, scales, signs in _runs(spec.size, out):
+            random = random_signs(seed, 8 * signs.shape[1])
+            given = flat[numbers], before[numbers], decay, left[numbers]
+            if not kernels.signs_compress(given, random, _height(len(random)), (scales, signs)):
+                return None
+        return left.reshape(spec.shape)
+
+
+def _write_seed(first: np.ndarray, out: np.ndarray) -> int:
+    """Write and return the seed of a tensor whose first block this is."""
+    seed = zlib.crc32(first.astype("<f4", copy=False).data)
+    if first.size:
+        out[:_SEED].view("<u4")[0] = seed
+    return seed
+
+
+def _runs(size: int, data: np.ndarray) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """Yield, for blocks of one length, numbers, mean magnitudes, float32, and signs, uint8 [blocks, n].
+
+    `data`: the bytes of a tensor.
+    """
+    begin, at = 0, _SEED
+    for count, length in _blocks(size):
+        middle, end = at + 4 * count, at + count * (4 + length // 8)
+        taken = min(count * length, size - begin)
+        yield slice(begin, begin + taken), data[at:middle].view("<f4"), data[middle:end].reshape(count, -1)
+        begin, at = begin + taken, end
 
 
 def _blocks(size: int) -> list[tuple[int, int]]:
@@ -125,12 +147,7 @@ def hadamard(blocks: np.ndarray) -> np.ndarray:
 
 def _encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.ndarray) -> None:
     """Encode float32 [count, length]: the mean magnitude of each row's products over √length, and their signs."""
-    loops, (count, length) = compiled(), rows.shape
-    if loops is not None:
-        found, negative = np.empty(count, np.float32), np.empty((count, length), np.bool_)
-        loops.encode(rows, random, _height(length), found, negative)
-        scales[:], signs[:] = found, np.packbits(negative, axis=1, bitorder="little")
-        return
+    count, length = rows.shape
     small = random / np.float32(length)
     for first in range(0, count, _TOGETHER):
         part = slice(first, first + _TOGETHER)
@@ -144,15 +161,14 @@ def _encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.
         scales[part] = sums[:, 0] / length
 
 
-def _decode(signs: np.ndarray, scales: np.ndarray, random: np.ndarray, rows: np.ndarray) -> None:
-    """The inverse of `_encode`, into float32 [count, length]."""
-    loops, length = compiled(), rows.shape[1]
-    negative = np.unpackbits(signs, axis=1, bitorder="little")
-    if loops is not None:
-        loops.decode(negative, np.ascontiguousarray(scales, np.float32), random, _height(length), rows)
-        return
+def _decode(signs: np.ndarray, scales: np.ndarray, random: np.ndarray) -> np.ndarray:
+    """The inverse of `_encode`: float32 [count, length]."""
+    length = len(random)
+    negative, rows = np.unpackbits(signs, axis=1, bitorder="little"), np.empty((len(signs), length), np.float32)
     for first in range(0, len(rows), _TOGETHER):
         part = slice(first, first + _TOGETHER)
         whole = np.float32(1) - np.float32(2) * negative[part].astype(np.float32)
         sums = hadamard(whole.reshape(-1, length // _height(length), _height(length))).reshape(-1, length)
-        rows[part] = sums * scales[part, None] * random
+        with np.errstate(over="ignore"):
+            rows[part] = sums * scales[part, None] * random
+    return rows

@@ -15,6 +15,8 @@ import numpy as np
 
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
+from planetary.diloco.codecs import tensor_codec
+from planetary.diloco.codecs.tensor_codec import compress_in_numpy, flat_of
 
 SIDE = 64
 _CHUNK = SIDE * SIDE
@@ -45,15 +47,7 @@ class TopK:
             columns = _largest(rows, self._kept_of(chunks.length))
             places.append(columns.reshape(-1))
             kept.append(np.take_along_axis(rows, columns, axis=1).reshape(-1))
-        if not places:
-            out[:] = 0
-            return
-        where, what = np.concatenate(places), np.concatenate(kept)
-        buckets, table = _buckets(what)
-        middle = _TABLE + -(-len(where) * 12 // 8)
-        out[:_TABLE].view("<f4")[:] = table
-        out[_TABLE:middle] = _pack12(where.astype(np.uint16))
-        out[middle:] = _pack2(buckets)
+        _write(places, kept, out)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
@@ -67,16 +61,34 @@ class TopK:
         out, begin = np.zeros(spec.shape, np.float32), 0
         for chunks in groups:
             end = begin + chunks.count * self._kept_of(chunks.length)
-            columns = where[begin:end].reshape(chunks.count, -1).astype(np.int64)
-            if columns.size and (columns.max() >= chunks.length or (np.diff(columns, axis=1) <= 0).any()):
+            part = slice(begin, end)
+            if not _put(chunks, where[part].reshape(chunks.count, -1), what[part].reshape(chunks.count, -1), out):
                 raise ProtocolError(
                     f"tensor {spec.name!r}: places in a chunk of {chunks.length} numbers are not ascending"
                 )
-            rows = np.zeros((chunks.count, chunks.length), np.float32)
-            np.put_along_axis(rows, columns, what[begin:end].reshape(chunks.count, -1), axis=1)
-            chunks.paste(rows, out)
             begin = end
         return out
+
+    def compress(
+        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
+    ) -> np.ndarray | None:
+        """See `Codec`."""
+        kernels = tensor_codec.compiled()
+        if kernels is None:
+            return compress_in_numpy(self, spec, update, residual, out)
+        left, groups = np.empty(spec.size, np.float32), list(_chunks(spec.shape))
+        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        places = [np.empty((chunks.count, self._kept_of(chunks.length)), np.uint16) for chunks in groups]
+        kept = [np.empty(where.shape, np.float32) for where in places]
+        for chunks, where, what in zip(groups, places, kept, strict=True):
+            if not kernels.largest_compress(given, chunks.grid, (where, what)):
+                return None
+        sent, begin = _write(places, kept, out), 0
+        for chunks, where in zip(groups, places, strict=True):
+            values, begin = sent[begin : begin + where.size].reshape(where.shape), begin + where.size
+            if not kernels.largest_subtract(where, values, chunks.grid, left):
+                return None
+        return left.reshape(spec.shape)
 
     def _kept_of(self, length: int) -> int:
         """Return how many of a chunk's numbers are kept."""
@@ -84,13 +96,20 @@ class TopK:
 
 
 class _Chunks:
-    """The chunks of one size in a tensor: a part of a matrix in tiles, or of a flat tensor in runs."""
+    """The chunks of one size in a tensor: a part of a matrix in tiles, or of a flat tensor in runs.
+
+    Attributes:
+        count, length: how many they are, and how many numbers one has.
+        grid: index of their first number; how many are below and beside each other; height and width of one; width of
+            the matrix.
+    """
 
     def __init__(self, rows: slice, columns: slice, tile: tuple[int, int], width: int) -> None:
         self._rows, self._columns, self._tile, self._width = rows, columns, tile, width
         self._down = (rows.stop - rows.start) // tile[0]
         self._across = (columns.stop - columns.start) // tile[1]
         self.count, self.length = self._down * self._across, tile[0] * tile[1]
+        self.grid = (rows.start * width + columns.start, self._down, self._across, *tile, width)
 
     def cut(self, values: np.ndarray) -> np.ndarray:
         """Return the chunks as rows, [count, length]."""
@@ -134,6 +153,35 @@ def _largest(rows: np.ndarray, count: int) -> np.ndarray:
     return np.nonzero(chosen)[1].reshape(len(rows), count)
 
 
+def _write(places: list[np.ndarray], kept: list[np.ndarray], out: np.ndarray) -> np.ndarray:
+    """Encode kept numbers, float32, and their places, of all chunks into `out`; return the values of their buckets."""
+    if not places:
+        out[:] = 0
+        return np.empty(0, np.float32)
+    where = np.concatenate([part.reshape(-1) for part in places])
+    what = np.concatenate([part.reshape(-1) for part in kept])
+    buckets, table = _buckets(what)
+    middle = _TABLE + -(-len(where) * 12 // 8)
+    out[:_TABLE].view("<f4")[:] = table
+    out[_TABLE:middle] = _pack12(where.astype(np.uint16, copy=False))
+    out[middle:] = _pack2(buckets)
+    return table[buckets]
+
+
+def _put(chunks: _Chunks, places: np.ndarray, values: np.ndarray, out: np.ndarray) -> bool:
+    """Put float32 values [chunks, kept] at their places in a tensor of zeros; return whether places are possible."""
+    kernels = tensor_codec.compiled()
+    if kernels is not None:
+        return kernels.largest_decode(places, values, chunks.grid, out.reshape(-1))
+    columns = places.astype(np.int64)
+    if columns.size and (columns.max() >= chunks.length or (np.diff(columns, axis=1) <= 0).any()):
+        return False
+    rows = np.zeros((chunks.count, chunks.length), np.float32)
+    np.put_along_axis(rows, columns, values, axis=1)
+    chunks.paste(rows, out)
+    return True
+
+
 def _buckets(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the bucket of each value, uint8, and the mean of each of the four, float32 [4]."""
     wide = values.astype(np.float64)
@@ -159,7 +207,7 @@ def _unpack12(packed: np.ndarray, count: int) -> np.ndarray:
     whole = np.zeros(-(-count // 2) * 3, np.uint32)
     whole[: len(packed)] = packed
     both = whole[0::3] | whole[1::3] << np.uint32(8) | whole[2::3] << np.uint32(16)
-    return np.stack([both & 4095, both >> 12], axis=1).reshape(-1)[:count]
+    return np.stack([both & 4095, both >> 12], axis=1).astype(np.uint16).reshape(-1)[:count]
 
 
 def _pack2(values: np.ndarray) -> np.ndarray:

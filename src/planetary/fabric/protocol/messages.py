@@ -482,7 +482,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    20,
+    21,
     *SESSION,
     Hello,
     WorkerStarted,

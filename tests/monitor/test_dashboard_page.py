@@ -135,7 +135,9 @@ def test_the_page_draws_an_ordinary_run_without_a_word_of_a_mixture() -> None:
 
 
 def test_a_served_model_has_its_texts_and_no_losses() -> None:
-    serving = ServingStatus(endpoint="http://127.0.0.1:8000", version=3, running=2, waiting=1, cache_used=0.125)
+    serving = ServingStatus(
+        endpoint="http://127.0.0.1:8000", model="m", version=3, running=2, waiting=1, cache_used=0.125
+    )
     shown = Shown(status(state="serving", stage="", loss=(), eval_loss=(), serving=serving))
     tiles = shown.text("tiles")
     assert all(text in tiles for text in ("2texts running", "1texts waiting", "13 %of the cache", "3round of the"))

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="planetary-serve-") as scratch:
         folder = args.run_dir or Path(scratch) / config.run.name
         options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache))
-        stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines())))
+        stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines(config.serve.keys))))
         print(stopped.replace("SIGINT", "Ctrl+C"), flush=True)
     return EXIT_OK
 

@@ -104,6 +104,7 @@ class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A served model, as the gateway sees it."""
 
     endpoint: str  # URL of the HTTP interface and the chat page
+    model: str  # by which requests ask for it; "": it is not loaded yet
     version: int  # the round that the parameters are of; 0: they are of no run
     running: int  # texts that a worker continues
     waiting: int  # texts without a worker

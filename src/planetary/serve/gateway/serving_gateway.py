@@ -144,7 +144,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         """See `Service`."""
         if self.is_ready:
             return ""
-        return self.stage if self.controller is None else self.controller.stalls.why or self.compiling[0]
+        return self.stage if self.controller is None else self.compiling[0] or self.controller.stalls.why
 
     @property
     def waiting(self) -> int:
@@ -208,6 +208,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         controller = self.controller
         serving = ServingStatus(
             endpoint=self.endpoint,
+            model="" if self.model is None else self.model.name,
             version=0 if self.model is None else self.model.version,
             running=self.running,
             waiting=self.waiting,

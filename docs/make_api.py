@@ -22,6 +22,7 @@ CALLS = (
 RECORDS = (
     "planetary.fabric.protocol.status:RunStatus",
     "planetary.fabric.protocol.status:WorkerStatus",
+    "planetary.fabric.protocol.status:Figure",
     "planetary.fabric.protocol.status:RoundMetrics",
     "planetary.run.metrics:Metrics",
     "planetary.monitor.report:Report",

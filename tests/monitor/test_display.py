@@ -5,12 +5,22 @@ import io
 import msgspec
 import pytest
 from rich.console import Console
-from run_story import status
+from run_story import metrics, status
 
-from planetary.fabric.protocol.status import RunStatus, WorkerStatus
+from planetary.fabric.protocol.status import (
+    Figure,
+    KindMetrics,
+    PolicyMetrics,
+    RoundMetrics,
+    RunStatus,
+    WorkerStatus,
+    figures_of,
+)
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines
+from planetary.monitor.sinks.scalars import scalars_of
+from planetary.monitor.status_text import status_text
 
 AT_80_COLUMNS = """\
 ╭─ planetary · demo ───────────────────────────────────────────────────────────╮
@@ -37,6 +47,48 @@ def drawn(shown: RunStatus, now: float = 1065.0, width: int = 80) -> str:
 
 def test_the_panel_at_80_columns() -> None:
     assert drawn(status()) == AT_80_COLUMNS
+
+
+REWARDED = """\
+│ train loss   2.4400 █▄▂▁▁▁                    tokens   369k · 12.3k tok/s    │
+│ eval loss    2.4500 █▄▁                       traffic  ↑ 157 MB ↓ 184 MB     │
+│ reward        0.625 ▁▆█                                                      │
+│ eval reward   0.500 ▁                                                        │
+│ staleness     0.750 ▁█                                                       │
+"""
+
+
+def rewarded() -> RunStatus:
+    """Three rounds of reinforcement learning, of which the last was evaluated, after one of imitation."""
+    groups: list[dict[int, int]] = [{}, {0: 4}, {0: 1, 1: 3}]
+    policies = [PolicyMetrics(imitates=True), *(PolicyMetrics(reward=0.25 * n, staleness=groups[n]) for n in (1, 2))]
+    policies.append(PolicyMetrics(reward=0.625, held_out_reward=0.5))
+    lines = [msgspec.structs.replace(metrics(n, 2.0), policy=policy) for n, policy in enumerate(policies, 3)]
+    return status(figures=figures_of(reversed(lines)))
+
+
+def test_the_panel_has_a_row_for_every_figure_of_the_kind_of_run() -> None:
+    assert REWARDED in drawn(rewarded())
+    assert max(len(line) for line in drawn(rewarded(), width=60).splitlines()) <= 60
+
+
+def test_figures_are_those_that_the_metrics_of_a_kind_of_run_name() -> None:
+    class ToyMetrics(KindMetrics, frozen=True):
+        rounds: int = 0
+
+        @property
+        def figures(self) -> dict[str, float | None]:
+            return {"toys": None if self.rounds == 2 else 2.0 * self.rounds, "games": None}
+
+    class ToyLine(RoundMetrics, frozen=True):
+        @property
+        def of_kind(self) -> KindMetrics:
+            return ToyMetrics(rounds=self.round)
+
+    lines = [ToyLine(**msgspec.structs.asdict(metrics(number, 3.0))) for number in (1, 2, 3)]
+    assert figures_of(lines) == (Figure("toys", ((1, 2.0), (3, 6.0))),)
+    assert scalars_of(lines[2])["toys"] == 6.0
+    assert figures_of([metrics(1, 3.0)]) == ()
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
@@ -107,6 +159,14 @@ def test_plain_lines_tell_each_thing_once() -> None:
         "round 7/12: train loss 2.4000, eval loss 2.4100, 369k tokens, 12.3k tokens/s, up 157 MB, "
         "down 184 MB, 1:12 left"
     ]
+
+
+def test_plain_lines_tell_the_figures_of_a_round() -> None:
+    after = rewarded()
+    before = msgspec.structs.replace(after, loss=after.loss[:-1])
+    told = "round 6/12: train loss 2.4400, eval loss 2.4500, reward 0.625, eval reward 0.500, 369k tokens"
+    assert plain_lines(before, after)[0].startswith(told)
+    assert ", reward 0.625, eval reward 0.500, staleness 0.750\n" in status_text(after, 1065.0)
 
 
 def test_plain_lines_tell_a_late_held_out_loss() -> None:

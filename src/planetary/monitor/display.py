@@ -118,8 +118,9 @@ def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
 
 def _numbers(status: RunStatus, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0), expand=True)
-    spark = max(8, width - 53)
-    grid.add_column(style="dim", width=10, no_wrap=True)
+    names = max([10, *(len(figure.name) for figure in status.figures)])
+    spark = max(8, width - 43 - names)
+    grid.add_column(style="dim", width=names, no_wrap=True)
     grid.add_column(justify="right", width=7, no_wrap=True, style="bold")
     grid.add_column(ratio=1, no_wrap=True)
     grid.add_column(style="dim", width=8, no_wrap=True)
@@ -140,6 +141,10 @@ def _numbers(status: RunStatus, width: int) -> RenderableType:
         "traffic",
         f"↑ {human.size(status.bytes_up)} ↓ {human.size(status.bytes_down)}",
     )
+    for figure in status.figures:
+        values = [value for _, value in figure.points]
+        shown = Text(human.sparkline(values, spark), style="cyan")
+        grid.add_row(figure.name, human.figure(values[-1] if values else None), shown)
     return grid
 
 

@@ -53,6 +53,13 @@ def loss(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
+def figure(value: float | None) -> str:
+    """`0.625`, `12345`: a number without a unit; `-` when unknown."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:.5g}"
+
+
 def percent(fraction: float | None) -> str:
     """`58 %`, `0.4 %`; `-` when unknown."""
     if fraction is None or not math.isfinite(fraction):

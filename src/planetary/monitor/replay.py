@@ -18,8 +18,8 @@ from planetary.fabric.protocol.status import (
     RunState,
     RunStatus,
     WorkerStatus,
+    figures_of,
     newest_mixture,
-    rewards_of,
 )
 from planetary.monitor.run_folder import Event, RunHistory
 
@@ -78,7 +78,7 @@ def status_of(history: RunHistory) -> RunStatus:
         inner_steps=_inner_steps(history, metrics),
         loss=tuple((m.round, m.loss) for m in metrics),
         eval_loss=tuple((m.round, m.eval_loss) for m in metrics if m.eval_loss is not None),
-        rewards=rewards_of(metrics),
+        figures=figures_of(metrics),
         tokens_total=metrics[-1].tokens_total if metrics else 0,
         tokens_per_s=sum(m.tokens for m in recent) / seconds if seconds > 0 else 0.0,
         bytes_up=sum(m.bytes_up for m in metrics),

@@ -78,16 +78,15 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
 
 def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     told = {number for number, _ in before.loss} if before else set()
-    held_out, rewards = dict(after.eval_loss), dict(after.rewards)
+    held_out, figures = dict(after.eval_loss), [(one.name, dict(one.points)) for one in after.figures]
     told_held_out = {number for number, _ in before.eval_loss} if before else set()
     lines = []
     fresh = [(number, value) for number, value in after.loss if number not in told]
     for number, value in fresh:
         line = f"round {number}/{after.rounds}: train loss {human.loss(value)}"
-        if number in rewards:
-            line += f", reward {rewards[number]:.3f}"
         if number in held_out:
             line += f", eval loss {human.loss(held_out[number])}"
+        line += "".join(f", {name} {human.figure(points[number])}" for name, points in figures if number in points)
         if number == fresh[-1][0]:  # totals are those of the newest round
             line += f", {human.count(after.tokens_total)} tokens"
             if after.tokens_per_s > 0:

@@ -43,7 +43,8 @@ def _numbers(status: RunStatus, now: float) -> list[str]:
     lines = []
     if status.loss:
         held_out = f", held-out loss {human.loss(status.eval_loss[-1][1])}" if status.eval_loss else ""
-        lines.append(f"training loss {human.loss(status.loss[-1][1])}{held_out}")
+        figures = "".join(f", {one.name} {human.figure(one.points[-1][1])}" for one in status.figures)
+        lines.append(f"training loss {human.loss(status.loss[-1][1])}{held_out}{figures}")
     if status.tokens_total:
         speed = f", {human.count(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
         traffic = f", up {human.size(status.bytes_up)}, down {human.size(status.bytes_down)}"

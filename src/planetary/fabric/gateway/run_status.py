@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
-from planetary.fabric.protocol.status import FINAL_STATES, RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.protocol.status import (
+    FINAL_STATES,
+    RunState,
+    RunStatus,
+    WorkerState,
+    WorkerStatus,
+    figures_of,
+)
 
 if TYPE_CHECKING:
     from planetary.fabric.controller.controller import Controller
@@ -74,6 +81,7 @@ def base_status(host: Gateway[Any, Any, Any], state: CommonState | None, rounds_
         rounds_finished=state.round,
         loss=tuple(sorted(state.train_losses.items())),
         eval_loss=tuple(sorted(state.evals.items())),
+        figures=figures_of(host.metrics),
         tokens_total=state.tokens_total,
         tokens_per_s=sum(line.tokens for line in recent) / sum(seconds) if seconds else 0.0,
         bytes_up=host.traffic.up,

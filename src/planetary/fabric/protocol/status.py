@@ -70,7 +70,16 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     sketch_bytes: int = 0  # that it sent for expert workers
 
 
-class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
+class KindMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of one round that one kind of run has."""
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """Those that every display shows beside the losses, by name, in order; None: this round does not have it."""
+        return {}
+
+
+class MixtureMetrics(KindMetrics, frozen=True, kw_only=True):
     """One round of a mixture."""
 
     shards: tuple[ShardMetrics, ...]
@@ -86,7 +95,7 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     routing_divergence: float | None = None  # KL of the router's probabilities, nats
 
 
-class PolicyMetrics(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
     """One round of reinforcement learning."""
 
     imitates: bool = False  # it trained on answers: there are no rewards
@@ -98,6 +107,28 @@ class PolicyMetrics(msgspec.Struct, frozen=True, kw_only=True):
     entropy: float | None = None  # of those weights' distributions at own tokens, nats
     reference_divergence: float | None = None  # KL to the reference policy; None: there is none
     tokens_sampled: int = 0  # generated since the round before, evaluations included
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """See `KindMetrics`: rewards, and the mean staleness of the groups, in versions."""
+        groups = sum(self.staleness.values())
+        return {
+            "reward": self.reward,
+            "eval reward": self.held_out_reward,
+            "staleness": sum(age * count for age, count in self.staleness.items()) / groups if groups else None,
+        }
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A number of every round that a kind of run shows beside its losses.
+
+    Attributes:
+        name: as displays print it.
+        points: (round, value) of the rounds that have one, ascending.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
 
 
 class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +199,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int = 0  # per round and worker
     loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
     eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
-    rewards: tuple[tuple[int, float], ...] = ()  # (round, mean reward of its texts), of reinforcement learning
+    figures: tuple[Figure, ...] = ()  # that this kind of run shows beside its losses, as rewards
     tokens_total: int = 0
     tokens_per_s: float = 0.0
     bytes_up: int = 0
@@ -250,11 +281,19 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     mixture: MixtureMetrics | None = None  # of a mixture
     policy: PolicyMetrics | None = None  # of reinforcement learning
 
+    @property
+    def of_kind(self) -> KindMetrics:
+        """The numbers that only its kind of run has."""
+        return self.mixture or self.policy or KindMetrics()
 
-def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[tuple[int, float], ...]:
-    """Return (round, mean reward) of the rounds that have one, in order."""
-    known = ((line.round, line.policy.reward) for line in metrics if line.policy is not None)
-    return tuple(sorted((round_, reward) for round_, reward in known if reward is not None))
+
+def figures_of(metrics: Iterable[RoundMetrics]) -> tuple[Figure, ...]:
+    """Return the figures of these rounds' kind of run, in the kind's order."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for line in sorted(metrics, key=lambda line: line.round):
+        for name, value in line.of_kind.figures.items():
+            points.setdefault(name, []).extend([] if value is None else [(line.round, value)])
+    return tuple(Figure(name, tuple(known)) for name, known in points.items() if known)
 
 
 def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:

@@ -52,6 +52,8 @@ def _named(line: RoundMetrics) -> Iterator[tuple[str, float | None]]:
         yield f"{place}/counts", 0.0 if one.refused else 1.0
         for key in _OF_WORKER:
             yield f"{place}/{key}", getattr(one, key)
+    for name, value in line.of_kind.figures.items():
+        yield name.replace(" ", "_"), value
     if line.mixture is not None:
         yield from _of_mixture(line.mixture)
 

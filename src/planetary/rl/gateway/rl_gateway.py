@@ -26,7 +26,7 @@ from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
-from planetary.fabric.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus, rewards_of
+from planetary.fabric.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
 from planetary.fabric.shell.shell import Answer, Read, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
@@ -124,7 +124,6 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             stage=stage,
             stage_since=since,
             round=min(state.round + 1, self.config.train.rounds),
-            rewards=rewards_of(self.metrics),
             workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
         )
 

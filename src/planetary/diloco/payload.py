@@ -154,7 +154,7 @@ class Shown:
     def receive(self, payload: np.ndarray, digest: str) -> None:
         """Add a change. Raises `ProtocolError` as `PayloadForm.decode`."""
         change = self._form.decode(payload, digest)
-        self.params = {name: values + change[name] for name, values in self.params.items()}
+        self.params = {name: np.add(values, change[name], out=change[name]) for name, values in self.params.items()}
 
 
 def payload_digest(*parts: np.ndarray) -> str:

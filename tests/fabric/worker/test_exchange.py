@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
+from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.token_slice import Slice
 from planetary.diloco.bfloat16 import f32_to_bf16
 from planetary.diloco.merge import Mean, Radial, Senders
 from planetary.diloco.outer import initial_state, published_params
@@ -19,8 +26,14 @@ from planetary.diloco.relay import COEFFICIENTS
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.changes import ChangeOf, start_offer
+from planetary.fabric.protocol.fabric_events import EndParametersOf, OuterStepDone, TakeOuterStep
+from planetary.fabric.worker.compute import Compute
 from planetary.fabric.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
+from planetary.fabric.worker.worker_events import StepDone, TrainingDone
+from planetary.machine.events import Event
+from planetary.simulation.rounds.small_training import SPEC, SmallExecutor
+from planetary.wire.streams import ReceivedMessage
 
 RULES = {"sparse": Senders(), "sign": Radial()}
 SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
@@ -152,6 +165,69 @@ def test_feedback_is_saved_and_loaded_by_round(tmp_path: Path) -> None:
     assert one.digest == other.digest
     fresh = CodedUpdates(SPECS, compression)
     assert fresh.give(task(1, START, trained(START, 2))).digest != one.digest
+
+
+def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the worker's compute thread, and in one that a received message is read in.
+
+    The outer step, which encodes the broadcast, is an answer of the gateway's shell, which are computed in threads.
+    """
+    coded: list[tuple[str, bool]] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        work = getattr(PayloadForm, name)
+
+        def noted(*args: Any) -> Any:
+            coded.append((name, threading.current_thread() is threading.main_thread()))
+            return work(*args)
+
+        return noted
+
+    for name in ("compress", "decode"):
+        monkeypatch.setattr(PayloadForm, name, noting(name))
+    ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    compression, start = m.Compression(up="int4", down="int4"), {"w": np.ones(8, np.float32)}
+    worker = CodedUpdates(SPEC.params, compression)
+    server = ParameterVersions(SPEC.params, initial_state(SPEC.params, start), 0, compression)
+    states, feedback = InnerStates(tmp_path / "inner", ()), InnerStates(tmp_path / "feedback", worker.residual_specs)
+    compute = Compute(
+        SmallExecutor(), SPEC, {}, states, reset_inner_state=False, exchange=worker, feedback=feedback, report=ended.put
+    )
+    tokens, schedule = np.arange(20, dtype=np.int32), Schedule("constant", 0.1, 0, 10)
+
+    async def train(round_: int) -> None:
+        """Train a task, let the gateway read its result and step, and let the worker take the change."""
+        message, tensors = sent_to(server, round_ - 1) if round_ > 1 else (m.Parameters(version=0), start)
+
+        def use() -> Tensors:
+            worker.take(message, tensors)
+            return worker.start()
+
+        compute.use_parameters(use)
+        lease = Slice("", "ui32", 0, tokens.size)
+        task = m.TrainTask(
+            task=round_, round=round_, version=round_ - 1, lease=round_, slice=lease, steps=2, first_step=0
+        )
+        compute.train(task, schedule, tokens)
+        while not isinstance(done := await asyncio.to_thread(ended.get), TrainingDone):
+            assert isinstance(done, StepDone)
+        payload = compute.end_parameters(EndParametersOf(round_))
+        sent = replace(result(round_, done.digest), round=round_)
+        event = await server.receive(m.TrainResult, 1, ReceivedMessage(sent, payload))
+        assert event.defect == ""
+        merge = TakeOuterStep(round_, "mean", ((round_, 1, event.attachment),))
+        assert isinstance(await asyncio.to_thread(server.step, OuterConfig(), 1, merge), OuterStepDone)
+
+    async def rounds() -> None:
+        await train(1)
+        await train(2)
+
+    try:
+        asyncio.run(rounds())
+    finally:
+        compute.close()
+    assert [name for name, _ in coded] == ["compress", "decode"] * 2 + ["decode"] + ["compress", "decode"] * 2
+    assert not any(on_loop for _, on_loop in coded)
 
 
 def test_a_nan_is_found_before_it_is_sent() -> None:

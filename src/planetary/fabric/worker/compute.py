@@ -135,6 +135,7 @@ class Compute:
         self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
         self._on_device = False  # whether exactly these are on the device
         self._loaded = False  # whether buffers and optimizer state are on the device
+        self._feedback_round = 0  # the round after which the exchange's residual is; 0: of none
         self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
         self._last: tuple[Trained, TrainingDone, Tensors | None] | None = None  # and the residual before it
         self._stop: set[int] = set()
@@ -298,6 +299,7 @@ class Compute:
         outgoing = self.exchange.give(trained)
         if self._feedback is not None and self.exchange.residual is not None:
             self._saver.save(self._feedback, trained.round, self.exchange.residual)
+            self._feedback_round = trained.round
         self._ends = {trained.task: outgoing.tensors}
         return outgoing.digest
 
@@ -346,10 +348,11 @@ class Compute:
     def _prepare_inner_state(self, round_: int) -> None:
         """Make optimizer state and error feedback those from before `round_`: the newest there are, else zeros."""
         self._ensure_loaded()
-        if self._feedback is not None and self.exchange.residual_specs:
+        is_there = 0 < self._feedback_round < round_
+        if self._feedback is not None and self.exchange.residual_specs and not is_there:
             self._saver.wait()  # the feedback being saved may be the one to load
             kept = self._feedback.load(round_)
-            self.exchange.residual = None if kept is None else kept[1]
+            self._feedback_round, self.exchange.residual = (0, None) if kept is None else kept
         if self._reset:
             self._executor.reset_opt_state()
             return

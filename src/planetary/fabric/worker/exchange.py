@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import to_master
+from planetary.diloco.bfloat16 import displacement, to_master
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
@@ -322,10 +322,8 @@ class CodedUpdates:
 
     def give(self, trained: Trained) -> Outgoing:
         """See `Exchange`."""
-        start, ends, delta = trained.start, trained.ends, {}
-        for spec in self._specs:
-            with np.errstate(invalid="ignore", over="ignore"):  # an infinity is found, and named, by the codec
-                delta[spec.name] = to_master(spec.dtype, start[spec.name]) - to_master(spec.dtype, ends[spec.name])
+        start, ends = trained.start, trained.ends
+        delta = {spec.name: displacement(spec.dtype, start[spec.name], ends[spec.name]) for spec in self._specs}
         payload, self.residual = self._up.compress(delta, self.residual)
         digest = payload_digest(payload)
         self._down.sent(trained, payload, digest)

@@ -50,11 +50,19 @@ def sweep(
     one_epoch: bool = False,
     given: Sequence[str] = (),
     speeds: Sequence[float] = (),
+    apart: bool = False,
 ) -> Sweep:
     """Run schedules, check each, and count their faults and records."""
     return Sweep(
         run_schedule(
-            seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch, given=given, speeds=speeds
+            seed,
+            checkpoint_every,
+            ring=ring,
+            overlap=overlap,
+            one_epoch=one_epoch,
+            given=given,
+            speeds=speeds,
+            apart=apart,
         )
         for seed in seeds
     )
@@ -69,10 +77,12 @@ def run_schedule(
     one_epoch: bool = False,
     given: Sequence[str] = (),
     speeds: Sequence[float] = (),
+    apart: bool = False,
 ) -> SimCluster:
     """Run a schedule and check everything that must be true after it.
 
-    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`; `speeds`: of the workers.
+    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`; `speeds`: of the workers;
+    `apart`: nothing ever arrives from one of the first two workers at the other.
     """
     length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
     every = checkpoint_every
@@ -82,18 +92,26 @@ def run_schedule(
     machines = [SimMachine(speed=speed) for speed in speeds]
     plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12)
     cluster = SimCluster(seed, training, WORKERS, plan, machines=machines)
+    if apart:
+        part_two(cluster)
     try:
         with recorded_deltas() as received:
             assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster, received=received)
     except BaseException as error:
-        mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}"
+        mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}{' --apart' * apart}"
         mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
         mode += "".join(f" --speed={speed}" for speed in speeds)
         error.add_note(f"faults: {cluster.struck}")
         error.add_note(f"replay: PYTHONPATH=src:tests python tests/fabric/fault_schedules.py {seed}{mode}")
         raise
     return cluster
+
+
+def part_two(cluster: SimCluster) -> None:
+    """Let nothing arrive any more from the first worker at the second, or the other way."""
+    for source, target in (("node-0", "node-1"), ("node-1", "node-0")):
+        cluster.world.network.cut(source, target, None)
 
 
 @contextlib.contextmanager
@@ -240,6 +258,7 @@ if __name__ == "__main__":
             "--ring": {"action": "store_true"},
             "--overlap": {"action": "store_true"},
             "--one-epoch": {"action": "store_true"},
+            "--apart": {"action": "store_true"},
             "--checkpoint-every": {"type": int, "default": 1},
             "--set": {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"},
             "--speed": {"dest": "speeds", "type": float, "action": "append", "default": [], "metavar": "FACTOR"},

@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule, sweep
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, part_two, run_schedule, sweep
 
 from planetary.fabric.controller.ring_topology import Ring
-from planetary.fabric.protocol.records import DeltaWithdrawn, DigestsDiffered, ReduceRetried, RolledBack, RunResumed
+from planetary.fabric.protocol.records import (
+    DeltaWithdrawn,
+    DigestsDiffered,
+    ReduceRetried,
+    RolledBack,
+    RoundClosed,
+    RunResumed,
+    TopologyReplaced,
+)
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import encode_story, small_training
@@ -16,6 +24,7 @@ from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 # "overlap": of a ring, too
 WAYS: dict[str, dict[str, Any]] = {"ring": {"ring": True}, "overlap": {"overlap": True}}
+QUANTISED = ("sync.ring_compression=int8", "sync.precision=f32")  # without it sums this small go through the master
 
 
 def blocks(**counts: int) -> pytest.MarkDecorator:
@@ -108,3 +117,42 @@ def test_another_outer_state_than_everybodys_is_named_and_replaced() -> None:
     check(cluster, flipped=True)
     differed = [r for r in cluster.journal if isinstance(r, DigestsDiffered)]
     assert [r.workers for r in differed] == [("node-1/0",)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_that_do_not_reach_each_other_go_on_in_a_star(way: str) -> None:
+    """As behind a router that translates addresses. The third worker reaches both; no round is lost."""
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, given=QUANTISED, **WAYS[way]), WORKERS)
+    part_two(cluster)
+    assert cluster.run(LIMIT_S)
+    check(cluster)
+    (replaced,) = [record for record in cluster.journal if isinstance(record, TopologyReplaced)]
+    assert replaced.round == 0
+    assert "8 times in a row" in replaced.why
+    assert {record.peers for record in cluster.journal if isinstance(record, RoundClosed)} == {0}
+    assert cluster.gateway is not None
+    assert any("goes on in a star" in note for note in cluster.gateway.status().notes)
+
+
+def test_a_ring_that_breaks_for_good_goes_on_in_a_star_from_its_newest_round() -> None:
+    """The gateway has no checkpoint of that round, and gets it from a worker."""
+    training = small_training(rounds=8, workers=WORKERS, checkpoint_every=8, ring=True, given=QUANTISED)
+    cluster = SimCluster(0, training, WORKERS)
+    network = cluster.world.network
+
+    def part() -> None:
+        if not network.is_cut("node-0", "node-1") and cluster.gateway is not None and len(cluster.gateway.metrics) == 3:
+            part_two(cluster)
+
+    assert cluster.run(LIMIT_S, part)
+    check(cluster)
+    (replaced,) = [record for record in cluster.journal if isinstance(record, TopologyReplaced)]
+    (back,) = [record for record in cluster.journal if isinstance(record, RolledBack)]
+    assert 3 <= replaced.round == back.mark.round < 8
+    assert {r.round: r.peers for r in cluster.journal if isinstance(r, RoundClosed)}[replaced.round] == WORKERS
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 40), marks=pytest.mark.slow)], ids=["first", "rest"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rings_that_cannot_be_closed_survive_random_faults(way: str, seeds: range) -> None:
+    assert sweep(seeds, 3, apart=True, given=QUANTISED, **WAYS[way]).records[TopologyReplaced] >= len(seeds)

@@ -28,7 +28,15 @@ from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
-from planetary.fabric.protocol.records import CheckpointWritten, EndKind, Mark, RolledBack, RoundStarted, StepReplaced
+from planetary.fabric.protocol.records import (
+    CheckpointWritten,
+    EndKind,
+    Mark,
+    RolledBack,
+    RoundStarted,
+    StepReplaced,
+    TopologyReplaced,
+)
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import ControllerState, OpenRound, contradiction
 from planetary.fabric.protocol.status import RoundMetrics
@@ -151,8 +159,8 @@ class Controller(RunController[RoundsDesk]):
         if isinstance(event.message, m.Progress | m.TrainResult | m.EvalResult):
             self.training.leases.gave_sign(worker)
         match message := event.message:
-            case m.Ready() if message.artifact != worker.artifact:
-                pass  # of the training step before
+            case m.Ready() if message.artifact != worker.artifact or message.in_ring != (self.policy.ring is not None):
+                pass  # of the job before
             case m.Ready():
                 self.membership.ready(worker, now, message.device, message.verified)
                 self.topology.ready(worker, message)
@@ -212,6 +220,8 @@ class Controller(RunController[RoundsDesk]):
         if self.topology.failure is not None:
             self._end(*self.topology.failure)
             return
+        if self.topology.unfit is not None:
+            self._use_star(*self.topology.unfit, now)
         self.evaluation.hand_out(now)
         self.lines.write()
 
@@ -254,12 +264,29 @@ class Controller(RunController[RoundsDesk]):
         )
         self.desk.use_policy(msgspec.structs.replace(self.policy, spec=offered.spec, buffers=offered.buffers))
         self.desk.out.append(e.UseStep(model))
+        self._forget_tasks()
+        self.membership.replace_step(offered.compiled, now)
+
+    def _forget_tasks(self) -> None:
+        """Workers are about to load another job, with which they have neither parameters nor tasks."""
         for worker in self.desk.workers.values():
-            worker.version = -1  # its version belongs to the step that it has loaded
+            worker.version = -1
             if worker.evaluate is not None:
                 self.evaluation.give_back(worker.evaluate)
                 worker.evaluate = None
-        self.membership.replace_step(offered.compiled, now)
+
+    def _use_star(self, why: str, mark: Mark, now: float) -> None:
+        """Go on in a star from `mark`, whose outer state the gateway has. Rounds do not overlap there."""
+        self.desk.append(TopologyReplaced(round=mark.round, why=why))
+        self._go_back(mark, why, now)
+        self.desk.use_policy(msgspec.structs.replace(self.policy, ring=None, overlap="none"))
+        self.desk.out.append(e.UseStar(mark.round, why))
+        self._forget_tasks()
+        self.topology = Star(self.desk)
+        self.topology.went_back(mark.round)
+        self.training.use_topology(self.topology)
+        self.evaluation.use_topology(self.topology)
+        self.membership.replace_job(now)
 
     def _outer_step_done(self, round_: int, now: float) -> None:
         self.evaluation.begin(round_)
@@ -384,6 +411,11 @@ class RoundTraining:
         self.ask_again_at: float | None = None
         self.stall = ""  # why the round cannot go on, "" while it can
         self._why_closing = ""  # the verdict on the round that is trained; "": it stays open
+
+    def use_topology(self, topology: Topology) -> None:
+        """Reduce in another topology. No task is under way."""
+        self._topology = topology
+        self.leases.use_topology(topology)
 
     # --- a round's life ---------------------------------------------------------------------------------------
 

@@ -85,6 +85,10 @@ class Evaluation:
         self._told: list[tuple[str, str]] = []  # who was wrong, and why, for `take_refused`
         self._next_task = _FIRST_TASK + int(now * 1e6)
 
+    def use_topology(self, topology: Topology) -> None:
+        """Evaluate the versions of another topology. No task is under way."""
+        self._topology = topology
+
     @property
     def versions(self) -> tuple[int, ...]:
         """The versions whose evaluation is not complete."""

@@ -48,6 +48,10 @@ class Leases:
         self._unanswered: dict[str, tuple[int, float]] = {}  # worker -> process, seconds of its unanswered leases
         self.pace = WorkerPaces()
 
+    def use_topology(self, topology: Topology) -> None:
+        """See `RoundTraining.use_topology`."""
+        self._topology = topology
+
     # --- handing out ------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:

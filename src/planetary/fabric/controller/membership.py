@@ -114,11 +114,18 @@ class Membership:
         for event in compiled:
             self._publish(event)
         for worker in list(self._desk.workers.values()):
-            worker.advance("step replaced", now)
+            worker.advance("job replaced", now)
             if self._artifacts.get(_target(worker)):
                 self._offer_job(worker, now)
             else:
                 self._compile_for(worker)
+
+    def replace_job(self, now: float) -> None:
+        """Have every worker load its job again, which has changed in another part than the step."""
+        for worker in self._desk.workers.values():
+            worker.advance("job replaced", now)
+            if self._artifacts.get(_target(worker)):
+                self._offer_job(worker, now)
 
     def compiled(self, event: Compiled, now: float) -> None:
         """Offer a finished artifact to everyone who waits for it."""

@@ -9,6 +9,9 @@ The outer state (master parameters and velocity) is with the workers. The gatewa
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
 that the gateway has.
 
+Workers that fail to reduce again and again do not reach each other: one of them may be behind a router that translates
+addresses. The ring then is `unfit`, and the run goes on in a star from the newest outer state that the gateway can get.
+
 With overlap the next round is trained meanwhile, and closes when the one before it is finished and every worker has its
 parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
 """
@@ -73,6 +76,7 @@ class Ring(Topology):
         self._group: tuple[int, ...] = ()  # sessions of the newest group; empty: the next attempt gets a new one
         self._reduced_by = 0  # workers that took part in the newest reduction
         self._in_a_row = 0  # attempts that failed without a lost worker
+        self._unclosed = ""  # why the ring cannot be closed; "": it may be
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
         self._bereft_since: float | None = None  # since when no worker has the newest outer state
@@ -99,7 +103,7 @@ class Ring(Topology):
     @property
     def busy(self) -> bool:
         """Whether a round's reduction has begun and is not settled."""
-        return self._attempt is not None or self._collecting > 0 or self.again_at is not None
+        return self._attempt is not None or self._collecting > 0 or self.again_at is not None or bool(self._unclosed)
 
     @property
     def may_close(self) -> bool:
@@ -185,6 +189,8 @@ class Ring(Topology):
             self._settle_attempt(self._attempt, now)
         if self._attempt is not None:
             return ReductionOutcome.WAIT
+        if self._unclosed:
+            return self._leave()
         if self._collecting:
             return self._collect()
         if self.again_at is None:
@@ -233,13 +239,21 @@ class Ring(Topology):
         self._desk.append(ReduceRetried(round=attempt.round, attempt=attempt.number, reason=reason))
         pause = 0.0 if lost else _FIRST_PAUSE_S * 2 ** (self._in_a_row - 1)
         self.again_at = now + min(pause, self._desk.policy.round.grace_s)
-        if self._in_a_row >= self._policy.most_attempts and self.failure is None:
-            self.failure = (
-                "peer",
+        if self._in_a_row >= self._policy.most_attempts:
+            self.again_at = None
+            self._unclosed = (
                 f"the workers could not reduce their results {self._in_a_row} times in a row; the last time: {reason}. "
-                "Do they reach each other (planetary doctor --master on each)? Workers behind a router that translates "
-                'addresses need sync.topology = "star"',
+                "Do they reach each other (planetary doctor --master on each)?"
             )
+
+    def _leave(self) -> ReductionOutcome:
+        """Give the ring up, once the gateway has the newest outer state or no worker has it."""
+        version = self._desk.state.version
+        if self.held != version and self._ask(version):
+            self.stall = f"the gateway gets the parameters of round {version}, to go on in a star"
+        else:
+            self.unfit = self._unclosed, self._marks[self.held]
+        return ReductionOutcome.WAIT
 
     def _decide(self, round_: int, live: dict[int, str]) -> None:
         """Those of `live` that agree with most have the new version."""

@@ -34,6 +34,7 @@ class Topology(ABC):
         result: how a worker's `TrainResult` says where its parameters are.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
+        unfit: why the run cannot go on in this topology, and from where it goes on in a star; None while it can.
         delta_norm: Euclidean norm of the merged delta of the round reduced last; None: the gateway has not seen it.
         autocorrelation: cosine of that delta with that of the round before; None: the gateway has not seen both.
     """
@@ -46,6 +47,7 @@ class Topology(ABC):
         self.overlap = OVERLAPS[desk.policy.overlap]()
         self.stall = ""
         self.failure: tuple[EndKind, str] | None = None
+        self.unfit: tuple[str, Mark] | None = None
         self.delta_norm: float | None = None
         self.autocorrelation: float | None = None
 

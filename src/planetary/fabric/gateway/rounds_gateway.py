@@ -22,7 +22,7 @@ from planetary.data.reader import read_slices
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
-from planetary.fabric.gateway.gateway_topology import GatewayTopology, topology_of
+from planetary.fabric.gateway.gateway_topology import GatewayTopology, StarGateway, topology_of
 from planetary.fabric.gateway.round_checkpoints import RoundCheckpoints
 from planetary.fabric.gateway.rounds_start import RoundsStart, begin, trim_metrics
 from planetary.fabric.gateway.run_files import STEPS
@@ -263,7 +263,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return spec.empty()
 
     def _reader(self) -> Read:
-        return partial(self.parameters.receive, self._topology.brings)
+        return lambda session, received: self.parameters.receive(self._topology.brings, session, received)
 
     # --- instructions -----------------------------------------------------------------------------------------
 
@@ -308,9 +308,19 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 self._forget_rounds(instruction.after)
             case e.UseStep():
                 self._use_step(instruction.model)
+            case e.UseStar():
+                self._use_star(instruction)
             case _:
                 return super()._carry_out(instruction)
         return None
+
+    def _use_star(self, instruction: e.UseStar) -> None:
+        """Take results from now on. The configuration stays: a run that is resumed tries the ring again."""
+        self._work.add(asyncio.to_thread(self._topology.stop))
+        self._topology = StarGateway()
+        vars(self).pop("_accepted", None)  # of the ring
+        self.parameters.go_back(self.parameters.state, instruction.version, {})
+        self.warn(f"the run goes on in a star: {instruction.why}")
 
     def _forget_rounds(self, after: int) -> None:
         assert self._metrics_file is not None

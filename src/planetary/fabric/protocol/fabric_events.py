@@ -206,6 +206,13 @@ class UseStep(Instruction, frozen=True):
     model: str
 
 
+class UseStar(Instruction, frozen=True):
+    """The run goes on in a star from `version`, whose outer state the gateway has."""
+
+    version: int
+    why: str
+
+
 class MeasureContributions(Instruction, frozen=True):
     """Compare these end parameters with the start of the round; answer with `ContributionsMeasured`."""
 

@@ -208,7 +208,8 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     @property
     def loads(self) -> tuple[str, ...]:
         """See `WorkerJob`."""
-        return self.artifact, self.compression.up, self.compression.down, self.compression.start
+        topology = "star" if self.ring is None else "ring"
+        return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -230,6 +231,7 @@ class Ready(Message, frozen=True, kw_only=True):
     opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
     device: str = ""  # as its driver names it
     verified: str = ""  # result of the comparison with the job's reference, in words
+    in_ring: bool = False  # whether its role is that of a ring
     outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
     outer_digest: str = ""  # ring: of that state
 

@@ -15,6 +15,8 @@ def news_of(record: Record) -> str:
             what = "an earlier training step" if record.back else "another training step"
             why = "; ".join(filter(None, (record.why, f"by {record.by}" if record.by else "")))
             return f"{what} from round {record.round + 1} on: {record.model[:12]}" + (f" ({why})" if why else "")
+        case r.TopologyReplaced():
+            return f"the run goes on in a star from round {record.round + 1} on: {record.why}"
         case r.WorkerJoined():
             how = "".join(f"; {text}" for text in (record.chosen, record.verified) if text)
             return f"worker {record.worker} joined (process {record.pid}){how}"

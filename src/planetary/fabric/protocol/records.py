@@ -78,6 +78,13 @@ class StepReplaced(Record, frozen=True, kw_only=True, tag="step_replaced"):
     keeps_state: bool = True  # whether workers go on with their optimizers' states
 
 
+class TopologyReplaced(Record, frozen=True, kw_only=True, tag="topology_replaced"):
+    """The workers could not close their ring: until the gateway ends, rounds after `round` are reduced in a star."""
+
+    round: int
+    why: str
+
+
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     """A worker loaded its artifact, found it right on its own device, and can take tasks."""
 
@@ -434,6 +441,7 @@ AnyRecord = (
     | RunResumed
     | ArtifactPublished
     | StepReplaced
+    | TopologyReplaced
     | WorkerJoined
     | WorkerRefused
     | WorkerBanned

@@ -23,9 +23,9 @@ class Phase(StrEnum):
 WORKER_SESSION: Table = {
     (Phase.COMPILING, "artifact offered"): Phase.LOADING,
     (Phase.LOADING, "ready"): Phase.READY,
-    (Phase.COMPILING, "step replaced"): Phase.COMPILING,
-    (Phase.LOADING, "step replaced"): Phase.COMPILING,
-    (Phase.READY, "step replaced"): Phase.COMPILING,
+    (Phase.COMPILING, "job replaced"): Phase.COMPILING,
+    (Phase.LOADING, "job replaced"): Phase.COMPILING,
+    (Phase.READY, "job replaced"): Phase.COMPILING,
 }
 """At the gateway. A session ends with its connection, in any phase."""
 

@@ -317,6 +317,7 @@ class TrainingLoader:
             opt_state_round=saved[0] if saved else 0,
             device=step.executor.device_name,
             verified=step.verified,
+            in_ring=job.ring is not None,
         )
         if job.ring is not None:
             return RingRole(job, place, compute, ready, self._make_communicator)

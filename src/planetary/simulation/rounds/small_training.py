@@ -246,11 +246,11 @@ class SmallTraining:
     ) -> OuterState:
         """Return the state after a round, from each worker's contributions, merged by a rule of that name.
 
-        `peers`: that reduced it in a ring.
+        `peers`: that reduced it in a ring; 0: it was reduced in a star.
         """
         config = self.config
         rate, momentum = config.outer.learning_rate, config.outer.momentum
-        if config.sync.topology == "star":
+        if not peers:
             contributions = [held.contribution for _, held in parts]
             merge = MERGE_RULES[rule](config.outer.trimmed)
             specs = self.fragments.of_round(round_)

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import hashlib
+import importlib
 import json
+import re
 import tomllib
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+from msgspec import inspect
 from openapi_spec_validator import validate
 from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
+import planetary
 from planetary.artifacts.checkpoint import checkpoint_name
 from planetary.cli.gateway_client import GatewayClient, client_of
 from planetary.cli.main import main
 from planetary.core.clock import SystemClock
+from planetary.core.configuration.ranges import describe
 from planetary.core.errors import TrustError, UserError
 from planetary.fabric.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
 from planetary.net.strangers import StrangerLimits
+from planetary.serve.http import requests
+from planetary.site import api
 from planetary.site.api.observing_operations import event_lines
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
+from planetary.web.api_errors import CODES
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
 
 def message_of(answer: httpx.Response) -> str:
     return answer.json()["error"]["message"]
+
+
+def code_of(answer: httpx.Response) -> str:
+    return answer.json()["error"]["code"]
 
 
 def test_the_document_is_valid_and_names_every_operation_once(tmp_path: Path) -> None:
@@ -100,7 +115,7 @@ def test_a_job_runs_beside_no_other_of_its_controller_and_is_cancelled_at_once(t
         assert ended["reason"] == "another idea"
         await site.until_state("toy-2", "running")
         again = await site.post("/v1/jobs/toy/cancel")
-        assert again.status_code == 409
+        assert (again.status_code, code_of(again)) == (409, "job_over")
         assert "it is cancelled" in message_of(again)
         assert (await site.post("/v1/jobs/toy-2/cancel")).status_code == 202
         assert (await site.post("/v1/jobs/toy-2/cancel")).status_code == 409
@@ -165,7 +180,11 @@ WRONG = (
     (b'{"toml": "[run]\\nname = \\"toy\\"", "config": {"run": {"name": "toy"}}}', 400, "config and toml are given"),
     (b'{"config": {"run": {"name": "toy"}}, "name": "../x"}', 400, "expected the name of one folder"),
     (b'{"resume": "nothing"}', 400, "there is no run named 'nothing'"),
-    (b'{"config": {"run": {"name": "toy"}}, "priority": "high"}', 400, "Expected `int | null`"),
+    (
+        b'{"config": {"run": {"name": "toy"}}, "priority": "high"}',
+        400,
+        "priority: expected a whole number >= -1000 and <= 1000",
+    ),
     (b" " * (1 << 20) + b"{}", 413, "more than 1048576 bytes"),
 )
 
@@ -178,6 +197,80 @@ def test_a_submission_that_cannot_be_is_refused_and_the_site_goes_on(tmp_path: P
             assert text in message_of(answer)
         assert (await site.get("/v1/jobs")).json() == {"jobs": []}
         assert (await site.submit())["job_id"] == "toy"
+
+    run(tmp_path, test)
+
+
+def test_every_error_has_a_stable_code_that_document_and_page_have(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "site.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([\d, ]+) \| (.*) \|$", page, re.MULTILINE)
+    assert {code: (tuple(map(int, statuses.split(", "))), text) for code, statuses, text in rows} == CODES
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", code) for code in CODES)
+    folder = Path(planetary.__file__).parent
+    calls = [
+        call
+        for part in ("site", "web", "fabric/gateway", "fabric/federation")
+        for path in (folder / part).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("ApiError", "ConflictError")
+    ]
+    given = {
+        ast.literal_eval(word.value)
+        for call in calls
+        for word in call.keywords
+        if word.arg == "code"
+        if isinstance(word.value, ast.Constant)
+    }
+    assert len(given) > 20
+    assert given <= set(CODES)
+
+    async def test(site: Running) -> None:
+        document = (await site.get("/v1/openapi.json")).json()
+        described = document["components"]["schemas"]["Error"]["properties"]["error"]["properties"]["code"][
+            "description"
+        ]
+        assert all(f"{code}: {text}" in described for code, (_, text) in CODES.items())
+        refusals = document["paths"]["/v1/jobs/{job}/cancel"]["post"]["responses"]["409"]["description"]
+        assert "job_over" in refusals
+        for path, status, code in (
+            ("/v1/jobs/nothing", 404, "job_not_found"),
+            ("/v1/nothing", 404, "no_such_path"),
+            ("/v1/site?a=1", 400, "unknown_parameter"),
+            ("/v1/federation/jobs", 409, "no_hub"),
+        ):
+            answer = await site.get(path)
+            assert (answer.status_code, code_of(answer)) == (status, code)
+
+    run(tmp_path, test)
+
+
+def test_every_field_of_a_body_has_words_for_its_values() -> None:
+    modules = [requests, *(importlib.import_module(f"{api.__name__}.{one.name}") for one in iter_modules(api.__path__))]
+    bodies = [
+        one
+        for module in modules
+        for one in vars(module).values()
+        if isinstance(one, type) and issubclass(one, msgspec.Struct) and one.__struct_config__.forbid_unknown_fields
+    ]
+    assert len(bodies) > 10
+    for body in bodies:
+        info = inspect.type_info(body)
+        assert isinstance(info, inspect.StructType)
+        assert all(describe(field.type) for field in info.fields)
+
+
+@pytest.mark.parametrize("priority", [-1001, 1001, 10**30, "high"])
+def test_a_priority_out_of_its_range_is_refused_with_the_range(tmp_path: Path, priority: object) -> None:
+    async def test(site: Running) -> None:
+        document = (await site.get("/v1/openapi.json")).json()
+        schema = document["components"]["schemas"]["Submission"]["properties"]["priority"]["anyOf"]
+        assert {"type": "integer", "minimum": -1000, "maximum": 1000} in schema
+        job = {"config": {"run": {"name": "toy"}}, "priority": priority}
+        refused = await site.post("/v1/jobs", job)
+        assert (refused.status_code, code_of(refused)) == (400, "invalid_value")
+        assert refused.json()["error"]["param"] == "priority"
+        assert message_of(refused).startswith("priority: expected a whole number >= -1000 and <= 1000, found ")
+        assert (await site.post("/v1/jobs", {**job, "priority": 1000})).json()["priority"] == 1000
 
     run(tmp_path, test)
 
@@ -204,7 +297,7 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
         await site.until_open("toy")
         for path in ("/v1/jobs/toy/steps", "/v1/jobs/toy/steps/rollback"):
             refused = await site.post(path)
-            assert refused.status_code == 409
+            assert (refused.status_code, code_of(refused)) == (409, "step_fixed")
             assert "cannot be replaced" in message_of(refused)
         for wrong, said in (
             ("optimizer.weight_decai=0.1", "did you mean optimizer.weight_decay?"),
@@ -230,7 +323,7 @@ def test_two_jobs_cannot_have_one_run_folder(tmp_path: Path) -> None:
         await site.submit(name="toy")
         await site.until_state("toy", "running")
         taken = await site.post("/v1/jobs", {"config": {"run": {"name": "toy"}}, "name": "toy"})
-        assert taken.status_code == 409
+        assert (taken.status_code, code_of(taken)) == (409, "folder_taken")
         assert "the job toy has the run folder" in message_of(taken)
 
     run(tmp_path, test)

@@ -12,6 +12,7 @@
     ├── ResourceError        the machine lacks something: disk, memory, a port, a device
     ├── NumericsError        a loss, gradient or parameter is NaN or infinite
     └── ClosedError          the object was closed, or the run was stopped
+        └── ConflictError        a request does not fit the present state; another time it may
 
 Code branches on the class and never on the text. The text states the attempt, the expectation, the finding
 and the remedy. Only the command line turns a class into an exit code.
@@ -79,6 +80,18 @@ class NumericsError(PlanetaryError):
 
 class ClosedError(PlanetaryError):
     """The object was closed or the run was stopped while something was under way."""
+
+
+class ConflictError(ClosedError):
+    """A request does not fit the present state of a job, run, worker or gateway.
+
+    Attributes:
+        code: stable name of what is in the way, for programs; those of the control API are in `web.api_errors.CODES`.
+    """
+
+    def __init__(self, message: str, code: str = "conflict") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def did_you_mean(word: str, known: Iterable[str], written: str = "{}") -> str:

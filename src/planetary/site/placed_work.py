@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from planetary.core.config import Config
-from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.fabric.gateway.run_files import has_run
 from planetary.fabric.protocol.messages import Hello
 from planetary.fabric.shell.system import SYSTEM, System
@@ -53,7 +53,7 @@ class JobHost(Protocol):
         ...
 
     def cancel(self, name: str, *, by: str, reason: str) -> Job:
-        """End a job at once. Raises `ClosedError` for one that has ended."""
+        """End a job at once. Raises `ConflictError` for one that has ended."""
         ...
 
 
@@ -165,7 +165,7 @@ class PlacedWork:
             return  # its end was reported, and its journal is another one's
         try:
             self._host.cancel(job.job, by=f"the hub {placed.hub}", reason=end.reason)
-        except ClosedError as error:  # it has ended by itself meanwhile
+        except ConflictError as error:  # it has ended by itself meanwhile
             log.info("%s", error)
         self.link.report(self._report_of(job))
 

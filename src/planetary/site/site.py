@@ -18,7 +18,7 @@ import msgspec
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, load_config, to_toml
 from planetary.core.configuration.schema import FabricConfig, Timings
-from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import RunLock, has_run
@@ -336,7 +336,7 @@ class Site:
 
         Raises:
             UserError: its controller is not enabled, or it is another one's.
-            ClosedError: the site takes no jobs, or the folder is another job's.
+            ConflictError: the site takes no jobs, or the folder is another job's.
         """
         folder = self._takes_jobs()
         kind = kind_of(config)
@@ -375,28 +375,35 @@ class Site:
 
     def _takes_jobs(self) -> Path:
         if self.options.folder is None:
-            raise ClosedError(
+            raise ConflictError(
                 "this gateway was started for one run and takes no jobs; start one with a file of controllers: "
-                "planetary gateway --gateway-config gateway.toml"
+                "planetary gateway --gateway-config gateway.toml",
+                code="one_run",
             )
         if self._stop is not None:
-            raise ClosedError(f"this gateway ends and takes no jobs: {self._stop}")
+            raise ConflictError(f"this gateway ends and takes no jobs: {self._stop}", code="ending")
         return self.options.folder
 
     def _place_for(self, folder: Path, wanted: str, *, given: bool, resume: bool) -> tuple[str, Path]:
-        """Return a job's name and folder. Raises `ClosedError` for one that was given and is taken."""
+        """Return a job's name and folder. Raises `ConflictError` for one that was given and is taken."""
         if "/" in wanted or wanted in ("", ".", ".."):
             raise UserError(f"name: expected the name of one folder, found {wanted!r}")
         place = folder / wanted
         if (holder := self.book.holder_of(str(place))) is not None and (given or resume):
-            raise ClosedError(f"the job {holder.job} has the run folder {place}; cancel it first, or take another name")
+            raise ConflictError(
+                f"the job {holder.job} has the run folder {place}; cancel it first, or take another name",
+                code="folder_taken",
+            )
         if resume:
             if not has_run(place):
                 raise UserError(f"resume: there is no run in {place}")
             return self._free(wanted), place
         if wanted in self.book.jobs or place.exists():
             if given:
-                raise ClosedError(f"the run folder {place} is taken: take another name, or none, or resume the run")
+                raise ConflictError(
+                    f"the run folder {place} is taken: take another name, or none, or resume the run",
+                    code="folder_taken",
+                )
             number = 2
             while f"{wanted}-{number}" in self.book.jobs or (folder / f"{wanted}-{number}").exists():
                 number += 1
@@ -413,11 +420,11 @@ class Site:
 
         Raises:
             UserError: there is none of this name.
-            ClosedError: it is over, or is being cancelled.
+            ConflictError: it is over, or is being cancelled.
         """
         job = self.job(name)
         if job.over or job.state is JobState.CANCELLING:
-            raise ClosedError(f"the job {name} cannot be cancelled: it is {job.state.value}")
+            raise ConflictError(f"the job {name} cannot be cancelled: it is {job.state.value}", code="job_over")
         why = reason or (f"cancelled by {by}" if by else "cancelled")
         self.append(CancelRequested(job=name, by=by, reason=why))
         if name in self.runs:
@@ -520,11 +527,13 @@ class Site:
         self._tell(Assign(worker, controller))
 
     def restart(self, worker: str, *, by: str = "") -> None:
-        """Replace a worker's process now. Raises `ClosedError` unless a run has it."""
+        """Replace a worker's process now. Raises `ConflictError` unless a run has it."""
         self.require_worker(worker)
         run = self.runs.get(self.scheduler.run_of(worker))
         if run is None:
-            raise ClosedError(f"worker {worker} works for no run now, so that nothing of it can hang")
+            raise ConflictError(
+                f"worker {worker} works for no run now, so that nothing of it can hang", code="worker_idle"
+            )
         run.gateway.restart_worker(worker, f"restarted by {by}" if by else "restarted by the operator")
 
     def require_worker(self, worker: str) -> None:

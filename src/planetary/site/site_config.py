@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import inspect
 
-from planetary.core.configuration.ranges import Count, NotNegative, Port, Text, describe, show_found
+from planetary.core.configuration.ranges import Count, NotNegative, Port, Priority, Text, describe, show_found
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import NAME_RULE, is_name
 
@@ -35,7 +35,8 @@ class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     service_id: str = ""  # name of that job; empty: the run's
     workers: Count | None = None  # that the job of `config_path` is to have; without: as its configuration says
     should_resume: bool = False  # whether that job goes on with a run that is there
-    priority: int | None = None  # of its jobs, unless they say otherwise; without: 100 for inference, 0 for the others
+    # of its jobs, unless they say otherwise; without: 100 for inference, 0 for the others
+    priority: Priority | None = None
     parallel: Count = 1  # jobs that run at once
     api: dict[str, Any] | None = None  # PCP's, without effect
     no_dashboard: bool | None = None  # PCP's, without effect

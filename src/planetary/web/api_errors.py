@@ -7,6 +7,46 @@ from collections.abc import Mapping
 import msgspec
 from starlette.responses import Response
 
+CODES: Mapping[str, tuple[tuple[int, ...], str]] = {
+    "invalid_value": ((400,), "a parameter, a key of a configuration or a name has a value that it cannot have"),
+    "invalid_json": ((400,), "the body is no JSON in UTF-8"),
+    "unknown_parameter": ((400,), "the operation has no such parameter"),
+    "no_config": ((400, 404), "a submission without a configuration; a job whose run has not begun"),
+    "token_needed": ((401,), "no token, or an unknown one"),
+    "scope": ((403,), "the scope of the token does not allow it"),
+    "not_trusted": ((403,), "a digest, key or certificate is not as required"),
+    "wrong_origin": ((403,), "a page of another origin made the browser send it"),
+    "no_such_path": ((404,), "there is no such path"),
+    "job_not_found": ((404,), "there is no such job"),
+    "worker_not_found": ((404,), "there is no such worker"),
+    "invite_not_found": ((404,), "there is no such invite"),
+    "artifact_not_found": ((404,), "there is no such artifact"),
+    "no_checkpoint": ((404,), "the job has no such checkpoint, or no more"),
+    "no_file": ((404,), "the checkpoint has no such file"),
+    "wrong_method": ((405,), "the path has other methods"),
+    "one_run": ((409,), "the gateway was started for one run, and takes no jobs and no files"),
+    "controller_not_enabled": ((409,), "the gateway takes no jobs of this kind"),
+    "ending": ((409,), "the gateway ends, and takes no jobs"),
+    "folder_taken": ((409,), "the run folder is there, or is another job's"),
+    "name_taken": ((409,), "the hub has, or had, a job of this name"),
+    "job_over": ((409,), "the job has ended, or is being cancelled"),
+    "not_running": ((409,), "the job does not run now, and has no training step"),
+    "no_step": ((409,), "its run is being prepared, or over"),
+    "step_fixed": ((409,), "the step of such a run cannot be replaced"),
+    "rolling_out": ((409,), "another step is being rolled out"),
+    "worker_idle": ((409,), "the worker works for no run"),
+    "no_hub": ((409,), "the gateway is no hub that places jobs"),
+    "no_invites": ((409,), "the gateway was started without TLS, and has no invites"),
+    "conflict": ((409,), "anything else that cannot be done as things are"),
+    "too_large": ((413,), "the body is too large"),
+    "range": ((416,), "the range begins beyond the end of the file"),
+    "wrong_host": ((421,), "the name in the address is not one of this machine's"),
+    "internal_error": ((500,), "a fault of the gateway; its log has it"),
+    "no_model": ((503,), "no such model is served now"),
+    "unavailable": ((503,), "the disk, or another machine, does not do its part now"),
+}
+"""Stable codes of the control API's errors: HTTP statuses and meaning. A served model's own errors have OpenAI's."""
+
 
 class ApiError(Exception):
     """An error response to a request.
@@ -16,7 +56,7 @@ class ApiError(Exception):
         message: the fault and its remedy.
         kind: OpenAI's `type`.
         param: the invalid parameter; None: none.
-        code: OpenAI's `code`; None: none.
+        code: OpenAI's `code`, for programs; None: none.
         headers: extra headers of the response.
     """
 

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from planetary.core.errors import (
     ClosedError,
+    ConflictError,
     PeerError,
     PlanetaryError,
     ResourceError,
@@ -35,13 +36,15 @@ from planetary.web.request_bodies import parsed, read_body
 log = logging.getLogger(__name__)
 
 MOST_BODY = 1 << 20  # bytes
-_STATUS_OF: Mapping[type[PlanetaryError], int] = {
-    UserError: 400,
-    TrustError: 403,
-    ClosedError: 409,
-    ResourceError: 503,
-    PeerError: 503,
+_ANSWERS: Mapping[type[PlanetaryError], tuple[int, str]] = {
+    UserError: (400, "invalid_value"),
+    TrustError: (403, "not_trusted"),
+    ClosedError: (409, "conflict"),
+    ResourceError: (503, "unavailable"),
+    PeerError: (503, "unavailable"),
 }
+"""HTTP status and code; a `ConflictError` has a code of its own."""
+_PATH_ERRORS: Mapping[int, str] = {404: "no_such_path", 405: "wrong_method"}
 
 
 def application(
@@ -112,8 +115,11 @@ def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
         except ApiError as error:
             response = error.response()
         except PlanetaryError as error:
-            status = next((code for kind, code in _STATUS_OF.items() if isinstance(error, kind)), 500)
-            response = ApiError(status, str(error), code=type(error).__name__).response()
+            status, code = next(
+                (answer for kind, answer in _ANSWERS.items() if isinstance(error, kind)), (500, "internal_error")
+            )
+            code = error.code if isinstance(error, ConflictError) else code
+            response = ApiError(status, str(error), code=code).response()
         except ClientDisconnect:
             response = Response(status_code=499)
         except Exception:
@@ -168,7 +174,8 @@ def _check_query(operation: Operation, given: Collection[str]) -> None:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    text, code = f"{request.method} {request.url.path}: {error.detail}", _PATH_ERRORS.get(error.status_code)
+    return ApiError(error.status_code, text, code=code).response()
 
 
 class HostGuard:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from planetary.version import __version__
 from planetary.web.access import Scope
+from planetary.web.api_errors import CODES
 
 Handler = Callable[[Request], Awaitable[Any]]
 """Returns a struct or a `Response`; raises `ApiError`, or a `PlanetaryError` with the reason for a refusal."""
@@ -108,7 +109,12 @@ _ERROR = {
                 "message": {"type": "string", "description": "The fault and its remedy."},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"], "description": "The parameter that is wrong."},
-                "code": {"type": ["string", "null"], "description": "For programs."},
+                "code": {
+                    "type": ["string", "null"],
+                    "description": "For programs. Those of the gateway itself: "
+                    + "; ".join(f"{code}: {meaning}" for code, (_, meaning) in CODES.items())
+                    + ".",
+                },
             },
         }
     },
@@ -124,6 +130,12 @@ _STATUSES = {
     429: "Too much is asked for at once.",
     503: "Not now.",
 }
+
+
+def codes_of(status: int) -> list[str]:
+    """Return the codes of errors with an HTTP status, as a sentence; none where no error has one."""
+    codes = [code for code, (statuses, _) in CODES.items() if status in statuses]
+    return [f"Codes: {', '.join(codes)}."] if codes else []
 
 
 def openapi_document(operations: Sequence[Operation], title: str, text: str) -> dict[str, Any]:
@@ -167,7 +179,7 @@ def _described(operation: Operation) -> dict[str, Any]:
             **_answers(operation),
             **{
                 str(status): {
-                    "description": _STATUSES[status],
+                    "description": " ".join([_STATUSES[status], *codes_of(status)]),
                     "content": {JSON: {"schema": {"$ref": _REFERENCE.format(name="Error")}}},
                 }
                 for status in sorted(refuses)

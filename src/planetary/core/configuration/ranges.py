@@ -16,6 +16,7 @@ MOST_FRAGMENTS = 256
 FragmentCount = Annotated[int, Meta(ge=1, le=MOST_FRAGMENTS)]
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 ServedBatch = Annotated[int, Meta(ge=1, le=64)]
+Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -81,7 +82,7 @@ def describe(kind: inspect.Type) -> str:
         return "a table" if isinstance(value, inspect.AnyType) else f"a table whose values are {describe(value)}"
     if isinstance(kind, inspect.StructType):
         return f"tables with {', '.join(field.name for field in kind.fields)}"
-    if isinstance(kind, inspect.VarTupleType):
+    if isinstance(kind, inspect.VarTupleType | inspect.ListType):
         return f"an array whose values are {describe(kind.item_type)}"
     raise AssertionError(f"no words for {kind}")  # a schema change must add them
 

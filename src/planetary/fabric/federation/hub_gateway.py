@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.errors import ClosedError, TrustError
+from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import capped
 from planetary.diloco.outer import published_params
@@ -77,8 +77,9 @@ class HubGateway(RoundsGateway):
 
     def roll_out(self, wanted: StepWanted) -> None:
         """See `Gateway`."""
-        raise ClosedError(
-            "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub"
+        raise ConflictError(
+            "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
+            code="step_fixed",
         )
 
     def status(self) -> RunStatus:

@@ -23,7 +23,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.targets import nearest
 from planetary.core.clock import Clock
 from planetary.core.config import Config
-from planetary.core.errors import ClosedError, PlanetaryError
+from planetary.core.errors import ConflictError, PlanetaryError
 from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.prepare import PreparedData
@@ -310,11 +310,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Begin to replace the run's training step at the end of a round. Called on the event loop.
 
         Raises:
-            ClosedError: a run of this kind, or in this state, has none that can be replaced.
+            ConflictError: a run of this kind, or in this state, has none that can be replaced.
             UserError: there is no such step.
         """
-        raise ClosedError(
-            f"{self.compiles} of this run cannot be replaced: runs in rounds have one training step that can"
+        raise ConflictError(
+            f"{self.compiles} of this run cannot be replaced: runs in rounds have one training step that can",
+            code="step_fixed",
         )
 
     def _begun(self) -> None:

@@ -16,7 +16,7 @@ from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.configuration.ranges import RELAY
-from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.errors import ConflictError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
 from planetary.fabric.controller.controller import Controller
@@ -153,19 +153,23 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         """See `Gateway`: the step is made, compiled and verified, then used from the next round on."""
         controller, stage = self.controller, self.roll_out_stage
         if controller is None or self.ended_at is not None:
-            raise ClosedError("the run is being prepared, or over: it has no training step that could be replaced")
+            raise ConflictError(
+                "the run is being prepared, or over: it has no training step that could be replaced", code="no_step"
+            )
         if self.config.sync.topology != "star":
-            raise ClosedError(
+            raise ConflictError(
                 "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run "
-                'with --set, or train with sync.topology = "star"'
+                'with --set, or train with sync.topology = "star"',
+                code="step_fixed",
             )
         if self.config.sync.overlap != "none":
-            raise ClosedError(
+            raise ConflictError(
                 f'with sync.overlap = "{self.config.sync.overlap}" a round is always under way, so that no step can be '
-                "replaced between two: resume the run with --set"
+                "replaced between two: resume the run with --set",
+                code="step_fixed",
             )
         if stage.state in ("preparing", "verified"):
-            raise ClosedError(f"another step is being rolled out: {stage.state}")
+            raise ConflictError(f"another step is being rolled out: {stage.state}", code="rolling_out")
         digest = self._earlier(controller, wanted.back_to) if wanted.back_to else ""
         self.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
         self._work.add(self._offer_step(controller, msgspec.structs.replace(wanted, back_to=digest)), cancels=True)

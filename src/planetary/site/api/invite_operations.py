@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from planetary.core.clock import SystemClock
-from planetary.core.errors import ClosedError, UserError
+from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import is_name
 from planetary.fabric.gateway.invite_list import InviteList as Invites
 from planetary.net import invite
@@ -69,7 +69,9 @@ class InviteOperations:
     def _invites(self) -> Invites:
         found = self._site.security.invites
         if found is None:
-            raise ClosedError("this gateway was started with --plain-loopback: it asks for no invites and has none")
+            raise ConflictError(
+                "this gateway was started with --plain-loopback: it asks for no invites and has none", code="no_invites"
+            )
         found.refresh()
         return found
 

@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from planetary.core.config import Config, config_from_tables
-from planetary.core.errors import ClosedError, UserError
+from planetary.core.configuration.ranges import Priority
+from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.site.api.observing_operations import after_event, event_lines
@@ -37,7 +38,7 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     toml: str | None = None  # the text of one
     overrides: tuple[str, ...] = ()  # "section.key=value"
     name: str = ""  # of the job; "": the run's, with a number where that is taken
-    priority: int | None = None  # among waiting jobs, and of its claim to workers at its site
+    priority: Priority | None = None  # among waiting jobs, and of its claim to workers at its site
     needs: JobNeeds = JobNeeds()  # of its site
 
 
@@ -123,9 +124,10 @@ class PlacementOperations:
 
     def _hub(self) -> JobHub:
         if self._site.hub is None:
-            raise ClosedError(
+            raise ConflictError(
                 "this gateway is no hub that places jobs: start one with planetary federation-hub --gateway-config "
-                "and a file with federation.sites"
+                "and a file with federation.sites",
+                code="no_hub",
             )
         return self._site.hub
 
@@ -153,7 +155,7 @@ class PlacementOperations:
     async def _submit(self, request: Request) -> PlacedJobStatus:
         hub, asked = self._hub(), request.state.body
         if self._site.is_stopping:
-            raise ClosedError("this hub ends and takes no jobs")
+            raise ConflictError("this hub ends and takes no jobs", code="ending")
         config = await asyncio.to_thread(_config_of, asked)
         job = hub.submit(config, asked.needs, name=asked.name, priority=asked.priority, by=request.state.user)
         return _job_status(hub, job)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.core.configuration.ranges import Priority
 from planetary.fabric.protocol.status import RunStatus, WorkerStatus
 from planetary.site.jobs import Job, JobState
 
@@ -78,7 +79,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     overrides: tuple[str, ...] = ()  # "section.key=value"
     files: dict[str, FileReference] = {}  # "section.key" of config or toml -> a file that was sent, in place of a path
     name: str = ""  # of the job and its folder; "": the run's, with a number where that is taken
-    priority: int | None = None  # of its claim to workers
+    priority: Priority | None = None  # of its claim to workers; None: its controller's
     resume: str = ""  # name of a run's folder that goes on
     service_id: str | None = None  # PCP's name of a controller's service; the job's name here
 

@@ -18,7 +18,7 @@ import msgspec
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, to_toml
 from planetary.core.configuration.schema import Timings
-from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.core.printable import NAME_RULE, is_name
 from planetary.fabric.protocol import admission
 from planetary.fabric.protocol.messages import Hello, Refused, Welcome
@@ -220,7 +220,7 @@ class JobHub:
 
         Raises:
             UserError: it is of a kind that no site hosts, or the policy of every site forbids it.
-            ClosedError: the name is taken.
+            ConflictError: the name is taken.
         """
         kind = kind_of(config)
         if not kind.controller:
@@ -261,7 +261,7 @@ class JobHub:
         if name not in self.book.jobs:
             return name
         if given:
-            raise ClosedError(f"the hub has had a job {name}: take another name, or none")
+            raise ConflictError(f"the hub has had a job {name}: take another name, or none", code="name_taken")
         number = 2
         while f"{name}-{number}" in self.book.jobs:
             number += 1
@@ -272,11 +272,11 @@ class JobHub:
 
         Raises:
             UserError: there is none of this name.
-            ClosedError: it is over, or is being cancelled.
+            ConflictError: it is over, or is being cancelled.
         """
         job = self.job(name)
         if job.over or job.state is PlacementState.CANCELLING:
-            raise ClosedError(f"the job {name} cannot be cancelled: it is {job.state.value}")
+            raise ConflictError(f"the job {name} cannot be cancelled: it is {job.state.value}", code="job_over")
         self._tell(JobUnwanted(job=name, by=by, reason=reason))
         return job
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.configuration.ranges import Priority
 from planetary.fabric.protocol.messages import FABRIC
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
@@ -53,7 +54,7 @@ class OfferJob(Message, frozen=True, kw_only=True):
     job: str
     attempt: int
     config: str  # of its run, TOML
-    priority: int | None = None  # of its claim to workers; None: as the site's controller has it
+    priority: Priority | None = None  # of its claim to workers; None: as the site's controller has it
 
 
 class CancelJob(Message, frozen=True, kw_only=True):

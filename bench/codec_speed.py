@@ -1,26 +1,46 @@
 """What encoding and decoding an update costs: processor time for 100 million parameters, by codec.
 
-    python bench/codec_speed.py
+    python bench/codec_speed.py [--against CHECKOUT] [--turns 3] [--without-numba]
 
-A worker encodes its delta with error feedback (`PayloadForm.compress`, which decodes its own payload for the residual)
-and decodes the change that it gets, in its compute thread: the event loop is free. The gateway does as much for each
-worker. Times are of one thread, scaled from 16 million parameters in matrices of 4096 x 1024; shares are of a round of
-3.9 s (`docs/synchronisation.md`), and of the time that the same thread needs to copy the parameters once.
+A worker forms its delta, adds the error feedback, encodes and digests it (`CodedUpdates.give`), and checks, decodes and
+adds the change that it gets (`take`), in its compute thread. The gateway decodes each worker's update (`read`) and
+encodes the change for all (`advance`), in threads. Times are of one thread, the least of all calls, scaled from 16.8
+million parameters in four matrices of 4096 x 1024. With `--against` this tree and another one are measured by turns.
+
+The share of a worker's round is that of the encoding and decoding, `give` and `take`, in
+
+- 12.7 s: `docs/synchronisation.md` pins 30.8 million parameters to 3.9 s a round of 30 steps (`bench/results/
+  shaped_links.md`); 100 million parameters take as many times longer for equal tokens, on the same machine,
+- 15.2 s: the same for 36 steps, which one bit a number needs for 1/100 of the bytes,
+- 3.9 s: a round of 100 million parameters that is as short, on a machine three times as fast with this processor.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from planetary.core.tensors import TensorSpec
-from planetary.diloco.payload import CODECS, PayloadForm, payload_digest
-
-SPECS = tuple(TensorSpec(f"w{number}", "f32", (4096, 1024)) for number in range(4))
-SIZE = sum(spec.size for spec in SPECS)
-ROUND_S, PARAMS = 3.9, 100e6
+HERE = Path(__file__).parents[1]
+CODECS = ("float32", "bf16", "int8", "int4", "fp4", "sign", "sparse")
+PARAMS, PIECES, SHAPE = 100e6, 4, (4096, 1024)
+SIZE = PIECES * SHAPE[0] * SHAPE[1]
+PINNED_S, PINNED_PARAMS, PINNED_STEPS = 3.9, 30.8e6, 30
+ROUNDS = {
+    f"{seconds:.1f} s": seconds
+    for seconds in (
+        PINNED_S * PARAMS / PINNED_PARAMS,
+        PINNED_S * PARAMS / PINNED_PARAMS * 36 / PINNED_STEPS,
+        PINNED_S,
+    )
+}
 
 
 def fastest(work: Callable[[], object]) -> float:
@@ -34,21 +54,79 @@ def fastest(work: Callable[[], object]) -> float:
     return min(times) * PARAMS / SIZE
 
 
-def main() -> None:
+def measure() -> dict[str, list[float]]:
+    """Return the seconds of `give`, `take`, `read` and `advance` by codec, and of a copy, for the tree imported."""
+    from planetary.core.tensors import TensorSpec
+    from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
+    from planetary.fabric.protocol import messages as m
+    from planetary.fabric.worker.exchange import CodedUpdates, Trained
+
+    specs = tuple(TensorSpec(f"w{number}", "f32", SHAPE) for number in range(PIECES))
     random = np.random.default_rng(0)
-    update = {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in SPECS}
-    copy = fastest(lambda: {name: values.copy() for name, values in update.items()})
-    print(f"a copy of 100M float32: {copy:.3f} s\n")
-    print("| codec | compress, s | decode, s | both, in copies | both, of a round of 3.9 s |")
-    print("|---|---:|---:|---:|---:|")
+    start = {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in specs}
+    ends = {
+        name: values - np.float32(0.01) * random.standard_normal(SHAPE).astype(np.float32)
+        for name, values in start.items()
+    }
+    found = {"copy": [fastest(lambda: {name: values.copy() for name, values in start.items()})]}
+    trained = Trained(task=1, round=1, tokens=1, start=start, ends=ends)
     for codec in CODECS:
-        form = PayloadForm(codec, SPECS)
-        payload, residual = form.compress(update, None)
-        digest = payload_digest(payload)
-        there = fastest(lambda form=form, residual=residual: form.compress(update, residual))
-        back = fastest(lambda form=form, payload=payload, digest=digest: form.decode(payload, digest))
-        both = there + back
-        print(f"| `{codec}` | {there:.2f} | {back:.2f} | {both / copy:.1f} | {both / ROUND_S:.0%} |", flush=True)
+        worker, form = CodedUpdates(specs, m.Compression(up=codec, down=codec)), PayloadForm(codec, specs)
+        worker.take(m.Parameters(version=0), start)
+        outgoing = worker.give(trained)
+        payload, digest = outgoing.tensors[PAYLOAD], outgoing.digest
+        assert digest == payload_digest(payload)
+        change, shown = m.Parameters(version=1, since=0, digest=digest), Shown(codec, specs, start)
+        found[codec] = [
+            fastest(lambda worker=worker: worker.give(trained)),
+            fastest(lambda worker=worker, change=change, payload=payload: worker.take(change, {PAYLOAD: payload})),
+            fastest(lambda form=form, payload=payload, digest=digest: form.decode(payload, digest)),
+            fastest(lambda shown=shown: shown.advance(ends)),
+        ]
+    return found
+
+
+def measured(tree: Path, *, without_numba: bool) -> dict[str, list[float]]:
+    """Return `measure` of a checkout, in a process of its own."""
+    command = [sys.executable, __file__, "--measure", *(["--without-numba"] if without_numba else [])]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+    return json.loads(subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE).stdout)
+
+
+def main() -> None:
+    """Measure and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, help="a checkout of another version")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--without-numba", action="store_true", help="the codecs in numpy")
+    parser.add_argument("--measure", action="store_true", help="measure the tree of PYTHONPATH and print JSON")
+    args = parser.parse_args()
+    if args.measure:
+        if args.without_numba:
+            sys.modules["numba"] = None  # type: ignore[assignment]
+        print(json.dumps(measure()))
+        return
+    trees = ({"before": args.against.resolve()} if args.against else {}) | {"now": HERE}
+    turns: dict[str, list[dict[str, list[float]]]] = {name: [] for name in trees}
+    for _ in range(args.turns):
+        for name, tree in trees.items():
+            turns[name].append(measured(tree, without_numba=args.without_numba))
+    least = {
+        tree: {row: [min(turn[row][i] for turn in found) for i in range(len(found[0][row]))] for row in found[0]}
+        for tree, found in turns.items()
+    }
+    print(f"a copy of 100M float32: {min(rows['copy'][0] for rows in least.values()):.3f} s\n")
+    shares = " | ".join(f"of {name}" for name in ROUNDS)
+    print(f"| codec | tree | give | take | {shares} | read | advance | times as fast |")
+    print(f"|---|---|{'---:|' * (5 + len(ROUNDS))}")
+    for codec in CODECS:
+        for tree, rows in least.items():
+            give, take, read, advance = rows[codec]
+            both = give + take
+            of = " | ".join(f"{both / seconds:.1%}" for seconds in ROUNDS.values())
+            faster = sum(least[next(iter(least))][codec]) / sum(rows[codec])
+            numbers = f"{give:.2f} | {take:.2f} | {of} | {read:.2f} | {advance:.2f} | {faster:.1f}"
+            print(f"| `{codec}` | {tree} | {numbers} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def test_the_largest_are_those_of_a_stable_sort(rows: np.ndarray) -> None:
     spec, found = TensorSpec("w", "f32", (96,)), np.empty((3, 5), np.uint16)
     left, grid = np.empty(spec.size, np.float32), (0, 3, 1, 1, 32, 32)
     numbers = np.empty((3, 5), np.float32)
-    given = tensor_codec.flat_of(rows), tensor_codec.NOTHING, np.float32(1), left
+    given = *tensor_codec.Update(rows).flat(), np.float32(1), left
     assert kernels.largest_compress(given, grid, (found, numbers))
     assert found.tolist() == expected.tolist()
     assert numbers.tobytes() == np.take_along_axis(rows, expected, axis=1).tobytes()
@@ -164,9 +164,10 @@ def some(seed: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Payloads, residuals and decoded numbers, with and without a residual before."""
+    """Payloads, residuals and decoded numbers, with and without a residual before and a base."""
     form = PayloadForm(name, (*SPECS, *ODD))
-    cases = [(update, before) for update in (some(3), hard(3)) for before in (None, some(4), hard(4))]
+    befores, bases = (None, some(4), hard(4)), (None, some(5))
+    cases = [(update, before, base) for update in (some(3), hard(3)) for before in befores for base in bases]
     assert tensor_codec.compiled() is not None
     assert quantise.compiled() is not None
     found = [form.compress(*case) for case in cases]

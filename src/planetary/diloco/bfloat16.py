@@ -61,19 +61,13 @@ def from_master(dtype: str, values: np.ndarray) -> np.ndarray:
     return values.astype({"f32": np.float32, "f16": np.float16, "f64": np.float64}[dtype], copy=False)
 
 
-def displacement(dtype: str, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return start − end of host values of element type `dtype`, each in float32, as a new float32 array.
-
-    It may be infinite or NaN where one of them is, or where they are far apart.
+def in_float32(dtype: str, values: np.ndarray) -> np.ndarray:
+    """Return host values of element type `dtype` as float32, as `to_master`, but no copy of those that are.
 
     Raises:
         UserError: `dtype` is no floating-point type that can be trained.
     """
-    with np.errstate(invalid="ignore", over="ignore"):
-        if dtype == "f32":
-            return np.subtract(start, end)
-        first = to_master(dtype, start)
-        return np.subtract(first, to_master(dtype, end), out=first)
+    return values if dtype == "f32" else to_master(dtype, values)
 
 
 def to_float64(dtype: str, values: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.codecs.dense_codecs import BFloat16, Exponents, Float32, Integers
 from planetary.diloco.codecs.sign_codec import Signs
 from planetary.diloco.codecs.sparse_codec import TopK
-from planetary.diloco.codecs.tensor_codec import Codec
+from planetary.diloco.codecs.tensor_codec import Codec, Update
 
 PAYLOAD = "payload"
 """Name of the tensor of bytes that a message carries."""
@@ -78,11 +78,14 @@ class PayloadForm:
             for spec, part in self._parts(payload)
         }
 
-    def compress(self, update: Tensors, residual: Tensors | None) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
-        """Return `update`, with the residual of earlier calls added, as bytes, and the new residual.
+    def compress(
+        self, update: Tensors, residual: Tensors | None, base: Tensors | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+        """Return `update` less `base`, with the residual of earlier calls added, as bytes, and the new residual.
 
         Args:
             update: float32 by name.
+            base: alike; None: zeros.
             residual: of the last call; None: nothing was dropped. It is left as it was.
 
         Raises:
@@ -91,12 +94,15 @@ class PayloadForm:
         """
         out, left = self.spec.empty(), {}
         for spec, part in self._parts(out):
-            values = np.asarray(update[spec.name], np.float32)
-            before = None if residual is None or not self.lossy else residual[spec.name]
+            given = Update(
+                np.asarray(update[spec.name], np.float32),
+                None if base is None else np.asarray(base[spec.name], np.float32),
+                None if residual is None or not self.lossy else residual[spec.name],
+            )
             piece = part if _is_aligned(part) else np.empty(len(part), np.uint8)
-            rest = self._codec.compress(spec, values, before, piece)
+            rest = self._codec.compress(spec, given, piece)
             if rest is None:
-                raise _not_finite(spec, values, before)
+                raise _not_finite(spec, given)
             if piece is not part:
                 part[:] = piece
             left[spec.name] = rest
@@ -112,9 +118,10 @@ def _is_aligned(part: np.ndarray) -> bool:
     return part.ctypes.data % 4 == 0
 
 
-def _not_finite(spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None) -> NumericsError:
+def _not_finite(spec: TensorSpec, update: Update) -> NumericsError:
     """Return the error of a tensor that cannot be compressed."""
-    if not np.isfinite(update).all():
+    residual = update.residual
+    if not np.isfinite(Update(update.values, update.base).sum(1.0)).all():
         return NumericsError(f"cannot send an update: tensor {spec.name!r} contains NaN or infinite numbers")
     if residual is not None and not np.isfinite(residual).all():
         return NumericsError(
@@ -136,7 +143,7 @@ class Shown:
 
     def __init__(self, codec: str, specs: Sequence[TensorSpec], params: Tensors) -> None:
         """`params`: the receivers' copy, float32 by name."""
-        self._form, self._specs = PayloadForm(codec, specs), tuple(specs)
+        self._form = PayloadForm(codec, specs)
         self.params: dict[str, np.ndarray] = dict(params)
 
     @property
@@ -146,7 +153,7 @@ class Shown:
 
     def advance(self, params: Tensors) -> tuple[np.ndarray, str]:
         """Return the bytes that bring the receivers near `params`, float32 by name, and their digest."""
-        payload, _ = self._form.compress({s.name: params[s.name] - self.params[s.name] for s in self._specs}, None)
+        payload, _ = self._form.compress(params, None, self.params)
         digest = payload_digest(payload)
         self.receive(payload, digest)
         return payload, digest

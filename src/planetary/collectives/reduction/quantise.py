@@ -156,10 +156,10 @@ def add_encode(
         decode(encoded, bits, out)
 
 
-def feed_back(update: np.ndarray, residual: np.ndarray, bits: int, left: np.ndarray, out: memoryview) -> bool:
-    """Encode update + residual with MIN_MAX into `out`, and write what the codes leave out of it to `left`.
+def feed_back(given: tuple[np.ndarray, np.ndarray, np.ndarray], bits: int, left: np.ndarray, out: memoryview) -> bool:
+    """Encode values − base + residual with MIN_MAX into `out`, and write what the codes leave out of it to `left`.
 
-    With numba alone. Args are float32 [n], `residual` may be empty: zeros of an update that is sent as it is.
+    With numba alone. `given`: these three, float32 [n] each, the last two maybe empty, for zeros.
 
     Returns:
         Whether all of `left` is finite.
@@ -170,7 +170,7 @@ def feed_back(update: np.ndarray, residual: np.ndarray, bits: int, left: np.ndar
     head = np.frombuffer(out[: blocks * _HEAD], np.float32).reshape(blocks, 2)
     codes = np.frombuffer(out[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
     how = (BLOCK, np.float32(2**bits - 1), bits == 4)
-    return kernels.feed_back(update, residual, (left, left.view(np.int32)), how, (codes, head))
+    return kernels.feed_back(given, (left, left.view(np.int32)), how, (codes, head))
 
 
 def is_finite(data: memoryview, bits: int, count: int) -> bool:

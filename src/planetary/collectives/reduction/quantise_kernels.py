@@ -163,17 +163,17 @@ def add_encode(
 
 @njit(nogil=True, cache=True)
 def feed_back(
-    update: np.ndarray,
-    residual: np.ndarray,
+    given: tuple[np.ndarray, np.ndarray, np.ndarray],
     target: tuple[np.ndarray, np.ndarray],
     how: tuple[int, np.float32, bool],
     encoded: tuple[np.ndarray, np.ndarray],
 ) -> np.bool_:
-    """Block by block: update + residual, both float32 [n] -> `encoded`, and what the codes leave of it -> `target`.
+    """Block by block: values − base + residual, float32 [n] -> `encoded`, and what the codes leave of it -> `target`.
 
     `encoded`: codes [n], or two in a byte, and heads; `target`: float32 [n] and the same memory as int32. `how`: block,
-    top, whether codes are packed. An empty residual stands for none. Returns whether all that is left is finite.
+    top, whether codes are packed. Empty arrays stand for zeros. Returns whether all that is left is finite.
     """
+    values, base, residual = given
     left, keys = target
     codes, head = encoded
     block, top, packed = how
@@ -183,25 +183,31 @@ def feed_back(
     for first in range(0, len(head), together):
         heads, piece = head[first : first + together], slice(first * block, (first + together) * block)
         part, bits = left[piece], keys[piece]
-        given, before = update[piece], residual[piece]
-        if len(residual) == 0:
+        update, less, before = values[piece], base[piece], residual[piece]
+        if len(base) == 0 and len(residual) == 0:
             for i in range(len(part)):
-                part[i] = given[i]
+                part[i] = update[i]
+        elif len(residual) == 0:
+            for i in range(len(part)):
+                part[i] = update[i] - less[i]
+        elif len(base) == 0:
+            for i in range(len(part)):
+                part[i] = update[i] + before[i]
         else:
             for i in range(len(part)):
-                part[i] = given[i] + before[i]
+                part[i] = (update[i] - less[i]) + before[i]
         min_max_heads(part, bits, block, top, heads)
-        values = sent[: len(part)]
+        stored = sent[: len(part)]
         if packed:
             there = room[: len(part)]
             codes_of(part, heads, block, top, there)
             pack(there, codes[first * block // 2 : first * block // 2 + (len(part) + 1) // 2])
-            store(there, heads, block, values)
+            store(there, heads, block, stored)
         else:
             codes_of(part, heads, block, top, codes[piece])
-            store(codes[piece], heads, block, values)
+            store(codes[piece], heads, block, stored)
         for i in range(len(part)):
-            part[i] = part[i] - values[i]
+            part[i] = part[i] - stored[i]
         for i in range(len(part)):
             finite = max(finite, bits[i] & np.int32(0x7FFFFFFF))
     return finite < _INFINITE

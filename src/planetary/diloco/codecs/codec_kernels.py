@@ -2,9 +2,9 @@
 
 The same bits as the codecs have in numpy. Optional (the `collectives` extra). Compiled at first use, kept in the cache
 beside this file, and run without the interpreter lock. Nothing is fused or reordered: a product is rounded before it
-is added to. The loops that encode add the error feedback, β · residual, first, leave in `left` what the bytes do not
-stand for, and return whether all of it is finite. Arrays are contiguous, of one dimension where no shape is given; an
-empty residual stands for none.
+is added to. The loops that encode form e of an `Update` first, leave what the bytes do not stand for, and return
+whether all of it is finite. Arrays are contiguous, of one dimension where no shape is given; empty ones stand for
+zeros.
 
 numba does not notice when another file's function changes, so that loops which share one are in this file.
 """
@@ -27,8 +27,8 @@ _EDGES = tuple(np.float32(edge) for edge in (0.5 / 64, 1.5 / 64, 1.5 / 32, 1.5 /
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
-Given = tuple[np.ndarray, np.ndarray, np.float32, np.ndarray]
-"""An update and the residual before, β, and the array of the rest that the bytes leave."""
+Given = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32, np.ndarray]
+"""The three of an `Update`, β, and the array of the rest that the bytes leave."""
 
 Grid = tuple[int, int, int, int, int, int]
 """See `sparse_codec._Chunks`."""
@@ -46,17 +46,22 @@ def highest(values: np.ndarray) -> np.int32:
 
 
 @njit(nogil=True, cache=True)
-def _wanted(update: np.ndarray, residual: np.ndarray, decay: np.float32, out: np.ndarray) -> np.int32:
-    """Write update + β · residual; return `highest` of it."""
-    if len(residual) == 0:
+def _sum(given: Given, piece: slice) -> np.int32:
+    """Write a piece of e into the array of the rest; return `highest` of it."""
+    values, base, residual, decay, left = given
+    update, less, before, out = values[piece], base[piece], residual[piece], left[piece]
+    if len(base) == 0 and len(residual) == 0:
         for i in range(len(out)):
             out[i] = update[i]
-    elif decay == _ONE:
+    elif len(residual) == 0:
         for i in range(len(out)):
-            out[i] = update[i] + residual[i]
+            out[i] = update[i] - less[i]
+    elif len(base) == 0:
+        for i in range(len(out)):
+            out[i] = update[i] + decay * before[i]
     else:
         for i in range(len(out)):
-            out[i] = update[i] + decay * residual[i]
+            out[i] = (update[i] - less[i]) + decay * before[i]
     return highest(out)
 
 
@@ -69,24 +74,23 @@ def _keep(left: np.ndarray, sent: np.ndarray) -> np.int32:
 
 
 @njit(nogil=True, cache=True)
-def copy_finite(values: np.ndarray, out: np.ndarray) -> np.bool_:
-    """Copy float32 values; return whether all are finite."""
+def difference(values: np.ndarray, base: np.ndarray, out: np.ndarray) -> np.bool_:
+    """Subtract float32 values, an empty `base` stands for zeros; return whether all results are finite."""
     found = np.int32(0)
     for first in range(0, len(out), _TOGETHER):
-        part = out[first : first + _TOGETHER]
-        found = max(found, _wanted(values[first : first + _TOGETHER], values[:0], _ONE, part))
+        found = max(found, _sum((values, base, values[:0], _ONE, out), slice(first, first + _TOGETHER)))
     return found < _INFINITE
 
 
 @njit(nogil=True, cache=True)
 def bfloat16_compress(given: Given, out: np.ndarray) -> np.bool_:
     """`out`: uint16."""
-    update, residual, decay, left = given
+    left = given[4]
     bits, found = np.empty(_TOGETHER, np.uint32), np.int32(0)
     for first in range(0, len(left), _TOGETHER):
         piece = slice(first, first + _TOGETHER)
         part, into = left[piece], out[piece]
-        found = max(found, _wanted(update[piece], residual[piece], decay, part))
+        found = max(found, _sum(given, piece))
         exact, sent = part.view(np.uint32), bits[: len(part)]
         for i in range(len(sent)):
             odd = (exact[i] >> np.uint32(16)) & np.uint32(1)
@@ -124,14 +128,14 @@ def _levels(codes: np.ndarray, largest: np.float32, bits: np.ndarray, out: np.nd
 @njit(nogil=True, cache=True)
 def exponents_compress(given: Given, encoded: tuple[np.ndarray, np.ndarray]) -> np.bool_:
     """`encoded`: the largest magnitudes of groups, float32, and packed codes, uint8."""
-    update, residual, decay, left = given
+    left = given[4]
     heads, packed = encoded
     codes, bits, sent = np.empty(_GROUP, np.uint8), np.empty(_GROUP, np.int32), np.empty(_GROUP, np.float32)
     most, found = np.empty(1, np.int32), np.int32(0)
     for group in range(len(heads)):
         piece = slice(group * _GROUP, (group + 1) * _GROUP)
         part = left[piece]
-        most[0] = _wanted(update[piece], residual[piece], decay, part)
+        most[0] = _sum(given, piece)
         found = max(found, most[0])
         largest = most.view(np.float32)[0]
         size = largest if largest > _ZERO else _ONE
@@ -166,75 +170,75 @@ def exponents_decode(heads: np.ndarray, packed: np.ndarray, out: np.ndarray) -> 
 
 
 @njit(nogil=True, cache=True)
-def _choose(keys: np.ndarray, most: np.int32, count: int, places: np.ndarray) -> None:
-    """Write the ascending places of the `count` largest of int32 keys >= 0; of equal ones the first.
+def _choose(keys: np.ndarray, most: np.int32, guess: np.int32, chosen: np.ndarray, places: np.ndarray) -> np.int32:
+    """Write the ascending places of as many of the largest of int32 keys >= 0; of equal ones the first.
 
-    The least of those is searched for by halving: a count of larger keys is one vectorised pass over a cache. `places`
-    has room for one more.
+    The least of those, which is returned, is searched for from a guess on, by interpolation and halving: to count the
+    keys that are as large is one vectorised pass over a cache. The choice does not depend on the way there. `most`: the
+    largest key; `chosen`: zeros, uint8, at least as many as keys and a multiple of 8.
     """
-    low, high = np.int32(0), most
-    if len(keys) == 4096 and count <= 64:  # the largest of each of 64 groups are as many, so none below these is chosen
-        groups = keys[:64].copy()
-        for first in range(64, 4096, 64):
-            part = keys[first : first + 64]
-            for i in range(64):
-                groups[i] = max(groups[i], part[i])
-        low = groups.min()
-    above = np.int32(0)  # how many are at least `low`, once that is `count`
+    count = len(places)
+    low, high, above, beyond = np.int64(0), np.int64(most), len(keys), 0  # how many are >= low, and > high
+    turn = 0
     while low < high and above != count:
-        middle = low + (high - low + np.int32(1)) // np.int32(2)
-        above = np.int32(0)
-        for i in range(len(keys)):
-            above += np.int32(keys[i] >= middle)
-        if above >= count:
-            low = middle
+        if turn == 0:
+            middle = np.int64(guess)
+        elif turn % 3:
+            middle = low + (high - low) * (above - count) // (above - beyond)
         else:
-            high = middle - np.int32(1)
-    taken = 0
-    if above == count:
+            middle = low + (high - low) // 2
+        middle, turn = min(max(middle, low + 1), high), turn + 1
+        key, found = np.int32(middle), np.int32(0)
         for i in range(len(keys)):
-            places[taken] = np.uint16(i)
-            taken += keys[i] >= low
-        return
-    above = np.int32(0)
+            found += np.int32(keys[i] >= key)
+        if found >= count:
+            low, above = middle, np.int64(found)
+        else:
+            high, beyond = middle - 1, np.int64(found)
+    least = np.int32(low)
+    equal = count - beyond if above > count else count
     for i in range(len(keys)):
-        above += np.int32(keys[i] > low)
-    equal = count - above
-    for i in range(len(keys)):
-        is_equal = keys[i] == low and equal > 0
-        if keys[i] > low or is_equal:
-            places[taken] = np.uint16(i)
-            taken += 1
-            equal -= is_equal
+        chosen[i] = keys[i] >= least
+    words, taken = chosen.view(np.uint64), 0
+    for word in range(len(words)):
+        if words[word]:  # few are chosen
+            for i in range(8 * word, min(8 * word + 8, len(keys))):
+                is_equal = keys[i] == least
+                if chosen[i] and (not is_equal or equal > 0):
+                    places[taken] = np.uint16(i)
+                    taken += 1
+                    equal -= is_equal
+    return least
 
 
 @njit(nogil=True, cache=True)
-def largest_compress(given: Given, grid: Grid, chosen: tuple[np.ndarray, np.ndarray]) -> np.bool_:
+def largest_compress(given: Given, grid: Grid, kept: tuple[np.ndarray, np.ndarray]) -> np.bool_:
     """Choose the largest of each tile of a matrix; the array of the rest has all numbers of these tiles.
 
-    `chosen`: places, uint16 [tiles, kept], and numbers, float32 alike.
+    `kept`: places, uint16 [tiles, kept], and numbers, float32 alike.
     """
-    update, residual, decay, left = given
+    left = given[4]
     start, down, across, height, wide, width = grid
-    places, numbers = chosen
+    places, numbers = kept
     count = places.shape[1]
-    tile, room = np.empty(height * wide, np.float32), np.empty(count + 1, np.uint16)
-    bits, keys, found = tile.view(np.int32), np.empty(height * wide, np.int32), np.int32(0)
+    tile, chosen = np.empty(height * wide, np.float32), np.zeros((height * wide + 7) // 8 * 8, np.uint8)
+    bits, keys = tile.view(np.int32), np.empty(height * wide, np.int32)
+    found, least = np.int32(0), np.int32(0)
     for number in range(down * across):
         first = start + number // across * height * width + number % across * wide
         if number % across == 0:  # whole rows at a time: memory is read in its order
             for row in range(height):
                 piece = slice(first + row * width, first + row * width + across * wide)
-                found = max(found, _wanted(update[piece], residual[piece], decay, left[piece]))
+                found = max(found, _sum(given, piece))
         for row in range(height):
             tile[row * wide : (row + 1) * wide] = left[first + row * width : first + row * width + wide]
         most = np.int32(0)
         for i in range(len(keys)):
             keys[i] = bits[i] & _MAGNITUDE
             most = max(most, keys[i])
-        _choose(keys, most, count, room)
+        least = _choose(keys, most, least, chosen, places[number])
         for i in range(count):
-            places[number, i], numbers[number, i] = room[i], tile[room[i]]
+            numbers[number, i] = tile[places[number, i]]
     return found < _INFINITE
 
 
@@ -369,7 +373,7 @@ def signs_compress(given: Given, random: np.ndarray, height: int, encoded: tuple
     A block is [height, length / height] numbers, the last one with zeros behind; `random`: its random signs, float32
     [length].
     """
-    update, residual, decay, left = given
+    left = given[4]
     scales, signs = encoded
     length, found = len(random), np.int32(0)
     width, small = length // height, np.float32(1.0 / length)
@@ -381,7 +385,7 @@ def signs_compress(given: Given, random: np.ndarray, height: int, encoded: tuple
     for block in range(len(scales)):
         piece, into = slice(block * length, (block + 1) * length), signs[block]
         part = left[piece]
-        found = max(found, _wanted(update[piece], residual[piece], decay, part))
+        found = max(found, _sum(given, piece))
         flat[len(part) :] = _ZERO
         for i in range(len(part)):
             flat[i] = part[i] * (random[i] * small)

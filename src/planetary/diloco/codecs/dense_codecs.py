@@ -13,7 +13,7 @@ from planetary.collectives.reduction import quantise
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import NOTHING, check_finite, compress_in_numpy, flat_of, read_only
+from planetary.diloco.codecs.tensor_codec import NOTHING, Update, check_finite, compress_in_numpy, read_only
 
 
 class Float32:
@@ -36,17 +36,15 @@ class Float32:
             out[:] = given
             check_finite(spec, bool(np.isfinite(out).all()))
         else:
-            check_finite(spec, kernels.copy_finite(read_only(given), out))
+            check_finite(spec, kernels.difference(read_only(given), NOTHING, out))
         return out.reshape(spec.shape)
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, residual, out)
-        return NOTHING if kernels.copy_finite(flat_of(update), out.view("<f4")) else None
+            return compress_in_numpy(self, spec, update, out)
+        return NOTHING if kernels.difference(*update.flat()[:2], out.view("<f4")) else None
 
 
 class BFloat16:
@@ -73,15 +71,13 @@ class BFloat16:
             check_finite(spec, kernels.bfloat16_decode(read_only(given), values.view(np.uint32)))
         return values.reshape(spec.shape)
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, residual, out)
+            return compress_in_numpy(self, spec, update, out)
         left = np.empty(spec.size, np.float32)
-        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        given = *update.flat(), np.float32(self.decay), left
         finite = kernels.bfloat16_compress(given, out.view("<u2"))
         return left.reshape(spec.shape) if finite else None
 
@@ -111,14 +107,12 @@ class Integers:
         quantise.decode(data.data, self._bits, out)
         return out.reshape(spec.shape)
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         if quantise.compiled() is None:
-            return compress_in_numpy(self, spec, update, residual, out)
+            return compress_in_numpy(self, spec, update, out)
         left = np.empty(spec.size, np.float32)
-        finite = quantise.feed_back(flat_of(update), flat_of(residual), self._bits, left, out.data)
+        finite = quantise.feed_back(update.flat(), self._bits, left, out.data)
         return left.reshape(spec.shape) if finite else None
 
 
@@ -168,15 +162,13 @@ class Exponents:
         levels = np.concatenate([self._LEVELS, -self._LEVELS])[codes].reshape(blocks, self._BLOCK)
         return (levels * largest[:, None]).reshape(-1)[: spec.size].reshape(spec.shape)
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels, heads = tensor_codec.compiled(), 4 * self._blocks(spec.size)
         if kernels is None:
-            return compress_in_numpy(self, spec, update, residual, out)
+            return compress_in_numpy(self, spec, update, out)
         left, encoded = np.empty(spec.size, np.float32), (out[:heads].view("<f4"), out[heads:])
-        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        given = *update.flat(), np.float32(self.decay), left
         finite = kernels.exponents_compress(given, encoded)
         return left.reshape(spec.shape) if finite else None
 

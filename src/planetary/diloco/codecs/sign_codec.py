@@ -24,7 +24,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import check_finite, compress_in_numpy, flat_of, read_only
+from planetary.diloco.codecs.tensor_codec import Update, check_finite, compress_in_numpy, read_only
 
 BLOCK = 4096
 _SEED = 4  # bytes
@@ -68,21 +68,17 @@ class Signs:
                 check_finite(spec, bool(np.isfinite(part).all()))
         return out.reshape(spec.shape)
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, residual, out)
-        flat, before, decay = flat_of(update), flat_of(residual), np.float32(self.decay)
-        left = np.empty(spec.size, np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):
-            first = flat[:BLOCK] + decay * before[:BLOCK] if residual is not None else flat[:BLOCK]
-        seed = _write_seed(first, out)
+            return compress_in_numpy(self, spec, update, out)
+        left, decay = np.empty(spec.size, np.float32), np.float32(self.decay)
+        seed = _write_seed(update.first(BLOCK).sum(self.decay), out)
+        values, base, before = update.flat()
         for numbers, scales, signs in _runs(spec.size, out):
             random = random_signs(seed, 8 * signs.shape[1])
-            given = flat[numbers], before[numbers], decay, left[numbers]
+            given = values[numbers], base[numbers], before[numbers], decay, left[numbers]
             if not kernels.signs_compress(given, random, _height(len(random)), (scales, signs)):
                 return None
         return left.reshape(spec.shape)

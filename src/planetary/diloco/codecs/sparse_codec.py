@@ -16,7 +16,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import compress_in_numpy, flat_of
+from planetary.diloco.codecs.tensor_codec import Update, compress_in_numpy
 
 SIDE = 64
 _CHUNK = SIDE * SIDE
@@ -69,15 +69,13 @@ class TopK:
             begin = end
         return out
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, residual, out)
+            return compress_in_numpy(self, spec, update, out)
         left, groups = np.empty(spec.size, np.float32), list(_chunks(spec.shape))
-        given = flat_of(update), flat_of(residual), np.float32(self.decay), left
+        given = *update.flat(), np.float32(self.decay), left
         places = [np.empty((chunks.count, self._kept_of(chunks.length)), np.uint16) for chunks in groups]
         kept = [np.empty(where.shape, np.float32) for where in places]
         for chunks, where, what in zip(groups, places, kept, strict=True):

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
+
+
+class Update(NamedTuple):
+    """A tensor to encode: e = values − base + β residual, in this order; float32 of its shape, None: zeros.
+
+    All of them stay as they are.
+    """
+
+    values: np.ndarray
+    base: np.ndarray | None = None
+    residual: np.ndarray | None = None
+
+    def sum(self, decay: float) -> np.ndarray:
+        """Return e. It may be NaN or infinite."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = self.values if self.base is None else self.values - self.base
+            return change if self.residual is None else change + np.float32(decay) * self.residual
+
+    def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the three as the loops take them: one dimension, contiguous, read-only; those that are None empty."""
+        return flat_of(self.values), flat_of(self.base), flat_of(self.residual)
+
+    def first(self, count: int) -> Update:
+        """Return the first `count` numbers."""
+        return Update(*(None if part is None else flat_of(part)[:count] for part in self))  # type: ignore[arg-type]
 
 
 class Codec(Protocol):
@@ -39,13 +64,10 @@ class Codec(Protocol):
         """
         ...
 
-    def compress(
-        self, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-    ) -> np.ndarray | None:
-        """Encode e = update + β residual into `out`, and return e less the values of its bytes.
+    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+        """Encode e of the update into `out`, and return e less the values of its bytes.
 
         Args:
-            update, residual: float32 of the tensor's shape; None: nothing was dropped before. Both stay as they are.
             out: uint8 [nbytes].
 
         Returns:
@@ -65,19 +87,17 @@ def compiled() -> ModuleType | None:
     return codec_kernels
 
 
-def compress_in_numpy(
-    codec: Codec, spec: TensorSpec, update: np.ndarray, residual: np.ndarray | None, out: np.ndarray
-) -> np.ndarray | None:
+def compress_in_numpy(codec: Codec, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
     """`Codec.compress` by encoding and decoding, with the bits of the kernels."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        wanted = update if residual is None else update + np.float32(codec.decay) * residual
-        if not np.isfinite(wanted).all():
-            return None
-        codec.encode(wanted, out)
-        try:
+    wanted = update.sum(codec.decay)
+    if not np.isfinite(wanted).all():
+        return None
+    codec.encode(wanted, out)
+    try:
+        with np.errstate(over="ignore"):
             left = wanted - codec.decode(spec, out)
-        except ProtocolError:  # rounded to infinity
-            return None
+    except ProtocolError:  # rounded to infinity
+        return None
     return left if np.isfinite(left).all() else None
 
 

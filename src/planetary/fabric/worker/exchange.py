@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import displacement, to_master
+from planetary.diloco.bfloat16 import in_float32, to_master
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
@@ -322,9 +322,11 @@ class CodedUpdates:
 
     def give(self, trained: Trained) -> Outgoing:
         """See `Exchange`."""
-        start, ends = trained.start, trained.ends
-        delta = {spec.name: displacement(spec.dtype, start[spec.name], ends[spec.name]) for spec in self._specs}
-        payload, self.residual = self._up.compress(delta, self.residual)
+        start, ends = (
+            {spec.name: in_float32(spec.dtype, params[spec.name]) for spec in self._specs}
+            for params in (trained.start, trained.ends)
+        )
+        payload, self.residual = self._up.compress(start, self.residual, ends)
         digest = payload_digest(payload)
         self._down.sent(trained, payload, digest)
         if self._eager_rate:

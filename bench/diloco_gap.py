@@ -34,6 +34,7 @@ from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import initial_state, outer_step, published_params
+from planetary.diloco.outer_optimizers import optimizer_of
 from planetary.fabric.preparation.preparation import Prepared, prepare_run, schedule_of
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
@@ -120,7 +121,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
         trained_leases = list(pool.map(train_lease, executors, leases, [start] * workers, [round_ * steps] * workers))
         contributions = [contribution for contribution, _ in trained_leases]
         losses = [loss for _, lease_losses in trained_leases for loss in lease_losses]
-        outer = outer_step(specs, state, contributions, config.outer.learning_rate, config.outer.momentum)
+        outer = outer_step(specs, state, contributions, optimizer_of(config.outer))
         state = outer.state
         trained = (round_ + 1) * workers * config.targets_per_slice
         curve.rounds.append((trained, statistics.mean(losses)))

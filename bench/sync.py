@@ -36,8 +36,9 @@ from planetary.data.reader import batches, read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import initial_state, outer_step, published_params
+from planetary.diloco.outer_optimizers import AVERAGING, Adam, AnyOuterOptimizer, Nesterov
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
-from planetary.diloco.ring import HeldContribution, eager_rate, eager_start
+from planetary.diloco.ring import HeldContribution, eager_start
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import prepare_run, schedule_of
 from planetary.fabric.protocol import messages as m
@@ -51,8 +52,7 @@ class Way(msgspec.Struct, frozen=True):
     """One way to synchronise."""
 
     merge: str = "mean"
-    outer: float = 1.0
-    momentum: float = 0.0
+    outer: AnyOuterOptimizer = AVERAGING
     up: str = "none"
     down: str = "none"
     feedback: bool = True
@@ -64,7 +64,11 @@ class Way(msgspec.Struct, frozen=True):
 
 WAYS = {
     "mean": Way(),
-    "nesterov": Way(outer=0.7, momentum=0.9),
+    "nesterov": Way(outer=Nesterov(0.7, 0.9)),
+    "adam-0.003": Way(outer=Adam(0.003)),
+    "adam": Way(outer=Adam(0.01)),
+    "adam-0.03": Way(outer=Adam(0.03)),
+    "rda-adam": Way("rda", outer=Adam(0.01)),
     "rda": Way("rda"),
     "int4-both": Way(up="int4", down="int4"),
     "rda-int4-both": Way("rda", up="int4", down="int4"),
@@ -120,7 +124,7 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     specs, order = prepared.step.spec.params, prepared.data.order(config)
     schedule = schedule_of(config, config.total_inner_steps)
     [(held_out, _)] = prepared.data.eval_chunks(config)
-    state, rounds = initial_state(specs, prepared.params), config.train.rounds
+    state, rounds = initial_state(specs, prepared.params, way.outer), config.train.rounds
     steps, workers = config.train.inner_steps, config.fabric.workers
     up = None if way.up == "none" else PayloadForm(way.up, specs)
     shown = None if way.down == "none" else Shown(way.down, specs, state.params)
@@ -145,7 +149,7 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
             starts: list[Tensors] = [shared] * workers
             if way.delay == "eager":
                 tokens = workers * config.targets_per_slice
-                rate = eager_rate(way.outer, way.momentum)
+                rate = way.outer.eager_rate()
                 starts = [eager_start(specs, shared, [] if held is None else [held], tokens, rate) for held in own]
             leases = [round_ * workers + worker for worker in range(workers)]
             ends = list(pool.map(trained, range(workers), leases, starts, [round_ * steps] * workers))
@@ -167,11 +171,11 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
             taken, waiting = (waiting, parts) if way.delay else (parts, [])
             if taken:
                 rule = MERGE_RULES[way.merge](0.2)
-                state = outer_step(specs, state, taken, way.outer, way.momentum, rule=rule).state
+                state = outer_step(specs, state, taken, way.outer, rule=rule).state
                 if shown is not None:
                     shown.advance(state.params)
     if waiting:  # the last round lands when nothing is trained any more
-        state = outer_step(specs, state, waiting, way.outer, way.momentum, rule=MERGE_RULES[way.merge](0.2)).state
+        state = outer_step(specs, state, waiting, way.outer, rule=MERGE_RULES[way.merge](0.2)).state
     executors[0].set_params(published_params(specs, state.params if shown is None else shown.params))
     loss = held_out_loss(executors[0], read_slice(held_out), config)
     for executor in executors:
@@ -190,8 +194,10 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
     steps, workers, tokens = config.train.inner_steps, config.fabric.workers, config.targets_per_slice
     codecs = m.Compression(up=way.up, down=way.down, start=way.start)
     count = 1 if way.fragments is None else way.fragments.count
-    gateway = ParameterVersions(specs, initial_state(specs, prepared.params), 0, codecs, fragments=count)
-    rate = eager_rate(way.outer, way.momentum) if way.overlap == "eager" else 0.0
+    gateway = ParameterVersions(
+        specs, initial_state(specs, prepared.params, way.outer), 0, codecs, fragments=count, optimizer=way.outer
+    )
+    rate = way.outer.eager_rate() if way.overlap == "eager" else 0.0
     exchanges = [exchange_of(specs, codecs, rate, way.fragments) for _ in range(workers)]
     own: list[int] = [0] * workers  # task of each worker in the round that is reduced
     moved = 0
@@ -217,7 +223,7 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
 
     def step(round_: int) -> None:
         """Reduce what was contributed to a round."""
-        gateway.take_outer_step(round_, waiting, way.outer, way.momentum, MERGE_RULES[way.merge](0.2))
+        gateway.take_outer_step(round_, waiting, MERGE_RULES[way.merge](0.2))
         waiting.clear()
         gateway.keep([round_])
 

@@ -62,6 +62,21 @@ def same(left: Checkpoint, right: Checkpoint) -> bool:
     return tensors and left_info == right_info and controllers
 
 
+def test_moments_are_in_the_file_of_the_velocity_under_names_of_their_own(tmp_path: Path) -> None:
+    moments = {"second:b": np.arange(5, dtype=np.float32), "steps:b": np.array(3, np.float32)}
+    written = msgspec.structs.replace(make(3), moments=moments)
+    path = write_checkpoint(tmp_path, written, keep=2)
+    read = load_latest(tmp_path)
+    assert same(read, written)
+    assert {name: (tensor.tobytes(), tensor.shape) for name, tensor in read.moments.items()} == {
+        name: (tensor.tobytes(), tensor.shape) for name, tensor in moments.items()
+    }
+    assert read_safetensors(path / "outer.safetensors")[1].keys() == {*written.velocity, *moments}
+    for wrong in ({"b": np.zeros(5, np.float32)}, {"second:b": np.zeros(5)}):
+        with pytest.raises(LocalProtocolError, match="moments must be float32 tensors with names"):
+            write_checkpoint(tmp_path, msgspec.structs.replace(written, moments=wrong), keep=2)
+
+
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     written = make(3)
     path = write_checkpoint(tmp_path / "checkpoints", written, keep=2)

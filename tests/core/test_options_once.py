@@ -22,6 +22,7 @@ from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
 from planetary.diloco.judgement import JUDGES
 from planetary.diloco.merge import MERGE_RULES
+from planetary.diloco.outer_optimizers import OUTER_OPTIMIZERS
 from planetary.diloco.payload import CODECS
 from planetary.fabric.controller.pace import SHARES
 from planetary.moe.controller.syncer_machine import SyncPolicy
@@ -40,6 +41,7 @@ NAMED: list[tuple[str, Collection[str]]] = [
     ("moe.pace", PACES),
     ("rl.objective", OBJECTIVES),
     ("outer.merge", MERGE_RULES),
+    ("outer.optimizer", OUTER_OPTIMIZERS),
     ("fabric.backend", {"auto", *DEFAULT_NAMES}),
 ]
 """Keys whose values are the names in a table of objects."""

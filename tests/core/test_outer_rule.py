@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
-from planetary.core.config import Config, apply_overrides, config_from_tables, config_hash
+from planetary.core.config import Config, apply_overrides, config_from_tables, config_hash, to_toml
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.errors import UserError
 
@@ -26,6 +28,39 @@ def test_any_key_of_the_rule_fixes_it(key: str) -> None:
 
 def test_other_keys_of_the_section_do_not() -> None:
     assert rule(config_from_tables({"outer": {"judge": "none"}})) == (1.0, 0.0, "rda")
+
+
+def test_adam_has_a_rate_of_its_own_unless_one_is_given() -> None:
+    adam = config_from_tables({"outer": {"optimizer": "adam"}})
+    assert (*rule(adam), adam.outer.beta2, adam.outer.epsilon) == (0.01, 0.9, "mean", 0.99, 1e-3)
+    assert rule(config_from_tables({"outer": {"optimizer": "adam", "learning_rate": 0.02}})) == (0.02, 0.9, "mean")
+    assert rule(config_from_tables(tomllib.loads(to_toml(adam)))) == rule(adam)
+    assert why_chosen(adam.outer, 100) == ""
+    assert config_hash(adam) != config_hash(apply_overrides(adam, ["outer.beta2=0.9"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["outer.beta2=0.9"], 'outer.beta2: expected 0.99 with outer.optimizer = "nesterov", found 0.9: only adam'),
+        (["outer.epsilon=0.1"], "outer.epsilon: expected 0.001 with outer.optimizer"),
+        (["outer.optimizer=adam", "outer.beta2=1.0"], "outer.beta2: expected a finite number >= 0 and < 1, found 1.0"),
+        (["outer.optimizer=adam", "outer.epsilon=0"], "outer.epsilon: expected a finite number > 0, found 0"),
+        (["outer.optimizer=adamw"], "outer.optimizer: expected one of"),
+        (
+            ["outer.optimizer=adam", "sync.overlap=eager", "sync.compression=float32"],
+            'outer.optimizer: expected "nesterov" with sync.overlap = "eager", found "adam"',
+        ),
+        (
+            ["outer.optimizer=adam", "sync.compression=sign", "sync.broadcast_compression=relay"],
+            "newcomers would not have the moments",
+        ),
+    ],
+)
+def test_settings_that_do_not_go_with_an_outer_optimizer_are_refused(given: list[str], words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        config_from_tables({}, given)
+    assert words in str(refused.value)
 
 
 def test_a_run_that_is_lengthened_keeps_its_rule() -> None:

@@ -81,6 +81,19 @@ def test_impossible_numbers_are_refused(field: str, value: float) -> None:
         plan(msgspec.structs.replace(CLUSTER, **{field: value}))
 
 
+@pytest.mark.parametrize(("topology", "least"), [("star", 3 + 4), ("ring", 2)])
+def test_adam_takes_one_more_copy_where_the_outer_state_is(topology: str, least: int) -> None:
+    settings = {**preset_of("diloco").settings, "sync.topology": topology}
+    nesterov, adam = (
+        predict(msgspec.structs.replace(preset_of("diloco"), settings={**settings, "outer.optimizer": name}), CLUSTER)
+        for name in ("nesterov", "adam")
+    )
+    copy = 4 * CLUSTER.params
+    assert nesterov.gateway_memory == least * copy
+    assert adam.gateway_memory == (least + 1) * copy
+    assert adam.worker_memory - nesterov.worker_memory == (copy if topology == "ring" else 0)
+
+
 def test_eager_waits_only_for_what_the_steps_do_not_hide() -> None:
     eager = predict(preset_of("eager-diloco"), msgspec.structs.replace(CLUSTER, bandwidth=1e9, gateway_bandwidth=1e9))
     assert eager.wait_s == CLUSTER.rtt_s  # the next lease is asked for

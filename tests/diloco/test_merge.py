@@ -12,6 +12,7 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.deltas import Table
 from planetary.diloco.merge import MERGE_RULES, CentredClipping, Mean, Median, MergeRule, TrimmedMean
 from planetary.diloco.outer import initial_state, outer_step
+from planetary.diloco.outer_optimizers import AVERAGING
 
 RULES = [rule(0.2) for rule in MERGE_RULES.values()]
 vectors = hnp.arrays(np.float64, 5, elements=st.floats(-1e6, 1e6))
@@ -83,10 +84,10 @@ def test_an_outer_step_takes_the_rule_that_it_is_given() -> None:
         Contribution(task, 10, {"x": np.array(end, np.float32)})
         for task, end in enumerate([[1, 1], [2, 3], [1e6, 1e6]])
     ]
-    assert outer_step(spec, state, parts, 1.0, 0.0, rule=Median()).state.params["x"].tolist() == [2.0, 3.0]
+    assert outer_step(spec, state, parts, AVERAGING, rule=Median()).state.params["x"].tolist() == [2.0, 3.0]
     for rule in RULES[2:]:
-        again = outer_step(spec, state, parts[::-1], 1.0, 0.0, rule=rule)
+        again = outer_step(spec, state, parts[::-1], AVERAGING, rule=rule)
         assert (
             again.state.params["x"].tobytes()
-            == outer_step(spec, state, parts, 1.0, 0.0, rule=rule).state.params["x"].tobytes()
+            == outer_step(spec, state, parts, AVERAGING, rule=rule).state.params["x"].tobytes()
         )  # the order of arrival does not matter

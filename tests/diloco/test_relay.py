@@ -10,6 +10,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterStep, initial_state, outer_step
+from planetary.diloco.outer_optimizers import Nesterov
 from planetary.diloco.payload import PayloadForm, payload_digest
 from planetary.diloco.relay import RelayedVersion, params_digest
 
@@ -30,7 +31,7 @@ def updates(codec: str, count: int) -> dict[int, tuple[np.ndarray, str]]:
 def gateway_step(codec: str, payloads: dict[int, tuple[np.ndarray, str]], rule: str, rate: float = 1.0) -> OuterStep:
     form = PayloadForm(codec, SPECS)
     parts = [Contribution(task, task, form.decode(*one), form="deltas") for task, one in payloads.items()]
-    return outer_step(SPECS, initial_state(SPECS, START), parts, rate, 0.0, rule=MERGE_RULES[rule](0.34))
+    return outer_step(SPECS, initial_state(SPECS, START), parts, Nesterov(rate), rule=MERGE_RULES[rule](0.34))
 
 
 @pytest.mark.parametrize("rule", MERGE_RULES)

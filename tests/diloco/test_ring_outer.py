@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from planetary.core.errors import NumericsError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
-from planetary.diloco.outer import OuterState, initial_state, outer_step
+from planetary.diloco.outer import initial_state, outer_step
+from planetary.diloco.outer_optimizers import Adam, Nesterov, OuterOptimizer, OuterState
 from planetary.diloco.ring import (
     HeldContribution,
     Precision,
@@ -25,6 +27,7 @@ from planetary.diloco.ring import (
 
 SPECS = (TensorSpec("a", "f32", (3, 5000)), TensorSpec("b", "bf16", (7,)), TensorSpec("c", "f16", ()))
 RATE, MOMENTUM = 0.7, 0.9
+NESTEROV, ADAM = Nesterov(RATE, MOMENTUM), Adam(0.1)
 
 
 def tensors(seed: int, near: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -50,40 +53,51 @@ def ends(count: int) -> list[Contribution]:
     return [Contribution(task, 100 * task, tensors(task, tensors(0))) for task in range(1, count + 1)]
 
 
-def reduced(own: list[list[Contribution]], precision: Precision) -> OuterState:
+def before_of(optimizer: OuterOptimizer) -> OuterState:
+    moments = {s.name: np.full(s.shape, 3.0, np.float32) for s in optimizer.moment_specs(SPECS)}
+    return replace(before(), moments=moments)
+
+
+def reduced(own: list[list[Contribution]], precision: Precision, optimizer: OuterOptimizer = NESTEROV) -> OuterState:
     """What every one of `len(own)` workers gets."""
-    state, form = before(), form_of(precision, len(own))
+    state, form = before_of(optimizer), form_of(precision, len(own))
     tokens = sum(part.tokens for parts in own for part in parts)
     summed = None
     for parts in own:
         piece = share(SPECS, [HeldContribution(part, state.params) for part in parts], tokens, form)
         summed = piece if summed is None else summed + piece
     assert summed is not None
-    return outer_step_of_sum(SPECS, state, (summed, form), RATE, MOMENTUM).state
+    return outer_step_of_sum(SPECS, state, (summed, form), optimizer).state
 
 
 def assert_same_bits(found: OuterState, expected: OuterState) -> None:
     for spec in SPECS:
         np.testing.assert_array_equal(found.params[spec.name], expected.params[spec.name], err_msg=spec.name)
         np.testing.assert_array_equal(found.velocity[spec.name], expected.velocity[spec.name], err_msg=spec.name)
+    assert found.moments.keys() == expected.moments.keys()
+    for name, values in expected.moments.items():
+        np.testing.assert_array_equal(found.moments[name], values, err_msg=name)
 
 
+@pytest.mark.parametrize("optimizer", [NESTEROV, ADAM])
 @pytest.mark.parametrize("precision", ["f32", "f64"])
-def test_alone_it_is_the_gateways_step(precision: Precision) -> None:
+def test_alone_it_is_the_gateways_step(precision: Precision, optimizer: OuterOptimizer) -> None:
     parts = ends(2)
-    assert_same_bits(reduced([parts[::-1]], precision), outer_step(SPECS, before(), parts, RATE, MOMENTUM).state)
+    expected = outer_step(SPECS, before_of(optimizer), parts, optimizer).state
+    assert_same_bits(reduced([parts[::-1]], precision, optimizer), expected)
 
 
-def test_two_workers_get_the_gateways_bits_in_either_order() -> None:
+@pytest.mark.parametrize("optimizer", [NESTEROV, ADAM])
+def test_two_workers_get_the_gateways_bits_in_either_order(optimizer: OuterOptimizer) -> None:
     first, second = ends(2)
-    expected = outer_step(SPECS, before(), [first, second], RATE, MOMENTUM).state
-    assert_same_bits(reduced([[first], [second]], "f64"), expected)
-    assert_same_bits(reduced([[second], [first]], "f64"), expected)
+    expected = outer_step(SPECS, before_of(optimizer), [first, second], optimizer).state
+    assert_same_bits(reduced([[first], [second]], "f64", optimizer), expected)
+    assert_same_bits(reduced([[second], [first]], "f64", optimizer), expected)
 
 
 def test_float32_deltas_round_once_per_worker() -> None:
     parts = ends(3)
-    expected = outer_step(SPECS, before(), parts, RATE, MOMENTUM).state
+    expected = outer_step(SPECS, before(), parts, NESTEROV).state
     found = reduced([[parts[0]], [], [parts[1], parts[2]]], "f32")
     for spec in SPECS:
         moved = np.abs(expected.params[spec.name] - before().params[spec.name]).max()
@@ -104,21 +118,33 @@ def test_a_result_that_is_not_finite_names_the_tensor() -> None:
     summed = np.zeros(15008, np.float32)
     summed[15003] = np.inf
     with pytest.raises(NumericsError, match="'b'"):
-        outer_step_of_sum(SPECS, before(), (summed, "delta"), RATE, MOMENTUM)
+        outer_step_of_sum(SPECS, before(), (summed, "delta"), NESTEROV)
 
 
 def test_an_outer_state_travels_and_is_checked() -> None:
     state = before()
     digest = state_digest(SPECS, state)
-    travelled = {spec.name: state_tensors(state)[spec.name].copy() for spec in state_specs(SPECS)}
-    assert check_state(SPECS, travelled, digest) == ""
+    travelled = {spec.name: state_tensors(state)[spec.name].copy() for spec in state_specs(SPECS, NESTEROV)}
+    assert check_state(SPECS, travelled, digest, NESTEROV) == ""
     assert_same_bits(state_of(SPECS, travelled), state)
     travelled["velocity:b"][3] += 1
-    assert "digest" in check_state(SPECS, travelled, digest)
+    assert "digest" in check_state(SPECS, travelled, digest, NESTEROV)
     travelled["velocity:b"] = travelled["velocity:b"].astype(np.float64)
-    assert "velocity:b" in check_state(SPECS, travelled, digest)
+    assert "velocity:b" in check_state(SPECS, travelled, digest, NESTEROV)
     del travelled["a"]
-    assert "found 5" in check_state(SPECS, travelled, digest)
+    assert "found 5" in check_state(SPECS, travelled, digest, NESTEROV)
+
+
+def test_moments_travel_and_are_checked() -> None:
+    state = before_of(ADAM)
+    digest, travelled = state_digest(SPECS, state), state_tensors(state)
+    assert {spec.name for spec in state_specs(SPECS, ADAM)} == travelled.keys()
+    assert check_state(SPECS, travelled, digest, ADAM) == ""
+    assert_same_bits(state_of(SPECS, travelled), state)
+    other = {**travelled, "steps:b": travelled["steps:b"] + 1}
+    assert "digest" in check_state(SPECS, other, digest, ADAM)
+    assert "expected 6 tensors of an outer state, found 12" in check_state(SPECS, travelled, digest, NESTEROV)
+    assert "expected 12 tensors of an outer state, found 6" in check_state(SPECS, state_tensors(before()), digest, ADAM)
 
 
 @pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
@@ -158,7 +184,7 @@ def test_the_delayed_step_is_that_of_the_plain_loop(momentum: float) -> None:
         ends = [Contribution(w + 1, tokens[w], {"w": trained(older["w"], round_, w)}) for w in (0, 1)]
         shares = [share(specs, [HeldContribution(end, older)], sum(tokens), form) for end in ends]
         older = state.params
-        state = outer_step_of_sum(specs, state, (shares[0] + shares[1], form), RATE, momentum).state
+        state = outer_step_of_sum(specs, state, (shares[0] + shares[1], form), Nesterov(RATE, momentum)).state
         np.testing.assert_array_equal(state.params["w"], theta[round_], err_msg=f"round {round_}")
     np.testing.assert_array_equal(state.velocity["w"], velocity)
 

@@ -115,6 +115,33 @@ def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(monkeypatch:
     assert own[-1][0] == "relay"
 
 
+ADAM = ("outer.optimizer=adam", "outer.learning_rate=0.2", "outer.momentum=0.5", "outer.merge=mean")
+IN_FRAGMENTS = (*ADAM, "sync.overlap=streaming", "sync.fragments=2", "sync.delay=2", "outer.loss_rise=0")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"given": ADAM}, {"given": ADAM, "ring": True}, {"given": IN_FRAGMENTS}],
+    ids=["star", "ring", "streaming"],
+)
+def test_outer_adam_survives_random_faults(more: dict[str, Any]) -> None:
+    assert sweep(range(4600, 4602), **more).records[RoundFinished] >= 2 * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"given": (*ADAM, "outer.merge=rda", "sync.precision=f32"), "ring": True},
+        {"given": IN_FRAGMENTS, "checkpoint_every": 2},
+        {"given": (*ADAM, "sync.compression=int4", "sync.broadcast_compression=int8")},
+    ],
+    ids=["ring", "streaming", "coded"],
+)
+def test_outer_adam_survives_more_random_faults(more: dict[str, Any]) -> None:
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 8), **more).records[RunResumed] > 0
+
+
 EAGER = ("sync.overlap=eager",)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.schema import OuterConfig
 from planetary.fabric.protocol.records import CheckpointWritten, RoundClosed, RoundFinished, RunFinished, RunResumed
 from planetary.machine.journal import Record, replay
 from planetary.rl.protocol.rl_records import (
@@ -31,13 +32,14 @@ ROUNDS, NODES = 7, 3
 LIMIT_S = 2000.0
 MOST_FAULTS = 10
 ACTOR, LEARNER = ("actor",), ("learner",)
+ADAM = OuterConfig(optimizer="adam", learning_rate=0.2)
 
 MODES: Mapping[str, tuple[Mapping[str, Any], tuple[tuple[str, ...], ...]]] = {
     "turns": ({}, ()),
     "ahead": ({"ahead": 1, "imitated": 0}, ()),
     "apart": ({"ahead": 2, "checkpoint_every": 3}, (ACTOR, LEARNER, ACTOR, LEARNER)),
     "verified": ({"verified": 1.0, "lag": 0}, ()),
-    "several steps": ({"inner_steps": 2, "objective": "dapo"}, (ACTOR, LEARNER, LEARNER)),
+    "several steps": ({"inner_steps": 2, "objective": "dapo", "outer": ADAM}, (ACTOR, LEARNER, LEARNER)),
     "compared": ({"kl": 0.05, "imitated": 5, "imitation_goal": 0.01}, ()),
     "taught": ({"objective": "distillation", "imitated": 0}, ()),
 }

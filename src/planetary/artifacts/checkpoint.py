@@ -2,7 +2,7 @@
 
     checkpoints/round-000012/
         params.safetensors      the master parameters, float32
-        outer.safetensors       the outer optimizer's velocity, float32
+        outer.safetensors       the outer optimizer's state, float32: velocity by parameter, moments by own names
         shown.safetensors       the workers' copy of the parameters, float32, where they get compressed changes
         state.json              everything else, and the sha256 of the two files above
         COMMITTED               the sha256 of state.json
@@ -82,6 +82,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     params: Tensors
     velocity: Tensors
     shown: Tensors = {}  # empty: all of `params`
+    moments: Tensors = {}  # the rest of the outer optimizer's state, by names that no parameter has
 
     def __repr__(self) -> str:
         size = sum(tensor.size for tensor in self.params.values())
@@ -137,13 +138,15 @@ def load_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
         if verify:
             for name, record in state.files.items():
                 _check_file(path / name, record)
-        tensors = [_read_tensors(path / name, state.files[name]) for name in TENSOR_FILES]
+        params, outer = (_read_tensors(path / name, state.files[name]) for name in TENSOR_FILES)
         shown = _read_tensors(path / SHOWN_FILE, state.files[SHOWN_FILE]) if SHOWN_FILE in state.files else {}
     except FileNotFoundError as error:
         raise TrustError(f"the checkpoint {path} is damaged: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise ResourceError(f"reading the checkpoint {path} failed: {error}") from error
-    return Checkpoint(state.info, tensors[0], tensors[1], shown)
+    velocity = {name: tensor for name, tensor in outer.items() if name in params}
+    moments = {name: tensor for name, tensor in outer.items() if name not in params}
+    return Checkpoint(state.info, params, velocity, shown, moments)
 
 
 def verify_checkpoint(path: str | Path) -> str:
@@ -320,14 +323,20 @@ def _check(checkpoint: Checkpoint) -> None:
         found = {name: array.shape for name, array in tensors.items()}
         if specs != found or any(array.dtype != np.float32 for array in tensors.values()):
             raise LocalProtocolError(f"a checkpoint's {what} must be float32 tensors as in its param_specs")
+    moments = checkpoint.moments
+    if moments.keys() & checkpoint.params.keys() or any(array.dtype != np.float32 for array in moments.values()):
+        raise LocalProtocolError("a checkpoint's moments must be float32 tensors with names that no parameter has")
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint, files: DurableFiles) -> None:
     specs = tuple(TensorSpec(spec.name, "f32", spec.shape) for spec in checkpoint.info.param_specs)
-    parts = [checkpoint.params, checkpoint.velocity, *([checkpoint.shown] if checkpoint.shown else [])]
+    moments = {name: checkpoint.moments[name] for name in sorted(checkpoint.moments)}
+    further = tuple(TensorSpec(name, "f32", tensor.shape) for name, tensor in moments.items())
+    parts = [(specs, checkpoint.params), ((*specs, *further), {**checkpoint.velocity, **moments})]
+    parts += [(specs, checkpoint.shown)] if checkpoint.shown else []
     records = {
-        name: _write_tensors(folder / name, specs, tensors, files)
-        for name, tensors in zip((*TENSOR_FILES, SHOWN_FILE), parts, strict=False)
+        name: _write_tensors(folder / name, of_file, tensors, files)
+        for name, (of_file, tensors) in zip((*TENSOR_FILES, SHOWN_FILE), parts, strict=False)
     }
     info = checkpoint.info
     if not info.versions:

@@ -499,6 +499,9 @@ def config_hash(config: Config) -> str:
         del kept["data"]["shuffle_leases"]
     if config.outer.weights == "tokens":
         del kept["outer"]["weights"]
+    if config.outer.optimizer == "nesterov":
+        for key in ("optimizer", "beta2", "epsilon"):
+            del kept["outer"][key]
     model, data = kept["model"], kept["data"]
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:

@@ -1,13 +1,7 @@
-"""The outer step of DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm 1): Nesterov momentum on the
-deltas.
+"""The outer step (DiLoCo, Douillard et al. 2023, arXiv:2311.08105, algorithm 1): merge, then an optimizer's step.
 
-With the pseudo-gradient Δ = θ₀ − θ̄ (start of the round minus the mean of the workers' ends),
-
-    v ← μ v + Δ
-    θ ← θ₀ − η (Δ + μ v)
-
-which is `torch.optim.SGD(lr=η, momentum=μ, nesterov=True)` fed with Δ as its gradient. The PCP report prints
-the second line with a plus sign (its equation 12 and algorithm 1); with Δ = θ₀ − θ̄ that climbs the loss.
+The pseudo-gradient is Δ = θ₀ − θ̄, the start of the round minus the merged ends of the workers;
+`diloco.outer_optimizers` has the steps along it.
 """
 
 from __future__ import annotations
@@ -25,18 +19,9 @@ from planetary.diloco.bfloat16 import from_master, to_master
 from planetary.diloco.contributions import Contribution, Weighting, blocks, normalised
 from planetary.diloco.deltas import table_of, tensor_products
 from planetary.diloco.merge import Mean, MergeRule
+from planetary.diloco.outer_optimizers import AVERAGING, OuterOptimizer, OuterState, flat_state
 
 MEAN = Mean()
-
-
-class OuterState(msgspec.Struct, frozen=True):
-    """The outer optimizer's state between rounds, all float32, by parameter name.
-
-    `params` is the master copy: it stays float32 even where the model's own parameters are narrower.
-    """
-
-    params: dict[str, np.ndarray]
-    velocity: dict[str, np.ndarray]
 
 
 class OuterStep(msgspec.Struct, frozen=True):
@@ -58,16 +43,18 @@ class OuterStep(msgspec.Struct, frozen=True):
     rate: float = 1.0
 
 
-def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
-    """Return the state before the first round: the initial parameters and no velocity.
+def initial_state(specs: Sequence[TensorSpec], params: Tensors, optimizer: OuterOptimizer = AVERAGING) -> OuterState:
+    """Return the state of an optimizer before the first round: the initial parameters, and zeros.
 
     Args:
         specs: the parameters' names, element types and shapes.
         params: their initial values in their own element types.
+        optimizer: by default plain averaging, which has no moments.
     """
     return OuterState(
         {spec.name: to_master(spec.dtype, params[spec.name]) for spec in specs},
         {spec.name: np.zeros(spec.shape, np.float32) for spec in specs},
+        {spec.name: np.zeros(spec.shape, np.float32) for spec in optimizer.moment_specs(specs)},
     )
 
 
@@ -84,8 +71,7 @@ def outer_step(
     specs: Sequence[TensorSpec],
     state: OuterState,
     contributions: Sequence[Contribution],
-    learning_rate: float,
-    momentum: float,
+    optimizer: OuterOptimizer,
     *,
     rule: MergeRule = MEAN,
     weighting: Weighting = "tokens",
@@ -93,22 +79,14 @@ def outer_step(
 ) -> OuterStep:
     """Return the state after one outer step; `state` is left as it was.
 
-    Everything between the inputs and the two float32 results is float64, each result is rounded to nearest
-    once, and the order of `contributions` does not matter. The second line is computed as
-
-        θ = (1 − η) θ₀ + η θ̄ − η μ v
-
-    which is the same polynomial, and in which a term with coefficient 0 is left out. So η = 1, μ = 0 gives
-    the mean bit for bit, and with one contribution that worker's end parameters: every step on the way
-    (widening to float64, weight 1.0, factor 1.0, rounding a float64 that is a float32) is exact. θ₀ − (θ₀ −
-    θ̄) would not be.
+    Everything between the inputs and the float32 results is float64, each result is rounded to nearest once, and the
+    order of `contributions` does not matter.
 
     Args:
         specs: the parameters' names, element types and shapes.
-        state: master parameters and velocity.
+        state: as of `initial_state` or an earlier step.
         contributions: checked with `check_contribution`; at least one.
-        learning_rate: η.
-        momentum: μ.
+        optimizer: whose step is taken.
         rule: how the end parameters are merged; θ̄ is its result.
         weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
@@ -132,8 +110,7 @@ def outer_step(
         ordered,
         coefficients,
         rule=rule,
-        learning_rate=learning_rate,
-        momentum=momentum,
+        optimizer=optimizer,
         before=before,
     )
 
@@ -145,8 +122,7 @@ def outer_step_with(
     coefficients: np.ndarray,
     *,
     rule: MergeRule,
-    learning_rate: float = 1.0,
-    momentum: float = 0.0,
+    optimizer: OuterOptimizer,
     before: Tensors | None = None,
 ) -> OuterStep:
     """`outer_step` with given coefficients: every operation is on one coordinate, so all machines get equal bits.
@@ -154,7 +130,7 @@ def outer_step_with(
     Inner products, from which `outer_step` computes the coefficients, are sums whose order depends on the machine.
 
     Args:
-        specs, state, learning_rate, momentum, rule, before: as of `outer_step`.
+        specs, state, optimizer, rule, before: as of `outer_step`.
         contributions: in task order.
         coefficients: float64 [tensors, contributions], as of `MergeRule.coefficients`.
 
@@ -172,8 +148,8 @@ def outer_step_with(
         ends = [one.ends(spec, block, start) for one in contributions]
         return rule.merge(ends, by_name[spec.name], start)
 
-    step = outer_step_to(specs, state, merged, learning_rate, momentum, before=before)
-    return replace(step, coefficients=coefficients, rate=learning_rate)
+    step = outer_step_to(specs, state, merged, optimizer, before=before)
+    return replace(step, coefficients=coefficients, rate=optimizer.learning_rate)
 
 
 MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]
@@ -184,27 +160,22 @@ def outer_step_to(
     specs: Sequence[TensorSpec],
     state: OuterState,
     mean_of: MeanOf,
-    learning_rate: float,
-    momentum: float,
+    optimizer: OuterOptimizer,
     *,
     before: Tensors | None = None,
 ) -> OuterStep:
     """`outer_step` for a mean that was formed elsewhere.
 
     Raises:
-        LocalProtocolError: `state` does not fit `specs`.
+        LocalProtocolError: `state` does not fit `specs`, or is that of another optimizer.
         NumericsError: a result is not finite; the tensor is named.
     """
-    params: dict[str, np.ndarray] = {}
-    velocity: dict[str, np.ndarray] = {}
-    merged: dict[str, np.ndarray] = {}
+    after, merged = OuterState({}, {}), {}
     squares = along = squares_before = 0.0
     for spec in specs:
-        start, old = state.params[spec.name].reshape(-1), state.velocity[spec.name].reshape(-1)
-        if start.dtype != np.float32 or old.dtype != np.float32 or start.size != spec.size != old.size:
-            raise LocalProtocolError(f"the outer state of {spec.name!r} is not {spec.size} float32 numbers")
-        end, new = np.empty(spec.size, np.float32), np.empty(spec.size, np.float32)
-        now = np.empty(spec.size, np.float32) if momentum else new  # without momentum the velocity is the delta
+        start = flat_state(spec, state.params, spec.name)
+        end, now = np.empty(spec.size, np.float32), np.empty(spec.size, np.float32)
+        tensor = optimizer.step_of(spec, state, now)
         for block in blocks(spec.size):
             start64 = start[block].astype(np.float64)
             mean = mean_of(spec, block, start64)
@@ -215,33 +186,16 @@ def outer_step_to(
                 last = before[spec.name].reshape(-1)[block].astype(np.float64)
                 along += float(np.add.reduce(delta * last))
                 squares_before += float(np.add.reduce(np.square(last)))
-            if momentum:
-                with np.errstate(over="ignore"):
-                    now[block] = delta
-                delta += momentum * old[block].astype(np.float64)
-            with np.errstate(over="ignore"):  # an overflow is found below, with the tensor's name
-                new[block] = delta
-                end[block] = _step(start64, mean, new[block], learning_rate, momentum)
-        for name, values in (("parameters", end), ("velocity", new)):
+            with np.errstate(over="ignore", invalid="ignore"):  # found below, with the tensor's name
+                now[block] = delta
+                end[block] = tensor.step(block, start64, mean, delta)
+        for name, values in (("parameters", end), ("velocity", tensor.velocity), *tensor.moments.items()):
             if not np.isfinite(values).all():
                 raise NumericsError(f"the outer step made the {name} of {spec.name!r} NaN or infinite")
-        params[spec.name], velocity[spec.name] = end.reshape(spec.shape), new.reshape(spec.shape)
+        after.params[spec.name], after.velocity[spec.name] = (
+            values.reshape(spec.shape) for values in (end, tensor.velocity)
+        )
+        after.moments.update(tensor.moments)
         merged[spec.name] = now.reshape(spec.shape)
     lengths = squares**0.5 * squares_before**0.5
-    return OuterStep(OuterState(params, velocity), squares**0.5, merged, along / lengths if lengths > 0 else None)
-
-
-def _step(
-    start: np.ndarray, mean: np.ndarray, velocity: np.ndarray, learning_rate: float, momentum: float
-) -> np.ndarray:
-    """Return (1 − η) θ₀ + η θ̄ − η μ v in float64, without terms whose coefficient is 0; overwrites `mean`.
-
-    A term 0 · x would be harmless but for the sign of a zero: −0 + 0 is +0.
-    """
-    result = mean
-    result *= learning_rate
-    if learning_rate != 1.0:
-        result += (1.0 - learning_rate) * start
-    if momentum:
-        result -= (learning_rate * momentum) * velocity.astype(np.float64)
-    return result
+    return OuterStep(after, squares**0.5, merged, along / lengths if lengths > 0 else None)

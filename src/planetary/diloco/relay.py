@@ -4,7 +4,7 @@ The gateway passes on the other workers' payloads, unchanged, with the coefficie
 outer step (`diloco.outer.outer_step_with`) are operations on single coordinates in a fixed order, so that a worker
 that had the bits of one version gets those of the next; the version's digest shows it. Nothing is lost on the way
 down, at M − 1 times the bytes of one update. Inner products are computed once, at the gateway: their bits depend on
-the machine. An outer momentum would need the velocity, which newcomers do not have.
+the machine. Outer momentum and Adam would need the outer state, which newcomers do not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from planetary.core.errors import NumericsError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MergeRule
-from planetary.diloco.outer import OuterState, outer_step_with
+from planetary.diloco.outer import outer_step_with
+from planetary.diloco.outer_optimizers import Nesterov, OuterState
 from planetary.diloco.payload import PayloadForm, payload_digest
 
 COEFFICIENTS = "coefficients"
@@ -74,7 +75,7 @@ class RelayedVersion:
         state = OuterState(self.params, velocity)
         try:
             made = outer_step_with(
-                self._specs, state, contributions, coefficients, rule=rule, learning_rate=rate
+                self._specs, state, contributions, coefficients, rule=rule, optimizer=Nesterov(rate)
             ).state.params
         except NumericsError as error:
             raise ProtocolError(f"the relayed outer step failed: {error}") from error

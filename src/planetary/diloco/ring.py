@@ -32,7 +32,8 @@ from planetary.core.configuration.ranges import RingPrecision
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
 from planetary.diloco.contributions import Contribution, blocks
-from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
+from planetary.diloco.outer import OuterStep, outer_step_to
+from planetary.diloco.outer_optimizers import OuterOptimizer, OuterState
 from planetary.diloco.radial import CANCELLED, takes_mean
 
 Precision = RingPrecision
@@ -119,7 +120,7 @@ def eager_start(
     The paper feeds the outer optimizer with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M: its own fresh delta, the others' stale
     ones. The sum over rounds telescopes, so without momentum a worker stands at the newest shared parameters less its
     own part of the round under way, θ − η Σ w Δ. That has no state of its own, and a worker that contributed nothing
-    begins at θ. With momentum `eager_rate` takes the step of that part alone; the velocity of earlier own deltas is
+    begins at θ. With momentum only the step of that part itself is taken; the velocity of earlier own deltas is
     left to the aggregate.
 
     Args:
@@ -127,7 +128,7 @@ def eager_start(
         params: the newest shared master parameters, float32 by name.
         own: the worker's contributions to the round under way.
         tokens: behind all contributions to it.
-        rate: of `eager_rate`.
+        rate: of `OuterOptimizer.eager_rate`.
     """
     out = {spec.name: params[spec.name].astype(np.float32).reshape(-1) for spec in specs}
     for spec in specs:
@@ -139,17 +140,11 @@ def eager_start(
     return {spec.name: out[spec.name].reshape(spec.shape) for spec in specs}
 
 
-def eager_rate(learning_rate: float, momentum: float) -> float:
-    """Return how far one delta moves the parameters in its own outer step: η (1 + μ)."""
-    return learning_rate * (1.0 + momentum)
-
-
 def outer_step_of_sum(
     specs: Sequence[TensorSpec],
     state: OuterState,
     summed: tuple[np.ndarray, Form],
-    learning_rate: float,
-    momentum: float,
+    optimizer: OuterOptimizer,
 ) -> OuterStep:
     """Return the state after the outer step from `state`, given the sum over all workers' `share` and its form.
 
@@ -176,7 +171,7 @@ def outer_step_of_sum(
             return values
         return before - factors.get(spec.name, 1.0) * values
 
-    return outer_step_to(specs, state, mean, learning_rate, momentum)
+    return outer_step_to(specs, state, mean, optimizer)
 
 
 def _factor(directions: np.ndarray, radius: float, moving: float) -> float:
@@ -190,39 +185,42 @@ def _factor(directions: np.ndarray, radius: float, moving: float) -> float:
     return radius / length if length > 0 else 0.0
 
 
-def state_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return name, type and shape of the tensors that `state_tensors` gives."""
+def state_specs(specs: Sequence[TensorSpec], optimizer: OuterOptimizer) -> tuple[TensorSpec, ...]:
+    """Return name, type and shape of the tensors that `state_tensors` gives for an optimizer."""
     masters = [TensorSpec(spec.name, "f32", spec.shape) for spec in specs]
-    return (*masters, *(TensorSpec(VELOCITY + spec.name, "f32", spec.shape) for spec in specs))
+    velocities = [TensorSpec(VELOCITY + spec.name, "f32", spec.shape) for spec in specs]
+    return (*masters, *velocities, *optimizer.moment_specs(specs))
 
 
 def state_tensors(state: OuterState) -> dict[str, np.ndarray]:
-    """Return an outer state as it travels: the master parameters, and the velocity under other names. No copy."""
-    return {**state.params, **{VELOCITY + name: array for name, array in state.velocity.items()}}
+    """Return an outer state as it travels: master parameters, moments, and velocity under other names. No copy."""
+    return {**state.params, **{VELOCITY + name: array for name, array in state.velocity.items()}, **state.moments}
 
 
 def state_of(specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray]) -> OuterState:
     """Reverse `state_tensors`. No copy."""
-    return OuterState(
-        {spec.name: tensors[spec.name] for spec in specs},
-        {spec.name: tensors[VELOCITY + spec.name] for spec in specs},
-    )
+    params = {spec.name: tensors[spec.name] for spec in specs}
+    velocity = {spec.name: tensors[VELOCITY + spec.name] for spec in specs}
+    others = tensors.keys() - params.keys() - {VELOCITY + name for name in velocity}
+    return OuterState(params, velocity, {name: tensors[name] for name in others})
 
 
 def state_digest(specs: Sequence[TensorSpec], state: OuterState) -> str:
     """Return the digest of an outer state's bits: BLAKE2b with 128 bits, in hex."""
     digest = hashlib.blake2b(digest_size=16)
-    for table in (state.params, state.velocity):
-        for spec in specs:
-            digest.update(np.ascontiguousarray(table[spec.name]).reshape(-1).view(np.uint8).data)
+    tables = [table[spec.name] for table in (state.params, state.velocity) for spec in specs]
+    for tensor in (*tables, *(state.moments[name] for name in sorted(state.moments))):
+        digest.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 
-def check_state(specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray], digest: str) -> str:
-    """Return why `tensors` are not the outer state that `digest` names, or "" when they are."""
-    wanted = state_specs(specs)
+def check_state(
+    specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray], digest: str, optimizer: OuterOptimizer
+) -> str:
+    """Return why `tensors` are not the outer state of `optimizer` that `digest` names, or "" when they are."""
+    wanted = state_specs(specs, optimizer)
     if set(tensors) != {spec.name for spec in wanted}:
-        return f"expected {len(wanted)} tensors of parameters and velocities, found {len(tensors)}"
+        return f"expected {len(wanted)} tensors of an outer state, found {len(tensors)}"
     for spec in wanted:
         array = tensors[spec.name]
         if tuple(array.shape) != spec.shape or array.dtype != np.float32:

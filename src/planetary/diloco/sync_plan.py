@@ -17,8 +17,10 @@ import msgspec
 
 from planetary.core.configuration.presets import PRESETS, Preset
 from planetary.core.configuration.ranges import RELAY
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
+from planetary.diloco.outer_optimizers import OUTER_OPTIMIZERS
 from planetary.diloco.payload import PayloadForm
 
 OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
@@ -177,14 +179,15 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     fragments = int(settings.get("sync.fragments", 1))
     steps = inner_steps or int(settings["train.inner_steps"])
     compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
+    outer = OUTER_OPTIMIZERS[str(settings.get("outer.optimizer", "nesterov"))](OuterConfig()).copies
     if settings["sync.topology"] == "ring":
         moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
         transfer = moved / cluster.ring_rate + 2 * (many - 1) * (cluster.ring_rtt_s or cluster.rtt_s)
         wait = max(0.0, transfer - compute) if settings["sync.overlap"] == "eager" else transfer
         up = down = moved
         bits = (32.0, 32.0)
-        # Two versions of parameters, velocity, the sum, the held delta and its start.
-        worker, gateway = 6 * 4 * params, 2 * 4 * params
+        # Two versions of parameters, the sum, the held delta and its start; the outer state.
+        worker, gateway = (5 + outer) * 4 * params, (1 + outer) * 4 * params
     else:
         codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
         moved = params / fragments
@@ -199,7 +202,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
             wait = max(cluster.rtt_s, wait - int(settings["sync.delay"]) * cluster.step_s)
         coded = codecs[0] != "none"
         worker = (2 + 3 * coded) * 4 * params
-        gateway = (3 + 2 * coded + many) * 4 * params
+        gateway = (2 + outer + 2 * coded + many) * 4 * params
     gap, source = GAPS[preset.name]
     return Prediction(
         preset=preset.name,

@@ -19,7 +19,8 @@ import numpy as np
 
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.diloco.contributions import Contribution, rebase
-from planetary.diloco.outer import OuterState, initial_state, outer_step
+from planetary.diloco.outer import initial_state, outer_step
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,
@@ -48,12 +49,25 @@ FAULTS = (
 )
 
 
+NESTEROV = (
+    OuterConfig(learning_rate=0.8, momentum=0.3, loss_rise=0.0),
+    OuterConfig(learning_rate=0.9, momentum=0.2, loss_rise=0.0),
+)
+"""The outer steps of a hub and of its sites."""
+
+
 def run_schedule(
-    seed: int, *, sites: int = 3, hub_rounds: int = 5, every_rounds: int = 2, most_faults: int = 8
+    seed: int,
+    *,
+    sites: int = 3,
+    hub_rounds: int = 5,
+    every_rounds: int = 2,
+    most_faults: int = 8,
+    outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
 ) -> SimFederation:
-    """Run a schedule and check everything that must be true after it."""
+    """Run a schedule and check everything that must be true after it; `outer`: as `NESTEROV`."""
     source = random.Random(seed)
-    federation = federation_of(seed, sites=sites, hub_rounds=hub_rounds, every_rounds=every_rounds)
+    federation = federation_of(seed, sites=sites, hub_rounds=hub_rounds, every_rounds=every_rounds, outer=outer)
     struck = collections.Counter[str]()
     names = sorted(federation.sites)
     for _ in range(source.randint(1, most_faults)):
@@ -70,16 +84,23 @@ def run_schedule(
     return federation
 
 
-def federation_of(seed: int, *, sites: int, hub_rounds: int, every_rounds: int) -> SimFederation:
+def federation_of(
+    seed: int,
+    *,
+    sites: int,
+    hub_rounds: int,
+    every_rounds: int,
+    outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
+) -> SimFederation:
     names = [f"s{number}" for number in range(sites)]
     config = small_training(rounds=hub_rounds, workers=2).config
     hub = hub_config(config, tuple(map(SiteEntry, names)), rounds=hub_rounds, every_rounds=every_rounds)
-    hub = msgspec.structs.replace(hub, outer=OuterConfig(learning_rate=0.8, momentum=0.3, loss_rise=0.0))
-    own = OuterConfig(learning_rate=0.9, momentum=0.2, loss_rise=0.0)
+    hub = msgspec.structs.replace(hub, outer=outer[0])
     most = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=60))
     workers = {name: 1 + number % 2 for number, name in enumerate(names)}
     trainings = {
-        name: SmallTraining(site_config(most, name, workers=workers[name], outer=own, patience_s=6.0)) for name in names
+        name: SmallTraining(site_config(most, name, workers=workers[name], outer=outer[1], patience_s=6.0))
+        for name in names
     }
     return SimFederation(seed, SmallTraining(hub), trainings, workers.__getitem__)
 
@@ -191,13 +212,13 @@ class Replayed:
     def _hub(self, version: int) -> OuterState:
         training = self._federation.hub.training
         if version == 0:
-            return initial_state(PARAMS, training.prepared.params)
+            return initial_state(PARAMS, training.prepared.params, optimizer_of(self._federation.hub.config.outer))
         parts = [
             Contribution(r.task, r.tokens, self.end(r.worker, self._round_of(r.worker, r.through)).params)
             for r in accepted(self._hub_history, version)
         ]
         outer = self._federation.hub.config.outer
-        return outer_step(PARAMS, self.hub(version - 1), parts, outer.learning_rate, outer.momentum).state
+        return outer_step(PARAMS, self.hub(version - 1), parts, optimizer_of(outer)).state
 
     def end(self, name: str, round_: int) -> OuterState:
         """A site's state after a round, before it meets the hub."""
@@ -210,14 +231,14 @@ class Replayed:
         training = site.training
         assert isinstance(training, SmallTraining)
         if round_ == 0:
-            return initial_state(PARAMS, training.prepared.params)
+            return initial_state(PARAMS, training.prepared.params, optimizer_of(training.config.outer))
         start, names = self.start(name, round_ - 1), list(self._federation.sites)
         parts = [
             Contribution(r.task, r.tokens, training.trained(start.params, r.lease * len(names) + names.index(name)))
             for r in accepted(self._history[name], round_)
         ]
         outer = site.config.outer
-        return outer_step(PARAMS, start, parts, outer.learning_rate, outer.momentum).state
+        return outer_step(PARAMS, start, parts, optimizer_of(outer)).state
 
     def start(self, name: str, round_: int) -> OuterState:
         """A site's state from which the round after this one was trained."""
@@ -241,7 +262,7 @@ class Replayed:
                 else:
                     base = self.end(name, self._round_of(name, counted)).params
                 params = rebase(version, base, state.params)
-            state, before = OuterState(dict(params), state.velocity), adopted
+            state, before = msgspec.structs.replace(state, params=dict(params)), adopted
         return state
 
     def _adopted(self, name: str, until: int) -> VersionAdopted | None:

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from federation_schedules import check, federation_of, history_of, run_schedule
 
+from planetary.core.configuration.schema import OuterConfig
 from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
 
 SEEDS, SLOW_SEEDS = range(2), range(100, 124)
@@ -28,6 +29,13 @@ def test_more_schedules_of_three_sites() -> None:
     ]
     assert records.count(WentAlone) > 0
     assert records.count(ContributionOffered) > len(SLOW_SEEDS)
+
+
+@pytest.mark.slow
+def test_the_moments_of_adam_stay_at_each_level() -> None:
+    adam = OuterConfig(optimizer="adam", learning_rate=0.2, momentum=0.5, loss_rise=0.0)
+    for seed in range(200, 204):
+        run_schedule(seed, sites=2, outer=(adam, adam))
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down:
             defect, tensors = server.read(result(number, sent.digest), sent.tensors)
             assert not defect
             parts.append((10 * round_ + number, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest)))
-        server.take_outer_step(round_, parts, 1.0, 0.0, RULES.get(up, Mean()))
+        server.take_outer_step(round_, parts, RULES.get(up, Mean()))
         for number, worker in enumerate(workers):
             params[number] = taken(worker, *sent_to(server, round_, [10 * round_ + number]))
         newcomer = exchange_of(SPECS, m.Compression(up=up, down=down))
@@ -105,7 +105,7 @@ def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
     ends = trained(dict(params), 1)
     sent = worker.give(task(1, params, ends))
     _, tensors = server.read(result(1, sent.digest), sent.tensors)
-    server.take_outer_step(1, [(1, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+    server.take_outer_step(1, [(1, 1, server.attach(tensors))], Mean())
     np.testing.assert_allclose(taken(worker, *sent_to(server, 1))["w"], ends["w"], rtol=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() 
         total += ends["w"].astype(np.float64) - params["w"]
         sent = worker.give(task(1, params, ends))
         _, tensors = server.read(result(round_, sent.digest), sent.tensors)
-        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], Mean())
         params = taken(worker, *sent_to(server, round_))
     np.testing.assert_allclose(server.state.params["w"], total, atol=1e-5)
     far = np.linalg.norm(params["w"] - server.state.params["w"])
@@ -296,7 +296,7 @@ def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
         assert sent.tensors[PAYLOAD].size < 4000  # one fragment of the two
         defect, tensors = server.read(replace(result(round_, sent.digest), round=round_), sent.tensors)
         assert not defect
-        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], Mean())
         worker.take(*sent_to(server, round_))
         shared, newcomer = worker.start(), exchange_of(SPECS, codecs, fragments=PARTS)
         newcomer.take(m.Parameters(version=round_), server.of_version(round_))
@@ -359,7 +359,7 @@ def test_a_relayed_version_without_one_of_its_payloads_is_refused() -> None:
     params = taken(worker, m.Parameters(version=0), server.of_version(0))
     sent = worker.give(task(4, params, trained(params, 1)))
     _, tensors = server.read(result(4, sent.digest), sent.tensors)
-    server.take_outer_step(1, [(4, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest))], 1.0, 0.0, Radial())
+    server.take_outer_step(1, [(4, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest))], Radial())
     message, change = sent_to(server, 1, [4])
     assert list(change) == [COEFFICIENTS]
     other = exchange_of(SPECS, codecs)

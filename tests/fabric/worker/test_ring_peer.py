@@ -13,6 +13,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import initial_state
+from planetary.diloco.outer_optimizers import AVERAGING
 from planetary.diloco.ring import state_tensors
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.ring_peer import RingPeer
@@ -28,8 +29,7 @@ def job(port: int, bits: int) -> m.TrainingJob:
         port=port,
         connections=1,
         precision="f32",
-        learning_rate=1.0,
-        momentum=0.0,
+        outer=AVERAGING,
         gather_s=20.0,
         measures=True,
         bits=bits,

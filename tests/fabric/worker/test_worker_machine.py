@@ -15,6 +15,7 @@ from planetary.core.errors import (
     TrustError,
 )
 from planetary.core.schedules import Schedule
+from planetary.diloco.outer_optimizers import Nesterov
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
@@ -203,9 +204,7 @@ def test_a_worker_that_comes_back_after_it_was_turned_away_ends_in_the_same_way(
 
 
 def ring_job(*, port: int = 1, overlap: bool = False) -> m.RingJob:
-    return m.RingJob(
-        port=port, connections=1, precision="f32", learning_rate=0.7, momentum=0.9, gather_s=5.0, overlap=overlap
-    )
+    return m.RingJob(port=port, connections=1, precision="f32", outer=Nesterov(0.7, 0.9), gather_s=5.0, overlap=overlap)
 
 
 def ring_worker(*, overlap: bool) -> WorkerMachine:

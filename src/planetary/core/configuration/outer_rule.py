@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 FEW_OUTER_STEPS = 1000
-RULE_KEYS = frozenset({"learning_rate", "momentum", "merge"})
+RULE_KEYS = frozenset({"optimizer", "learning_rate", "momentum", "merge"})
 """Keys of `[outer]` each of which fixes the rule."""
 
-FEW: dict[str, Any] = {"learning_rate": 1.0, "momentum": 0.0, "merge": "rda"}
+FEW: dict[str, Any] = {"optimizer": "nesterov", "learning_rate": 1.0, "momentum": 0.0, "merge": "rda"}
+RATES: dict[str, float] = {"adam": 0.01}
+"""Rate of an outer optimizer, where the configuration has none: a step of Adam is about as long in every coordinate."""
 
 
 def chosen_rule(rounds: int) -> dict[str, Any]:
@@ -27,15 +29,6 @@ def why_chosen(outer: Any, rounds: int) -> str:
         return ""
     return (
         "outer step: radial-directional averaging at rate 1 without momentum, which suits runs of fewer than "
-        f"{FEW_OUTER_STEPS:,} outer steps (this one has {rounds:,}); outer.learning_rate, outer.momentum or "
-        "outer.merge fix another"
+        f"{FEW_OUTER_STEPS:,} outer steps (this one has {rounds:,}); outer.optimizer, outer.learning_rate, "
+        "outer.momentum or outer.merge fix another"
     )
-
-
-def effective_rate(learning_rate: float, momentum: float, autocorrelation: float) -> float:
-    """Return how far a long run moves per unit of delta: η (1 + μ / (1 − μρ)).
-
-    Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
-    velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
-    """
-    return learning_rate * (1.0 + momentum / (1.0 - momentum * autocorrelation))

@@ -141,15 +141,25 @@ class OptimizerConfig(UpdateOptions, frozen=True):
     cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
 
 
+OuterOptimizerName = Literal["nesterov", "adam"]
+
+
 class OuterConfig(msgspec.Struct, frozen=True):
     """`[outer]`: the outer step that the training controller takes.
 
-    A configuration without `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has fewer than
-    1,000 rounds, in lock-step; the run's `config.toml` has the chosen values.
+    A configuration without `optimizer`, `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has
+    fewer than 1,000 rounds, in lock-step; one with "adam" and without `learning_rate` gets 0.01. The run's
+    `config.toml` has the chosen values.
     """
 
-    learning_rate: Positive = 0.7  # of the step along the workers' merged deltas
-    momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD)
+    # of the merged delta: "nesterov", or "adam" with its moments corrected for bias, whose state takes one more copy of
+    # the parameters. Not with sync.overlap = "eager", nor with a relayed broadcast
+    optimizer: OuterOptimizerName = "nesterov"
+    # of the step along the workers' merged deltas; "adam": about how far a coordinate moves in a round
+    learning_rate: Positive = 0.7
+    momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD); "adam": of the mean of the deltas
+    beta2: Decay = 0.99  # "adam": of the mean of their squares
+    epsilon: Positive = 1e-3  # "adam": added to the root of that mean, in units of a delta
     # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from planetary.core.configuration.outer_rule import RULE_KEYS, chosen_rule
+from planetary.core.configuration.outer_rule import RATES, RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
-from planetary.core.configuration.schema import ALIASES, Config, DataConfig, SyncConfig
+from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import UserError, did_you_mean
 
@@ -244,6 +244,7 @@ def _check_together(config: Config, origin: str) -> None:
             'for example to "float32"'
         )
     _check_relay(config, origin)
+    _check_outer_optimizer(config, origin)
     if config.sync.compression == "sparse" and config.outer.merge in ("median", "trimmed_mean"):
         raise UserError(
             f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
@@ -306,11 +307,33 @@ def _check_relay(config: Config, origin: str) -> None:
             f'{origin}: sync.broadcast_compression: expected a codec or "none" with sync.overlap = "{sync.overlap}", '
             'found "relay": workers take the outer step from the updates of a whole round, before the next one begins'
         )
+    if outer.optimizer != "nesterov":
+        raise UserError(
+            f'{origin}: sync.broadcast_compression: expected a codec or "none" with outer.optimizer = '
+            f'"{outer.optimizer}", found "relay": workers take the outer step themselves, and newcomers would not have '
+            "the moments; leave out outer.optimizer"
+        )
     if outer.momentum != 0.0:
         raise UserError(
             f'{origin}: sync.broadcast_compression: expected a codec or "none" with outer.momentum = '
             f'{outer.momentum}, found "relay": workers take the outer step themselves, and newcomers would not have '
             'the velocity; set outer.momentum = 0.0, as with outer.merge = "rda"'
+        )
+
+
+def _check_outer_optimizer(config: Config, origin: str) -> None:
+    outer, default = config.outer, OuterConfig()
+    if outer.optimizer != "adam":
+        for key in ("beta2", "epsilon"):
+            if (found := getattr(outer, key)) != getattr(default, key):
+                raise UserError(
+                    f"{origin}: outer.{key}: expected {getattr(default, key)} with outer.optimizer = "
+                    f'"{outer.optimizer}", found {found}: only adam uses it'
+                )
+    elif config.sync.overlap == "eager":
+        raise UserError(
+            f'{origin}: outer.optimizer: expected "nesterov" with sync.overlap = "eager", found "adam": a worker '
+            "begins at its own part of the outer step, and a step that is divided by a root has no part of one worker"
         )
 
 
@@ -347,10 +370,13 @@ def _check_streaming(config: Config, origin: str) -> None:
 def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
-    fixed = isinstance(given, Mapping) and bool(RULE_KEYS & given.keys())
-    if fixed or summed_ends or config.sync.overlap == "async" or config.moe.composers:
+    replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
+    rate = RATES.get(config.outer.optimizer)
+    if rate is not None and "learning_rate" not in keys:
+        return replace(config, outer=replace(config.outer, learning_rate=rate))
+    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or config.moe.composers:
         return config
-    replace, chosen = msgspec.structs.replace, chosen_rule(config.train.rounds // config.sync.fragments)
+    chosen = chosen_rule(config.train.rounds // config.sync.fragments)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
         chosen["merge"] = "mean"
     return replace(config, outer=replace(config.outer, **chosen))

@@ -6,12 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from planetary.core.configuration.outer_rule import effective_rate
+from planetary.diloco.outer_optimizers import OuterOptimizer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol.fabric_events import WriteMetrics
-from planetary.fabric.protocol.policy import OuterConstants
 from planetary.fabric.protocol.records import EvalFinished, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
@@ -47,7 +46,7 @@ def finished_record(
     )
 
 
-def merged_metrics(opened: OpenRound, outer: OuterConstants, topology: Topology) -> MergedMetrics | None:
+def merged_metrics(opened: OpenRound, outer: OuterOptimizer, topology: Topology) -> MergedMetrics | None:
     """Return the metrics of the merged delta of a round; None where the gateway sees no deltas."""
     if topology.delta_norm is None or opened.judged is None:
         return None
@@ -59,7 +58,7 @@ def merged_metrics(opened: OpenRound, outer: OuterConstants, topology: Topology)
         delta_norm=topology.delta_norm,
         radial_ratio=topology.delta_norm / mean if mean > 0 else None,
         autocorrelation=rho,
-        effective_rate=None if rho is None else effective_rate(outer.learning_rate, outer.momentum, rho),
+        effective_rate=None if rho is None else outer.effective_rate(rho),
     )
 
 

@@ -64,7 +64,7 @@ class HubGateway(RoundsGateway):
         hub = f"{self.config.run.name}-{_identity(self.options.folder, self._system)}"
         start.policy = hub_policy(start.policy, self.config, prepared, hub)
         masters, mark = masters_of(prepared.step.spec.params), start.state.round
-        start.parameters = ParameterVersions(masters, start.parameters.state, mark)
+        start.parameters = ParameterVersions(masters, start.parameters.state, mark, optimizer=start.policy.outer)
         return start
 
     @cached_property

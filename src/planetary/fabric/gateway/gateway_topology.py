@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.outer import OuterState
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.diloco.payload import PayloadForm
 from planetary.diloco.ring import state_digest, state_specs
 from planetary.fabric.protocol import messages as m
@@ -125,7 +125,7 @@ class RingGateway:
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """See `GatewayTopology`."""
-        return state_specs(params)
+        return state_specs(params, optimizer_of(self._config.outer))
 
 
 _RING_BITS = {"none": 0, "int4": 4, "int8": 8, "int16": 16}
@@ -137,8 +137,7 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
         port=port,
         connections=config.sync.connections,
         precision=config.sync.precision,
-        learning_rate=config.outer.learning_rate,
-        momentum=config.outer.momentum,
+        outer=optimizer_of(config.outer),
         gather_s=config.timings.ring_gather_s,
         overlap=config.sync.overlap != "none",
         eager=config.sync.overlap == "eager",

@@ -60,7 +60,7 @@ class RoundCheckpoints:
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": self._config.run.seed},
         )
-        return Checkpoint(info, state.params, state.velocity, self._parameters.shown)
+        return Checkpoint(info, state.params, state.velocity, self._parameters.shown, state.moments)
 
     def write(self, checkpoint: Checkpoint, protected: tuple[int, ...]) -> e.Event:
         """Write a checkpoint; those of the rounds `protected` stay."""

@@ -19,6 +19,7 @@ from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ConflictError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
+from planetary.diloco.outer_optimizers import optimizer_of
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
@@ -131,7 +132,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return prepared
 
     def _begin(self, prepared: Prepared) -> RoundsStart:
-        copies = 2 if self.config.sync.broadcast_compression in ("none", RELAY) else 3
+        shown = self.config.sync.broadcast_compression not in ("none", RELAY)
+        copies = 1 + optimizer_of(self.config.outer).copies + shown
         text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep, copies)
         if text:
             self.note(text) if fits else self.warn(text)

@@ -18,7 +18,8 @@ from planetary.core.errors import TrustError, UserError
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.judgement import JUDGES
-from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.outer import initial_state
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.round_end import finished_by_checkpoint, lines_at_resume
@@ -27,7 +28,7 @@ from planetary.fabric.gateway.run_step import keep_step, write_record
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.protocol.messages import Compression, Fragmentation
-from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
+from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
 from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.state import ControllerState
@@ -85,8 +86,9 @@ def begin(
             params=prepared.step.spec.param_count,
         )
         specs = prepared.step.spec.params
+        state = initial_state(specs, prepared.params, policy.outer)
         parameters = ParameterVersions(
-            specs, initial_state(specs, prepared.params), 0, policy.compression, fragments=policy.fragments.count
+            specs, state, 0, policy.compression, fragments=policy.fragments.count, optimizer=policy.outer
         )
         policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
         policy = topology.extend(policy, parameters.state)
@@ -145,7 +147,13 @@ def _resume(
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown
     parameters = ParameterVersions(
-        specs, outer, mark.round, policy.compression, shown, fragments=policy.fragments.count
+        specs,
+        outer,
+        mark.round,
+        policy.compression,
+        shown,
+        fragments=policy.fragments.count,
+        optimizer=policy.outer,
     )
     return RoundsStart(policy, state, parameters, records, metrics, untold)
 
@@ -153,9 +161,10 @@ def _resume(
 def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
     """Return where a run stands at a checkpoint, and its outer state there; without one, both at the start."""
     if checkpoint is None:
-        return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params)
+        optimizer = optimizer_of(prepared.config.outer)
+        return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
     mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
-    return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity))
+    return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity), dict(checkpoint.moments))
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
@@ -248,7 +257,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
-        outer=OuterConstants(config.outer.learning_rate, config.outer.momentum),
+        outer=optimizer_of(config.outer),
         merge=config.outer.merge,
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,

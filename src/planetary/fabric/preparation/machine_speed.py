@@ -23,6 +23,7 @@ from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import initial_state, outer_step
+from planetary.diloco.outer_optimizers import AVERAGING
 from planetary.fabric.preparation.budget import KeptSpeed, MachineSpeed
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fabric.preparation.step_timing import TimingRequest, time_steps, write_values
@@ -145,7 +146,7 @@ def _time_outer_step(specs: tuple[TensorSpec, ...], params: Mapping[str, np.ndar
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
-        outer_step(specs, state, contributions, 1.0, 0.0)
+        outer_step(specs, state, contributions, AVERAGING)
         seconds.append(time.perf_counter() - began)
     return min(seconds)
 

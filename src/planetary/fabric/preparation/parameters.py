@@ -15,7 +15,8 @@ from planetary.diloco.contributions import Contribution, Weighting, check_contri
 from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MERGE_RULES, MergeRule
-from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
+from planetary.diloco.outer import OuterStep, outer_step, published_params
+from planetary.diloco.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
 from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
 from planetary.diloco.ring import check_state, state_of, state_tensors
 from planetary.fabric.preparation.broadcast import broadcast_of
@@ -46,15 +47,19 @@ class ParameterVersions:
         shown: Tensors | None = None,
         *,
         fragments: int = 1,
+        optimizer: OuterOptimizer = AVERAGING,
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
         With a codec for the initial parameters, version 0 has the values that its bytes stand for.
 
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
-        parts of the parameters that are synchronised in turn. Raises `UserError` where the model has fewer tensors.
+        parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is.
+
+        Raises:
+            UserError: the model has fewer tensors than fragments.
         """
-        self._specs = tuple(specs)
+        self._specs, self._optimizer = tuple(specs), optimizer
         self._fragments = Fragments(specs, fragments)
         self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
         self.state, start = self._begun(state, version)
@@ -87,7 +92,7 @@ class ParameterVersions:
             return state, {}
         payload = self._start.encode(state.params)
         params = self._start.decode(payload, payload_digest(payload))
-        return OuterState(params, state.velocity), {PAYLOAD: payload}
+        return replace(state, params=params), {PAYLOAD: payload}
 
     @property
     def is_partial(self) -> bool:
@@ -129,11 +134,11 @@ class ParameterVersions:
         self._version = version
 
     def replace(self, version: int, params: Mapping[str, np.ndarray]) -> None:
-        """Let `params`, float32 masters, be those of `version`, which is the newest; the velocity stays.
+        """Let `params`, float32 masters, be those of `version`, which is the newest; velocity and moments stay.
 
         Workers that were sent this version have to be sent it again.
         """
-        self.state, self._delta = OuterState(dict(params), self.state.velocity), {}
+        self.state, self._delta = replace(self.state, params=dict(params)), {}
         self._published = {**self._published, version: published_params(self._specs, params)}
 
     def outer_state(self, version: int) -> Tensors:
@@ -155,7 +160,7 @@ class ParameterVersions:
     def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
         """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
         if isinstance(message, RingState):  # ring
-            return check_state(self._specs, tensors, message.digest), tensors
+            return check_state(self._specs, tensors, message.digest, self._optimizer), tensors
         round_ = message.round if isinstance(message, TrainResult) else 1
         if self._up is None:
             return check_contribution(self._fragments.of_round(round_), tensors), tensors
@@ -191,8 +196,6 @@ class ParameterVersions:
             step = self.take_outer_step(
                 instruction.round,
                 instruction.contributions,
-                outer.learning_rate,
-                outer.momentum,
                 MERGE_RULES[instruction.rule](outer.trimmed),
                 weighting=outer.weights,
                 step_tokens=step_tokens,
@@ -213,8 +216,6 @@ class ParameterVersions:
         self,
         round_: int,
         parts: Sequence[tuple[int, int, int]],
-        learning_rate: float,
-        momentum: float,
         rule: MergeRule,
         *,
         weighting: Weighting = "tokens",
@@ -233,15 +234,12 @@ class ParameterVersions:
             specs,
             self.state,
             contributions,
-            learning_rate,
-            momentum,
+            self._optimizer,
             rule=rule,
             weighting=weighting,
             before=self._delta if specs[0].name in self._delta else None,
         )
-        self.state = OuterState(
-            {**self.state.params, **step.state.params}, {**self.state.velocity, **step.state.velocity}
-        )
+        self.state = self.state.updated(step.state)
         self._delta = {**self._delta, **step.delta}
         self._broadcast.advance(round_, step, rule, {task: attachment for task, _, attachment in parts})
         self._published = {**self._published, round_: self._newest()}

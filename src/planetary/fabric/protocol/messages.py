@@ -17,6 +17,7 @@ from planetary.core.configuration.ranges import InnerState, RingPrecision
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
+from planetary.diloco.outer_optimizers import AnyOuterOptimizer
 from planetary.net.session import SESSION, Goodbye, Greeting, Heartbeat, Refused, Welcome
 from planetary.wire.message import Message, Order
 from planetary.wire.protocol import Protocol
@@ -133,8 +134,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     port: int  # on the gateway's host, of the ring's master
     connections: int  # TCP streams to the next worker
     precision: RingPrecision  # of the deltas on their way
-    learning_rate: float  # of the outer step
-    momentum: float
+    outer: AnyOuterOptimizer
     gather_s: float  # how long a worker waits for the others to take part
     overlap: bool = False  # whether the next round is trained while one is reduced
     radial: bool = False  # radial-directional averaging in place of the mean
@@ -280,7 +280,7 @@ class Parameters(Message, frozen=True, kw_only=True):
 
 
 class RingState(Message, frozen=True, kw_only=True):
-    """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity.
+    """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity, and moments.
 
     Down: the state that later tasks start from. Up: the answer to `SendOuterState`.
     """
@@ -484,7 +484,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    21,
+    22,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -13,7 +13,7 @@ from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
-from planetary.diloco.ring import eager_rate
+from planetary.diloco.outer_optimizers import AnyOuterOptimizer, optimizer_of
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.protocol.messages import (
     Compression,
@@ -43,13 +43,6 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     job: RingJob  # part of the workers' job
     start_digest: str  # of the outer state that the gateway starts from
     most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
-
-
-class OuterConstants(msgspec.Struct, frozen=True):
-    """Rate and momentum of the outer step."""
-
-    learning_rate: float = _OUTER.learning_rate
-    momentum: float = _OUTER.momentum
 
 
 class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +121,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
-    outer: OuterConstants = OuterConstants()
+    outer: AnyOuterOptimizer = optimizer_of(_OUTER)
     merge: str = _OUTER.merge  # of `diloco.merge.MERGE_RULES`
     judge: Judge = judge  # of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
@@ -199,7 +192,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             schedule=self.schedule,
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
-            eager_rate=eager_rate(self.outer.learning_rate, self.outer.momentum) if self.overlap == "eager" else 0.0,
+            eager_rate=self.outer.eager_rate() if self.overlap == "eager" else 0.0,
             fragments=self.fragments if self.overlap in ("streaming", "decoupled") else None,
             inner_state_of=self.inner_state_of,
         )

@@ -250,7 +250,8 @@ class MergedMetrics(msgspec.Struct, frozen=True, kw_only=True):
         radial_ratio: that over the mean norm of the deltas, weighted by tokens: 1 / √M for a mean of M orthogonal ones,
             about 1 with radial-directional averaging; None: nothing moved.
         autocorrelation: ρ, its cosine with that of the round before; None: unknown.
-        effective_rate: η (1 + μ / (1 − μρ)), which a long run moves per unit of delta; None: ρ is unknown.
+        effective_rate: η (1 + μ / (1 − μρ)), which a long run moves per unit of delta; None: ρ is unknown, or the
+            optimizer is Adam, whose steps do not depend on the length of the delta.
     """
 
     delta_norm: float

@@ -12,10 +12,10 @@ import numpy as np
 from planetary.core.errors import NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
 from planetary.diloco.contributions import Contribution
-from planetary.diloco.outer import OuterState, published_params
+from planetary.diloco.outer import published_params
+from planetary.diloco.outer_optimizers import OuterState
 from planetary.diloco.ring import (
     HeldContribution,
-    eager_rate,
     eager_start,
     form_of,
     outer_step_of_sum,
@@ -112,7 +112,7 @@ class RingPeer:
         def begin() -> Tensors:
             self._start = params
             if own:
-                self._start = eager_start(self._specs, params, own, tokens, eager_rate(job.learning_rate, job.momentum))
+                self._start = eager_start(self._specs, params, own, tokens, job.outer.eager_rate())
             return published_params(self._specs, self._start)
 
         return begin
@@ -192,7 +192,7 @@ class RingPeer:
                 raise PeerError(f"{work.world_size} of {message.peers} workers took part")
             sent, received = work.sent_bytes, work.received_bytes
         job = self._job
-        step = outer_step_of_sum(self._specs, state, (summed, form), job.learning_rate, job.momentum)
+        step = outer_step_of_sum(self._specs, state, (summed, form), job.outer)
         digest = state_digest(self._specs, step.state)
         self._coming[message.round] = step.state
         return ReduceSucceeded(message.round, message.attempt, digest, sent, received)

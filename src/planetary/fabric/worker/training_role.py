@@ -180,7 +180,8 @@ class RingRole(TrainingRole):
         make_communicator: MakeCommunicator,
     ) -> None:
         super().__init__(job, place, compute, ready)
-        address = place.options.address
+        assert job.ring is not None
+        self._outer, address = job.ring.outer, place.options.address
         self._ring = RingPeer(
             place.options.name,
             address.host,
@@ -222,7 +223,9 @@ class RingRole(TrainingRole):
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         """See `Role`."""
         if isinstance(message, m.RingState):
-            return next((spec for spec in state_specs(self._spec.params) if spec.name == tensor.name), None)
+            return next(
+                (spec for spec in state_specs(self._spec.params, self._outer) if spec.name == tensor.name), None
+            )
         return super().expects(message, tensor)
 
     def close(self) -> None:
@@ -236,7 +239,7 @@ class RingRole(TrainingRole):
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         if not isinstance(message, m.RingState):
             return super()._keep(message, tensors)
-        defect = check_state(self._spec.params, tensors, message.digest)
+        defect = check_state(self._spec.params, tensors, message.digest, self._outer)
         if not defect:
             self._ring.received(message.version, tensors)
         return defect

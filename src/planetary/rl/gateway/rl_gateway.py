@@ -294,7 +294,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": self.config.run.seed},
         )
-        return Checkpoint(info, state.params, state.velocity)
+        return Checkpoint(info, state.params, state.velocity, moments=state.moments)
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> e.Event:
         began, round_ = self._clock.monotonic(), checkpoint.info.round

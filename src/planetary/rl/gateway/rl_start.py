@@ -17,7 +17,8 @@ from planetary.core.config import Config, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
-from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.outer import initial_state
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.fabric.gateway.rounds_start import trim_metrics
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.preparation.parameters import ParameterVersions
@@ -61,7 +62,8 @@ def begin_policy(
         UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
         TrustError: the checkpoint is damaged, or belongs to another model or configuration.
     """
-    folder, specs = options.folder, prepared.model.specs
+    folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
+    initial = initial_state(specs, prepared.model.arrays(), optimizer)
     earlier = list(read_json_lines(folder / EVENTS, ReinforcementRecord)) if (folder / EVENTS).exists() else []
     if not options.resume:
         if earlier:
@@ -74,18 +76,18 @@ def begin_policy(
             model=prepared.program.digest,
             params=prepared.param_count,
         )
-        parameters = ParameterVersions(specs, initial_state(specs, prepared.model.arrays()), 0)
+        parameters = ParameterVersions(specs, initial, 0, optimizer=optimizer)
         state = replay([started], ReinforcementState())
         return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     state = replay(earlier, ReinforcementState(), folder / EVENTS)
     found = _checkpoint(options)
-    mark, outer = Mark(0, 0, 1, LeaseLedger()), initial_state(specs, prepared.model.arrays())
+    mark, outer = Mark(0, 0, 1, LeaseLedger()), initial
     if found is not None:
         _check_same(found, prepared, policy)
         mark = msgspec.json.decode(found.info.controller, type=Mark)
-        outer = OuterState(dict(found.params), dict(found.velocity))
+        outer = OuterState(dict(found.params), dict(found.velocity), dict(found.moments))
     resumed = RunResumed(run=config.run.name, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
@@ -97,9 +99,8 @@ def begin_policy(
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     newest = list({line.round: line for line in metrics}.values())
-    return PolicyStart(
-        policy, state, ParameterVersions(specs, outer, mark.round), reference, [resumed, *pardons], newest
-    )
+    parameters = ParameterVersions(specs, outer, mark.round, optimizer=optimizer)
+    return PolicyStart(policy, state, parameters, reference, [resumed, *pardons], newest)
 
 
 def keep_reference(

@@ -32,7 +32,8 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.outer import initial_state
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol.fabric_events import TakeOuterStep
 from planetary.fabric.protocol.records import RoundClosed, RunResumed
@@ -253,7 +254,8 @@ class SmallPolicy:
     def replay(self, journal: Iterable[Record]) -> dict[int, np.ndarray]:
         """Return the table of every version that counts, by version, from the records alone."""
         config, prepared = self.prepared.config, self.prepared
-        outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays())}
+        optimizer = optimizer_of(config.outer)
+        outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays(), optimizer)}
         sampled: dict[int, int] = {}  # group -> version
         shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # by round
         imitated = config.rl.imitated_rounds
@@ -267,7 +269,7 @@ class SmallPolicy:
                     shares[record.round].append(record)
                 case RoundClosed():
                     before = outer[record.round - 1]
-                    parameters = ParameterVersions((TABLE,), before, record.round - 1)
+                    parameters = ParameterVersions((TABLE,), before, record.round - 1, optimizer=optimizer)
                     parts = []
                     for share in sorted(shares.pop(record.round), key=lambda one: one.task):
                         imitates = record.round <= imitated
@@ -357,6 +359,9 @@ def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | Non
     return None if config.rl.imitated_rounds else {"table": table}
 
 
+AVERAGED = OuterConfig(learning_rate=1.0, momentum=0.0, merge="mean")
+
+
 @functools.lru_cache(maxsize=16)
 def small_policy(
     *,
@@ -371,6 +376,7 @@ def small_policy(
     objective: Literal["dr-grpo", "dapo", "distillation"] = "dr-grpo",
     kl: float = 0.0,
     imitation_goal: float = 0.0,
+    outer: OuterConfig = AVERAGED,
 ) -> SmallPolicy:
     """Return a small policy; see the keys of `[rl]`."""
     config = Config(
@@ -392,7 +398,7 @@ def small_policy(
         ),
         train=TrainConfig(rounds=rounds, inner_steps=inner_steps, batch_size=ROWS, sequence_length=LENGTH),
         optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.5),
-        outer=OuterConfig(learning_rate=1.0, momentum=0.0, merge="mean"),
+        outer=outer,
         fabric=FabricConfig(workers=workers, latency_budget_s=2.0, abandon_after_s=120.0),
         checkpoint=CheckpointConfig(every=checkpoint_every),
         eval=EvalConfig(every=3),

@@ -35,9 +35,10 @@ from planetary.data.reader import read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
-from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
+from planetary.diloco.outer import initial_state, outer_step, published_params
+from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.diloco.payload import PayloadForm, payload_digest
-from planetary.diloco.ring import HeldContribution, eager_rate, eager_start, form_of, outer_step_of_sum, share
+from planetary.diloco.ring import HeldContribution, eager_start, form_of, outer_step_of_sum, share
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.preparation.prepared_steps import StepRecord
@@ -206,12 +207,13 @@ class SmallTraining:
 
     def start(self) -> OuterState:
         """Return the state before the first round."""
-        state, codec = initial_state(self.spec.params, self.prepared.params), self.config.sync.start_compression
+        optimizer, codec = optimizer_of(self.config.outer), self.config.sync.start_compression
+        state = initial_state(self.spec.params, self.prepared.params, optimizer)
         if codec == "none":
             return state
         form = PayloadForm(codec, self.spec.params)
         payload = form.encode(state.params)
-        return OuterState(form.decode(payload, payload_digest(payload)), state.velocity)
+        return msgspec.structs.replace(state, params=form.decode(payload, payload_digest(payload)))
 
     def trained(
         self, params: Tensors, *leases: int, mix: Callable[[Tensors], Tensors] | None = None, step: str = ""
@@ -248,14 +250,12 @@ class SmallTraining:
 
         `peers`: that reduced it in a ring; 0: it was reduced in a star.
         """
-        config = self.config
-        rate, momentum = config.outer.learning_rate, config.outer.momentum
+        config, optimizer = self.config, optimizer_of(self.config.outer)
         if not peers:
             contributions = [held.contribution for _, held in parts]
             merge = MERGE_RULES[rule](config.outer.trimmed)
             specs = self.fragments.of_round(round_)
-            after = outer_step(specs, state, contributions, rate, momentum, rule=merge).state
-            return OuterState({**state.params, **after.params}, {**state.velocity, **after.velocity})
+            return state.updated(outer_step(specs, state, contributions, optimizer, rule=merge).state)
         overlap = config.sync.overlap != "none"
         radial = config.outer.merge == "rda"
         form = form_of(config.sync.precision, peers, overlap=overlap, radial=radial, contributions=len(parts))
@@ -264,7 +264,7 @@ class SmallTraining:
         coded = config.sync.ring_compression != "none" and peers > 1
         shares = [share(PARAMS, [held for of, held in parts if of == worker], tokens, form) for worker in workers]
         total = _sum_of(shares, sums, coded=coded)
-        return outer_step_of_sum(PARAMS, state, (total, form), rate, momentum).state
+        return outer_step_of_sum(PARAMS, state, (total, form), optimizer).state
 
     def _held(
         self,
@@ -283,8 +283,8 @@ class SmallTraining:
             return self._streamed(record, begun, states, ends_of)
         start: Tensors = states[begun.version].params
         if begun.ahead:
-            outer, own = self.config.outer, [held[task] for task in begun.ahead]
-            start = eager_start(PARAMS, start, own, begun.ahead_tokens, eager_rate(outer.learning_rate, outer.momentum))
+            own, rate = [held[task] for task in begun.ahead], optimizer_of(self.config.outer).eager_rate()
+            start = eager_start(PARAMS, start, own, begun.ahead_tokens, rate)
         ends = self.trained(published_params(PARAMS, start), record.lease, *record.more, step=step)
         if self.config.sync.compression == "none":
             return HeldContribution(Contribution(record.task, record.tokens, ends), start)

@@ -22,8 +22,8 @@ class Bench:
 
     def __init__(self, workers: int = 1, *, rounds: int = ROUNDS, local: bool = False) -> None:
         self.policy = msgspec.structs.replace(small_policy(rounds=rounds, workers=workers), local=local)
-        started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
-        self.controller = Controller(self.policy, replay([started], ControllerState()), 0.0)
+        self.started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
+        self.controller = Controller(self.policy, replay([self.started], ControllerState()), 0.0)
         self.now = 0.0
         self.journal: list[AnyRecord] = []
         self.sent: list[tuple[int, m.Message]] = []

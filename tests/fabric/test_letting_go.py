@@ -7,7 +7,7 @@ import random
 import pytest
 from fault_schedules import LIMIT_S, WORKERS, check
 
-from planetary.fabric.protocol.records import DeltaWithdrawn, LeaseReturned, WorkerLost
+from planetary.fabric.protocol.records import DeltaWithdrawn, LeaseReturned, WorkerLeft, WorkerLost
 from planetary.simulation.faults import Fault, draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
@@ -35,9 +35,10 @@ def test_a_worker_that_is_let_go_at_any_time_has_finished_its_task(mode: dict[st
         check(cluster)
         again = [one for one in cluster.journal if isinstance(one, LeaseReturned | DeltaWithdrawn)]
         assert again == [], f"seed {seed}"
-        lost = [one for one in cluster.journal if isinstance(one, WorkerLost)]
-        assert {one.reason for one in lost} <= {"another run needs it"}
-        left += len(lost)
+        assert not [one for one in cluster.journal if isinstance(one, WorkerLost)], f"seed {seed}"
+        gone = [one for one in cluster.journal if isinstance(one, WorkerLeft)]
+        assert {(one.kind, one.reason) for one in gone} <= {("moved", "another run needs it")}
+        left += len(gone)
     assert left > 5
 
 

@@ -21,6 +21,7 @@ from planetary.monitor.run_folder import (
     read_facts,
     write_facts,
 )
+from planetary.monitor.screen import plain_lines
 
 
 def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
@@ -230,6 +231,21 @@ def test_the_status_in_the_middle_of_a_round() -> None:
     assert shown.message == "n/1 was lost: its process was killed by signal 9"
     assert shown.seconds_left == pytest.approx(20.0)
     assert shown.ended_at is None
+
+
+@pytest.mark.parametrize("kind", ["moved", "drained", "restarted"])
+def test_a_worker_that_left_in_good_order_is_not_lost(kind: str) -> None:
+    asked = event(117.0, "worker_left", worker="n/0", pid=1, node="n", reason="the operator asked", kind=kind)
+    cut = next(i for i, e in enumerate(EVENTS) if e["event"] == "worker_lost")
+    before = history(events=[*EVENTS[:cut], asked], metrics=METRICS[:1])
+    shown = status_of(before)
+    assert [(w.state, w.lost_count) for w in shown.workers] == [(kind, 0), ("training", 0)]
+    assert shown.message == f"n/0 was {kind}: the operator asked"
+    report = build_report(before)
+    assert (report.faults.workers_lost, report.faults.left_by_kind, report.faults.each) == (0, {kind: 1}, ())
+    assert tokens_at_losses(before.events, METRICS[:1]) == []
+    without = status_of(history(events=EVENTS[:cut], metrics=METRICS[:1]))
+    assert plain_lines(without, shown)[0] == f"worker n/0 was {kind}"
 
 
 def test_an_event_of_a_newer_version_is_passed_over() -> None:

@@ -19,6 +19,7 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunStarted,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
 )
 from planetary.fabric.protocol.run_fold import RunFold
@@ -66,7 +67,9 @@ def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[RunF
             STARTED,
             joined("a"),
             joined("b"),
+            joined("c"),
             WorkerLost(worker="b", reason="cut", node="n", pid=1),
+            WorkerLeft(worker="c", reason="drained by lab", node="n", pid=2, kind="drained"),
             EvalFinished(version=0, loss=4.0, batches=1),
             RunFinished(round=0, ok=False, reason="stopped by SIGINT", kind="stopped"),
         ],
@@ -74,7 +77,7 @@ def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[RunF
     )
     assert (state.run, state.rounds) == ("r", 3)
     assert list(state.members) == ["a"]
-    assert state.losses == {"b": 1}
+    assert (state.losses, state.left) == ({"b": 1}, {"c": "drained"})
     assert state.evals == {0: 4.0}
     assert state.ended is not None
     assert state.ended.kind == "stopped"

@@ -29,6 +29,23 @@ def journal(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "runs" / "site.jsonl").read_text().splitlines()]
 
 
+def departures(folder: Path, run: str) -> list[tuple[str, str, str]]:
+    """Return the event, the kind and the worker of each departure from a run."""
+    lines = [json.loads(line) for line in (folder / "runs" / run / "events.jsonl").read_text().splitlines()]
+    gone = ("worker_lost", "worker_left", "worker_banned")
+    return [(one["event"], one["kind"], one["worker"]) for one in lines if one["event"] in gone]
+
+
+async def have_joined(site: Running, folder: Path, run: str, count: int) -> None:
+    """Wait until a run's workers have joined so often."""
+    path = folder / "runs" / run / "events.jsonl"
+
+    async def holds() -> bool:
+        return path.exists() and path.read_text().count('"worker_joined"') >= count
+
+    await site.until(holds)
+
+
 def test_workers_wait_for_a_job_and_go_on_with_the_next(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         for name in ("a", "b"):
@@ -47,9 +64,9 @@ def test_workers_wait_for_a_job_and_go_on_with_the_next(tmp_path: Path) -> None:
 def test_a_served_model_gets_one_of_two_workers_and_gives_it_back_when_it_is_over(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         for name in ("a", "b"):
-            site.join(name)
+            site.join(name, answers=True)
         await site.submit()
-        await works_for(site, a="toy", b="toy")
+        await have_joined(site, tmp_path, "toy", 2)
         serving = await site.submit(name="toy-serve")
         assert (serving["controller"], serving["priority"]) == ("inference", 100)
         await works_for(site, a="toy-serve", b="toy")
@@ -65,15 +82,16 @@ def test_a_served_model_gets_one_of_two_workers_and_gives_it_back_when_it_is_ove
     ]
     assert ("a", "toy", "toy-serve") in moves
     assert all(one["why"] for one in journal(tmp_path) if one["event"] == "worker_moved" and one["target"])
-    lost = [json.loads(line) for line in (tmp_path / "runs" / "toy" / "events.jsonl").read_text().splitlines()]
-    assert [one for one in lost if one["event"] == "worker_banned"] == []
+    gone = departures(tmp_path, "toy")
+    assert ("worker_left", "moved", "a") in gone
+    assert [one for one in gone if one[0] == "worker_lost"] == []
 
 
 def test_a_drained_worker_is_kept_from_runs_and_comes_back_when_released(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
-        site.join("node/a")
+        site.join("node/a", answers=True)
         await site.submit()
-        await works_for(site, **{"node/a": "toy"})
+        await have_joined(site, tmp_path, "toy", 1)
         drained = await site.post("/v1/workers/node/a/drain")
         assert (drained.status_code, drained.json()["drained"]) == (202, True)
         await works_for(site, **{"node/a": ""})
@@ -81,7 +99,7 @@ def test_a_drained_worker_is_kept_from_runs_and_comes_back_when_released(tmp_pat
         restart = await site.post("/v1/workers/node/a/restart")
         assert restart.status_code == 409
         await site.post("/v1/workers/node/a/release")
-        await works_for(site, **{"node/a": "toy"})
+        await have_joined(site, tmp_path, "toy", 2)
         role = await site.client.put("/v1/workers/node/a/role", json={"controller": "inference"})
         assert role.json()["controller"] == "inference"
         await works_for(site, **{"node/a": ""})
@@ -93,6 +111,7 @@ def test_a_drained_worker_is_kept_from_runs_and_comes_back_when_released(tmp_pat
         "worker_drained",
         "worker_released",
     ]
+    assert departures(tmp_path, "toy") == [("worker_left", kind, "node/a") for kind in ("drained", "moved")]
 
 
 def test_a_worker_whose_role_no_run_has_waits(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _RUN_STYLE = {
     "failed": "bold red",
     "stopped": "yellow",
 }
-_WORKER_STYLE = {
+WORKER_STYLE = {
     "starting": "cyan",
     "fetching": "cyan",
     "ready": "blue",
@@ -35,6 +35,9 @@ _WORKER_STYLE = {
     "serving": "green",
     "lost": "bold red",
     "stopped": "dim",
+    "moved": "dim",
+    "drained": "dim",
+    "restarted": "cyan",
 }
 _MAX_WORKERS_SHOWN = 12  # more than that, and only the ones that need attention come first
 
@@ -162,7 +165,7 @@ def _workers(status: RunStatus) -> RenderableType:
         busy = worker.state == "training"
         table.add_row(
             Text(one_line(worker.name)),
-            Text(f"● {worker.state}", style="yellow" if worker.slow else _WORKER_STYLE[worker.state]),
+            Text(f"● {worker.state}", style="yellow" if worker.slow else WORKER_STYLE[worker.state]),
             str(worker.round) if worker.round else "-",
             f"{worker.step}/{status.inner_steps}" if busy and status.inner_steps else "-",
             human.loss(worker.loss if busy else None),

@@ -160,6 +160,8 @@ def _news(event: Event) -> str:
     match event.get("event"):
         case "worker_lost":
             return f"{event['worker']} was lost: {reason}"
+        case "worker_left":
+            return f"{event['worker']} was {event['kind']}: {reason}"
         case "worker_refused":
             return f"{event['worker']} is refused: {reason}"
         case "delta_rejected":
@@ -201,6 +203,8 @@ def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, 
             new = msgspec.structs.replace(old, state="stopped", pid=pid)
         case "worker_lost":
             new = msgspec.structs.replace(old, state="lost", lost_count=old.lost_count + 1, slow="")
+        case "worker_left":
+            new = msgspec.structs.replace(old, state=event["kind"], slow="")
         case "worker_slow":
             new = msgspec.structs.replace(old, slow=event.get("reason", ""))
         case "worker_recovered":

@@ -160,6 +160,7 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float  # for which rounds waited for it alone, sum
     version_lag: float | None  # versions that its parameters were behind the newest, mean
     lost: int  # how often
+    left: int  # how often it was moved, drained or restarted
     slow_rounds: int  # between a mark and its end, with the round of the mark
     slow: str  # why it was slow when it was marked last; "": it never was
 
@@ -193,6 +194,7 @@ def _part(name: str, events: Sequence[Event], metrics: Sequence[RoundMetrics]) -
         waited_s=sum(value or 0.0 for value in each("waited_s")),
         version_lag=mean(each("version_lag")),
         lost=sum(e.get("event") == "worker_lost" for e in events),
+        left=sum(e.get("event") == "worker_left" for e in events),
         slow_rounds=_slow_rounds(events, metrics[-1].round if metrics else 0),
         slow=next((e.get("reason", "") for e in reversed(events) if e.get("event") == "worker_slow"), ""),
     )
@@ -210,7 +212,7 @@ def _slow_rounds(events: Sequence[Event], last: int) -> int:
         match event.get("event"):
             case "worker_slow":
                 since = lease_round
-            case "worker_recovered" | "worker_lost" if since is not None:
+            case "worker_recovered" | "worker_lost" | "worker_left" if since is not None:
                 rounds, since = rounds + lease_round - since, None
     return rounds + (0 if since is None else last + 1 - since)
 
@@ -256,6 +258,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     """Faults and recoveries. Durations count from the loss of the worker."""
 
     workers_lost: int
+    lost_by_kind: dict[str, int]  # `Loss`; "": the journal of an older planetary
+    left_by_kind: dict[str, int]  # `Leave`: departures in good order, which are no faults
     workers_joined: int  # first joins and returns
     leases_returned: int
     deltas_rejected: int
@@ -435,10 +439,15 @@ def _faults(events: Sequence[Event], inner_steps: int) -> Faults:
     def number_of(name: str) -> int:
         return sum(event.get("event") == name for event in events)
 
+    def by_kind(name: str) -> dict[str, int]:
+        return dict(Counter(str(event.get("kind", "")) for event in events if event.get("event") == name))
+
     each, lost = recoveries(events), losses(events, inner_steps)
     seen = {(r.worker, r.lost_at): r.detected_s for r in each if r.detected_s is not None}
     return Faults(
         workers_lost=number_of("worker_lost"),
+        lost_by_kind=by_kind("worker_lost"),
+        left_by_kind=by_kind("worker_left"),
         workers_joined=number_of("worker_joined"),
         leases_returned=number_of("lease_returned"),
         deltas_rejected=number_of("delta_rejected"),

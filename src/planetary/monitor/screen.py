@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, get_args
 
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import FINAL_STATES, RunStatus
+from planetary.fabric.protocol.status import FINAL_STATES, Leave, RunStatus
 from planetary.monitor import human_numbers as human
 
+_LEFT = frozenset(get_args(Leave))
 _PRESENT = frozenset({"ready", "training", "evaluating", "serving"})
 
 
@@ -63,9 +64,11 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
         old = known.get(worker.name)
         if worker.lost_count > (old.lost_count if old else 0):
             lines.append(f"worker {worker.name} was lost (pid {old.pid if old else worker.pid})")
+        elif worker.state in _LEFT and (old is None or old.state != worker.state):
+            lines.append(f"worker {worker.name} was {worker.state}")
         if worker.slow and not (old and old.slow):
             lines.append(f"worker {worker.name} is slow: {worker.slow}")
-        elif old and old.slow and not worker.slow and worker.state != "lost":
+        elif old and old.slow and not worker.slow and worker.state in _PRESENT:
             lines.append(f"worker {worker.name} is not slow any more")
         here = worker.state in _PRESENT
         was_here = old is not None and old.state in _PRESENT

@@ -577,7 +577,7 @@ class Site:
                     log.info("worker %s leaves %s: %s", instruction.worker, instruction.run, instruction.why)
                     run = self.runs.get(instruction.run)
                     if run is not None:
-                        run.gateway.let_go(instruction.worker, f"moved: {instruction.why}")
+                        run.gateway.let_go(instruction.worker, instruction.why, instruction.kind)
 
     def _place(self, place: PlaceWorker) -> None:
         if place.run != place.source and self._only is None:

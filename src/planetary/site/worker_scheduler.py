@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from planetary.fabric.protocol.status import Leave
 from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import check_invariants
 
@@ -89,6 +90,7 @@ class Recall(Instruction, frozen=True):
     worker: str
     run: str
     why: str
+    kind: Leave
 
 
 class SeenWorker(msgspec.Struct):
@@ -322,7 +324,8 @@ class WorkerScheduler:
                 self._out.append(PlaceWorker(one.worker, one.goal, source, one.why))
             elif one.at != one.goal and not one.recalled:
                 one.recalled = True
-                self._out.append(Recall(one.worker, one.at, self._reason(one)))
+                kind = "drained" if one.worker in self._drained else "moved"
+                self._out.append(Recall(one.worker, one.at, self._reason(one), kind))
 
     def _reason(self, one: SeenWorker) -> str:
         if one.goal == IDLE:

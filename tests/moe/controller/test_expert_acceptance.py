@@ -267,12 +267,6 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
         check_equal(found.moments, start.expert_moments[layer])
 
 
-def lags(cluster: MixtureStage, updates: list[ExpertsAdvanced]) -> list[int]:
-    """Return how many versions the experts had moved on when an update of them was judged."""
-    made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, mm.OfferSketches)}
-    return [one.version - (one.accepted > 0) - made_with[one.shard, one.layer, one.step] for one in updates]
-
-
 def test_work_that_lags_behind_by_more_than_the_window_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,8 +288,13 @@ def test_work_that_lags_behind_by_more_than_the_window_is_refused(
     cluster.until(lambda: check_answers(cluster) or cluster.finished is not None)
     assert cluster.finish().ok
     given_up = [i.lease.work for i in cluster.asked if isinstance(i, EndWork) and not (i.result or i.again)]
+    made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, mm.OfferSketches)}
     updates = of_kind(cluster, ExpertsAdvanced)
-    assert max(lags(cluster, updates)) <= plan.window
+    lags = [
+        record.version - (record.accepted > 0) - made_with[record.shard, record.layer, record.step]
+        for record in updates
+    ]
+    assert max(lags) <= plan.window
     assert max(record.step for record in updates) > 20
     assert len(given_up) > plan.window
     stale = cluster.controller.rounds.updates.get("stale", 0)
@@ -318,16 +317,13 @@ def test_an_update_of_another_shape_is_refused_before_anything_of_that_shape_is_
 @pytest.mark.slow
 def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_path: Path) -> None:
     """Without surrogates nothing makes a composer wait for them with its first step."""
-    plan = make_plan(
-        tmp_path, steps=8, pace="lockstep", rank=0, sketches="owner", acceptance=Policy(norm_ratio=10, window=1)
-    )
+    policy = Policy(norm_ratio=10, window=0)
+    plan = make_plan(tmp_path, steps=8, pace="lockstep", rank=0, sketches="owner", acceptance=policy)
     cluster = MixtureStage(tmp_path, plan, seed=1)
     for name in "abw":
         cluster.start(name).slow(down_s=3.0)
     assert cluster.finish().ok
-    updates = of_kind(cluster, ExpertsAdvanced)
-    assert len(updates) == 8 * plan.training.composers
-    assert set(lags(cluster, updates)) == {0}
+    assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
 
 
 def test_failed_work_ends_a_run_in_lock_step_and_is_answered_otherwise(

@@ -193,7 +193,7 @@ def test_another_composer_adopts_a_shard_where_that_is_allowed() -> None:
 def test_an_unasked_merge_is_a_local_error() -> None:
     with pytest.raises(LocalProtocolError, match="not asked for"):
         two().handle(Merged(Tier.ROUTER, 0, 1), 1)
-    with pytest.raises(UserError, match="shards: expected a whole number >= 1, found 0"):
+    with pytest.raises(UserError, match="at least 1"):
         SyncPolicy(shards=0, fragments={})
     with pytest.raises(UserError, match="none adopts another's shard"):
         replace(TWICE, max_shards=2)

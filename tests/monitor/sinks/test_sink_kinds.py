@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sink_story import FULL, LOST, RESUMED, line, run_in, send
+from sink_story import FULL, LEFT, LOST, RESUMED, line, run_in, send
 
 from planetary.core.configuration.sinks import (
     MlflowSink,
@@ -89,7 +89,7 @@ def hook() -> Iterator[Hook]:
 def test_a_webhook_posts_the_chosen_events(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANETARY_TEST_HOOK", hook.url)
     sink = Webhook(WebhookSink(url_env="PLANETARY_TEST_HOOK"))
-    send(sink, run_in(tmp_path), range(1, 3), LOST, RESUMED, FULL)
+    send(sink, run_in(tmp_path), range(1, 3), LOST, LEFT, RESUMED, FULL)
     assert [path for path, _ in hook.posts] == ["/T0/secret"] * 3
     lost, full, ended = [body for _, body in hook.posts]
     assert lost == {
@@ -102,6 +102,7 @@ def test_a_webhook_posts_the_chosen_events(tmp_path: Path, hook: Hook, monkeypat
         "node": "n",
         "reason": "killed by signal 9",
         "silent_s": 0.25,
+        "kind": "crashed",
     }
     assert full["text"] == "demo: checkpoint of round 1 failed: No space left on device"
     assert (ended["event"], ended["ok"], ended["round"]) == ("run_finished", True, 2)

@@ -11,6 +11,7 @@ from planetary.core.configuration.ranges import Positive, Text
 WebhookEvent = Literal[
     "worker_joined",
     "worker_lost",
+    "worker_left",
     "worker_slow",
     "worker_recovered",
     "checkpoint_failed",

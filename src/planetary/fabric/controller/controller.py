@@ -234,7 +234,7 @@ class Controller(RunController[RoundsDesk]):
     def _why_nothing_goes_on(self) -> str:
         stall = self.training.stall or self.topology.stall
         if stall or self.desk.ready_workers():
-            return stall
+            return stall if self.desk.workers or not stall else f"{stall}{self.membership.absences}"
         return self.membership.whom_we_wait_for()
 
     def _advance(self, now: float) -> bool:
@@ -310,13 +310,14 @@ class Controller(RunController[RoundsDesk]):
         for name, reason in (*self.topology.take_refused(), *self.evaluation.take_refused()):
             worker = by_name.get(name)
             if worker is not None and self.membership.distrusted(worker, self.state.refusals[name], reason):
-                self._lose(worker, self.membership.banned[name], now)
+                self._lose(worker, self.membership.banned[name], "banned", now)
         for name in self.guard.take_guilty():
             if name in by_name and by_name[name].session in self.desk.workers:
                 reason = f"worker {name}: it got NaN from parameters that others could begin from"
                 self._strike(by_name[name], reason, "numerics", now)
         for worker in self.training.leases.unresponsive():
-            self._lose(worker, f"no sign of it in {worker.unanswered} leases in a row: it has to connect again", now)
+            why = f"no sign of it in {worker.unanswered} leases in a row: it has to connect again"
+            self._lose(worker, why, "stuck", now)
 
     def _retreats(self) -> bool:
         """Go back when parameters are of no use, as soon as nothing is made of them; return whether the run does."""
@@ -370,7 +371,7 @@ class Controller(RunController[RoundsDesk]):
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """Count a failed send against the worker: the gateway's disk or data is at fault, but retries must end."""
         if not self._strike(worker, f"the data of {worker.worker} cannot be sent: {reason}", "data", now):
-            self._lose(worker, reason, now)
+            self._lose(worker, reason, "disconnected", now)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.training.leases.pace.forget(worker.worker)

@@ -14,10 +14,12 @@ from planetary.fabric.protocol.records import (
     EndKind,
     WorkerBanned,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
     WorkerRefused,
 )
 from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerSession
+from planetary.fabric.protocol.status import Departure
 from planetary.machine.events import Close
 
 MOST_TARGETS = (
@@ -217,22 +219,22 @@ class Membership:
                         return worker
         return None
 
-    def remove(self, worker: WorkerSession, reason: str, now: float, silent_s: float | None = None) -> None:
+    def remove(
+        self, worker: WorkerSession, reason: str, kind: Departure, now: float, silent_s: float | None = None
+    ) -> None:
         """The worker is gone; its last sign of life was `silent_s` ago, None: its last message."""
         del self._desk.workers[worker.session]
         if not self._desk.workers:
             self.deserted_at = now
         self._desk.out.append(Close(worker.session, reason))
-        if worker.ready:
-            self._desk.append(
-                WorkerLost(
-                    worker=worker.worker,
-                    pid=worker.pid,
-                    node=worker.node,
-                    reason=reason,
-                    silent_s=now - worker.heard_at if silent_s is None else silent_s,
-                )
-            )
+        if not worker.ready:
+            return
+        name, pid, node = worker.worker, worker.pid, worker.node
+        if kind in ("moved", "drained", "restarted"):
+            self._desk.append(WorkerLeft(worker=name, pid=pid, node=node, reason=reason, kind=kind))
+            return
+        silent_s = now - worker.heard_at if silent_s is None else silent_s
+        self._desk.append(WorkerLost(worker=name, pid=pid, node=node, reason=reason, silent_s=silent_s, kind=kind))
 
     def succeeded(self, worker: WorkerSession) -> None:
         """The worker finished a task well: earlier failures are forgotten."""
@@ -302,10 +304,11 @@ class Membership:
         """Whether only banned workers are left, no other is connected, and other workers would fare no better.
 
         A target that cannot be compiled or a device that computes wrongly says nothing about the workers to come:
-        unless there are none, the run waits for them until its desertion deadline.
+        unless there are none, the run waits for them until its desertion deadline. Workers that were moved or drained
+        come back when a person or the site's scheduler decides.
         """
         others = [s for s in self._desk.supervisors.values() if s.worker not in self.banned]
-        only_banned = bool(self.banned) and not self._desk.workers and not others
+        only_banned = bool(self.banned) and not self._desk.workers and not others and not self.away
         return only_banned and not self.others_may_do_better
 
     @property
@@ -315,9 +318,17 @@ class Membership:
 
     @property
     def desertion_deadline(self) -> float | None:
-        """When the run ends because no worker is connected (monotonic seconds); None while one is, or never."""
+        """When the run ends because no worker is connected (monotonic seconds); None while one is, or never.
+
+        A run whose workers were moved or drained is not deserted: it waits for them.
+        """
         limit_s = self._desk.policy.abandon_after_s
-        return self.deserted_at + limit_s if self.deserted_at is not None and limit_s > 0 else None
+        return self.deserted_at + limit_s if self.deserted_at is not None and limit_s > 0 and not self.away else None
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Workers that were moved or drained and are not back: name -> which of both."""
+        return {name: kind for name, kind in sorted(self._desk.state.left.items()) if kind != "restarted"}
 
     @property
     def desertion(self) -> str:
@@ -349,8 +360,15 @@ class Membership:
         if coming:
             return f"waiting for {', '.join(coming)} to start"
         if self.banned:
-            return f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
-        return "waiting for a worker to connect"
+            why = f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
+        else:
+            why = "waiting for a worker to connect"
+        return f"{why}{self.absences}"
+
+    @property
+    def absences(self) -> str:
+        """Which workers were moved or drained, behind the reason of a stall."""
+        return "".join(f"; {name} was {kind}" for name, kind in self.away.items())
 
     def _offer_job(self, worker: WorkerSession, now: float) -> None:
         digest = self._artifacts[_target(worker)]

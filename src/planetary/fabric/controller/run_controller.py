@@ -18,6 +18,7 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
 from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.status import Departure
 from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
 
@@ -115,7 +116,8 @@ class RunController(ABC, Generic[DeskT]):
         names = [worker.worker for worker in workers]
         yield len(set(names)) == len(names), f"a worker has two connections: {sorted(names)}"
         deserted = self.desk.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None
-        yield bool(workers) or not deserted, "no worker is connected, and nothing ends the wait for one"
+        awaited = bool(workers) or bool(self.membership.away)
+        yield awaited or not deserted, "no worker is connected, and nothing ends the wait for one"
 
     def _waits(self) -> Iterable[Wait]:
         """Return the waits for workers that have to show progress."""
@@ -141,7 +143,7 @@ class RunController(ABC, Generic[DeskT]):
 
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """The tensors of a message could not be read."""
-        self._lose(worker, reason, now)
+        self._lose(worker, reason, "disconnected", now)
 
     def _is_idle(self, worker: WorkerSession) -> bool:
         """Whether a worker can go without anything being computed again, or as far as it ever can."""
@@ -174,7 +176,9 @@ class RunController(ABC, Generic[DeskT]):
             case e.Closed():
                 self.desk.forget(event.session)
                 if event.session in self.desk.workers:
-                    self._lose(self.desk.workers[event.session], event.reason, now, event.silent_s)
+                    silent = event.silent_s is not None and event.silent_s >= self.desk.policy.silent_after_s
+                    kind = "silent" if silent else "disconnected"
+                    self._lose(self.desk.workers[event.session], event.reason, kind, now, event.silent_s)
             case e.PayloadSent():
                 if self.desk.payload_sent(event.session, event.message):
                     self._payload_sent(event.session, now)
@@ -187,15 +191,15 @@ class RunController(ABC, Generic[DeskT]):
             case e.CompileFailed():
                 self.membership.compile_failed(event)
                 for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
-                    self._lose(worker, event.reason, now)
+                    self._lose(worker, event.reason, "refused", now)
             case e.StopRequested():
                 self._stop(event.reason)
             case e.LetGo():
                 for worker in self._named(event.worker):
-                    worker.leaving = event.reason
+                    worker.leaving, worker.leaves_as = event.reason, event.kind
             case e.RestartRequested():
                 for worker in self._named(event.worker):
-                    self._restart(worker, event.reason, now)
+                    self._restart(worker, event.reason, "restarted", now)
             case _:
                 self._take_event(event, now)
 
@@ -208,14 +212,14 @@ class RunController(ABC, Generic[DeskT]):
             return
         if isinstance(message, m.Hello):
             for replaced in self.membership.hello(session, message, now):
-                self._lose(replaced, "replaced by a newer connection of the same worker", now)
+                self._lose(replaced, "replaced by a newer connection of the same worker", "replaced", now)
             if session in self.desk.workers:
                 self.desk.workers[session].address, self.desk.workers[session].heard_at = event.host, now
                 self._greeted(self.desk.workers[session], now)
         elif session in self.desk.supervisors:
             ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
             if ended is not None and isinstance(message, m.WorkerExited):
-                self._lose(ended, message.reason, now)
+                self._lose(ended, message.reason, "crashed", now)
         self._drop_attachment(event)
 
     def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
@@ -224,11 +228,11 @@ class RunController(ABC, Generic[DeskT]):
                 self.membership.fetch(worker, message)
             case m.DeviceRefused():
                 self.membership.refuse_worker(worker, message.reason)
-                self._lose(worker, message.reason, now)
+                self._lose(worker, message.reason, "refused", now)
             case m.TaskFailed():
                 self._take_failure(worker, message, now)
             case m.Goodbye():
-                self._lose(worker, message.reason, now)
+                self._lose(worker, message.reason, "ended", now)
             case _:
                 self._take_message(worker, event, now)
 
@@ -254,7 +258,7 @@ class RunController(ABC, Generic[DeskT]):
         stuck = {wait.session: wait.why(now) for wait in self._waits() if now >= wait.until}
         for session, why in stuck.items():
             if session in self.desk.workers:  # restarting one may end the run, or cost others their tasks
-                self._restart(self.desk.workers[session], why, now)
+                self._restart(self.desk.workers[session], why, "stuck", now)
         return bool(stuck)
 
     # --- workers ----------------------------------------------------------------------------------------------
@@ -267,23 +271,25 @@ class RunController(ABC, Generic[DeskT]):
         idle = [worker for worker in self.desk.workers.values() if worker.leaving and self._is_idle(worker)]
         for worker in idle:
             self.membership.let_supervisor_go(worker)
-            self._lose(worker, worker.leaving, now)
+            self._lose(worker, worker.leaving, worker.leaves_as, now)
         return bool(idle)
 
-    def _lose(self, worker: WorkerSession, reason: str, now: float, silent_s: float | None = None) -> None:
-        self.membership.remove(worker, reason, now, silent_s)
+    def _lose(
+        self, worker: WorkerSession, reason: str, kind: Departure, now: float, silent_s: float | None = None
+    ) -> None:
+        self.membership.remove(worker, reason, kind, now, silent_s)
         self._lost(worker, reason, now)
 
-    def _restart(self, worker: WorkerSession, reason: str, now: float) -> None:
+    def _restart(self, worker: WorkerSession, reason: str, kind: Departure, now: float) -> None:
         """Replace a worker's process."""
         self.membership.restart(worker, reason)
-        self._lose(worker, reason, now)
+        self._lose(worker, reason, kind, now)
 
     def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> bool:
         """Count a failed task; return whether it was one too many, after which the worker is gone."""
         if not self.membership.failed(worker, reason, kind):
             return False
-        self._lose(worker, self.membership.banned[worker.worker], now)
+        self._lose(worker, self.membership.banned[worker.worker], "banned", now)
         return True
 
     def _record_failure(self, worker: WorkerSession, failure: m.TaskFailed, round_: int) -> EndKind:

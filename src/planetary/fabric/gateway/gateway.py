@@ -44,7 +44,7 @@ from planetary.fabric.protocol.records import (
     RunStarted,
     StepReplaced,
 )
-from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
+from planetary.fabric.protocol.status import MOST_EVENTS, Leave, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import WorkerTraffic
 from planetary.fabric.shell.shell import Answer, Background, Read, ServerShell, SessionTerms, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
@@ -374,9 +374,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         if self._shell is not None:
             self._shell.post(e.StopRequested(reason))
 
-    def let_go(self, worker: str, reason: str) -> None:
+    def let_go(self, worker: str, reason: str, kind: Leave = "moved") -> None:
         """End a worker's connection as soon as it has finished its task. Called on the event loop."""
-        self._ask(e.LetGo(worker, reason))
+        self._ask(e.LetGo(worker, reason, kind))
 
     def restart_worker(self, worker: str, reason: str) -> None:
         """Replace a worker's process now. Called on the event loop."""

@@ -98,13 +98,13 @@ def ended_as(ended: RunFinished | None) -> RunState | None:
     return "finished" if ended.ok else "stopped" if ended.kind == "stopped" else "failed"
 
 
-def workers_seen(
-    desk: AnyDesk, losses: Mapping[str, int], describe: Callable[[WorkerSession], WorkerStatus]
-) -> tuple[WorkerStatus, ...]:
-    """Return every worker by name: lost, known from its supervisor only, or connected."""
+def workers_seen(desk: AnyDesk, describe: Callable[[WorkerSession], WorkerStatus]) -> tuple[WorkerStatus, ...]:
+    """Return every worker by name: lost, gone in good order, known from its supervisor only, or connected."""
     found: dict[str, WorkerStatus] = {}
-    for name, count in losses.items():
-        found[name] = WorkerStatus(name=name, node="", pid=0, state="lost", lost_count=count)
+    losses, left = desk.state.losses, desk.state.left
+    for name in {**losses, **left}:
+        how: WorkerState = left.get(name, "lost")
+        found[name] = WorkerStatus(name=name, node="", pid=0, state=how, lost_count=losses.get(name, 0))
     for supervisor in desk.supervisors.values():
         state: WorkerState = "starting" if supervisor.restart_expected else "stopped"
         found[supervisor.worker] = WorkerStatus(
@@ -135,7 +135,7 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
         stage_since=since,
         round=state.open.round if state.open is not None else state.round,
         reducing=state.closing.round if state.closing is not None else 0,
-        workers=workers_seen(controller.desk, state.losses, partial(_worker, gateway, controller)),
+        workers=workers_seen(controller.desk, partial(_worker, gateway, controller)),
         learning_rate=_learning_rate(controller),
         checkpoint_round=state.durable_round,
         checkpoint_at=gateway.checkpoint_at,

@@ -15,7 +15,7 @@ from planetary.fabric.protocol.changes import (  # noqa: F401  # the same: contr
     ParametersOf,
 )
 from planetary.fabric.protocol.records import EndKind, Mark
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fabric.protocol.status import Leave, RoundMetrics
 from planetary.machine.events import (  # noqa: F401  # this module is all that the fabric's machines speak
     Append,
     Close,
@@ -179,6 +179,7 @@ class LetGo(Event, frozen=True):
 
     worker: str
     reason: str
+    kind: Leave = "moved"
 
 
 class RestartRequested(Event, frozen=True):

@@ -28,6 +28,8 @@ def news_of(record: Record) -> str:
             return f"worker {record.worker} is forgiven, and its name may belong to another machine"
         case r.WorkerLost():
             return f"worker {record.worker} lost: {record.reason}"
+        case r.WorkerLeft():
+            return f"worker {record.worker} was {record.kind}: {record.reason}"
         case r.WorkerSlow():
             return f"worker {record.worker} is slow: {record.reason}"
         case r.WorkerRecovered():

@@ -22,7 +22,7 @@ from planetary.core.errors import (
 )
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.judgement import Measure
-from planetary.fabric.protocol.status import ContributionMetrics, MergedMetrics
+from planetary.fabric.protocol.status import ContributionMetrics, Leave, Loss, MergedMetrics
 from planetary.machine.journal import Record
 
 
@@ -137,6 +137,17 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     node: str
     reason: str
     silent_s: float | None = None  # since its last sign of life, of whatever kind is known; None: an older journal
+    kind: Loss = ""
+
+
+class WorkerLeft(Record, frozen=True, kw_only=True, tag="worker_left"):
+    """A worker that had joined is gone because it was asked to go; no fault of its own, and no loss."""
+
+    worker: str
+    pid: int
+    node: str
+    reason: str
+    kind: Leave
 
 
 class WorkerSlow(Record, frozen=True, kw_only=True, tag="worker_slow"):
@@ -447,6 +458,7 @@ AnyRecord = (
     | WorkerBanned
     | WorkerForgiven
     | WorkerLost
+    | WorkerLeft
     | WorkerSlow
     | WorkerRecovered
     | RoundStarted

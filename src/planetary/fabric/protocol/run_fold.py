@@ -17,13 +17,15 @@ from planetary.fabric.protocol.records import (
     WorkerBanned,
     WorkerForgiven,
     WorkerJoined,
+    WorkerLeft,
     WorkerLost,
 )
+from planetary.fabric.protocol.status import Leave
 from planetary.machine.journal import Record
 
 
 class Member(msgspec.Struct):
-    """A worker that joined and is not lost."""
+    """A worker that joined and is there."""
 
     worker: str
     pid: int
@@ -51,8 +53,9 @@ class RunFold(msgspec.Struct):
         rounds: that it is to have.
         round: the last finished one.
         tokens_total: target tokens of the finished rounds.
-        members: workers that joined and are not lost, by name.
+        members: workers that joined and are there, by name.
         losses: how many times each worker was lost.
+        left: how each worker went that went in good order and is not back.
         keys: public key of the machine that a worker's name belongs to.
         bans: of workers that are not used any more, by name. Those for a worker's contributions outlast a resume.
         evals: held-out loss, by version.
@@ -66,6 +69,7 @@ class RunFold(msgspec.Struct):
     tokens_total: int = 0
     members: dict[str, Member] = {}
     losses: dict[str, int] = {}
+    left: dict[str, Leave] = {}
     keys: dict[str, str] = {}
     bans: dict[str, Ban] = {}
     evals: dict[int, float] = {}
@@ -82,17 +86,21 @@ class RunFold(msgspec.Struct):
         match record:
             case RunStarted() | RunResumed():
                 self.run, self.rounds = record.run, record.rounds
-                self.members, self.ended = {}, None
+                self.members, self.left, self.ended = {}, {}, None
                 self.bans = {name: ban for name, ban in self.bans.items() if ban.lasting}
             case WorkerJoined():
                 if record.identity:
                     self.keys[record.worker] = record.identity
+                self.left.pop(record.worker, None)
                 self.members[record.worker] = Member(
                     record.worker, record.pid, record.node, record.backend, record.target
                 )
             case WorkerLost():
                 self.members.pop(record.worker, None)
                 self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
+            case WorkerLeft():
+                self.members.pop(record.worker, None)
+                self.left[record.worker] = record.kind
             case WorkerBanned():
                 self.bans[record.worker] = Ban(
                     record.worker, record.kind, record.reason, record.identity, record.invite, record.lasting

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from planetary.fabric.protocol.status import Leave
 from planetary.machine.state_table import Table, advance
 
 MOST_UNANSWERED = 3
@@ -92,6 +93,7 @@ class WorkerSession(msgspec.Struct):
     chosen: str = ""  # why its machine chose the backend, in words
     roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
     leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
+    leaves_as: Leave = "moved"  # if it does
     verified: str = ""  # result of that comparison, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     address: str = ""  # that it connected from

@@ -30,6 +30,7 @@ from planetary.fabric.protocol.records import (
     RunStarted,
     StepReplaced,
     VersionAdopted,
+    WorkerLeft,
     WorkerLost,
     WorkerRecovered,
     WorkerSlow,
@@ -208,7 +209,7 @@ class ControllerState(RunFold):
                 self.lengths = {}
             case WorkerSlow():
                 self.slow[record.worker] = record.reason
-            case WorkerRecovered() | WorkerLost():
+            case WorkerRecovered() | WorkerLost() | WorkerLeft():
                 self.slow.pop(record.worker, None)
             case LeaseAssigned():
                 _assign(self, record)

@@ -18,9 +18,22 @@ RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "
 """preparing: data, export, compilation; waiting: too few workers for a round; training: a round is open;
 finishing: last evaluation and pictures; finished, failed and stopped are final."""
 
-WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "serving", "lost", "stopped"]
+Loss = Literal["", "crashed", "silent", "disconnected", "stuck", "refused", "banned", "replaced", "ended"]
+"""How a worker was lost. crashed: its process ended; silent: nothing came from it for too long; disconnected: its
+connection ended, or data for it could not be read; stuck: it made no progress, or failed, and its process is replaced;
+refused: its device computes wrongly; banned: it is not used any more; replaced: by a newer connection of its own;
+ended: it took its leave; "": the journal of an older planetary."""
+
+Leave = Literal["moved", "drained", "restarted"]
+"""How a worker left in good order. moved: the site's scheduler needs it elsewhere; drained: by the operator; restarted:
+its process is replaced at the operator's request."""
+
+Departure = Literal[Loss, Leave]
+"""How a worker went that had joined."""
+
+WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "serving", "lost", "stopped", Leave]
 """starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
-come back; stopped: it ended on purpose."""
+come back; stopped: it ended on purpose; the others: see `Leave`."""
 
 MOST_EVENTS = 100  # in a status
 

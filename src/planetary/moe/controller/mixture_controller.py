@@ -187,7 +187,7 @@ class MixtureController(RunController[MixtureDesk]):
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
         kind = self._record_failure(worker, failure, self.state.round + 1)
         if not self._strike(worker, f"worker {worker.worker}: {failure.reason}", kind, now):
-            self._restart(worker, failure.reason, now)
+            self._restart(worker, failure.reason, "stuck", now)
 
     def _send_experts(self, shard: int, layer: int) -> None:
         """Answer a sketch."""

@@ -20,7 +20,6 @@ from enum import StrEnum
 
 import msgspec
 
-from planetary.core.configuration.ranges import Count, NotNegative, check_ranges
 from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.machine.events import Event, Instruction, Tick
@@ -46,17 +45,19 @@ class SyncPolicy(msgspec.Struct, frozen=True):
             it is there again.
     """
 
-    shards: Count
-    fragments: dict[Tier, Count]
-    quorum: Count = MoeConfig().quorum
-    grace_s: NotNegative = 30.0
-    max_shards: Count = 1
-    return_s: NotNegative = 30.0
-    replicas: Count = MoeConfig().replicas
+    shards: int
+    fragments: dict[Tier, int]
+    quorum: int = MoeConfig().quorum
+    grace_s: float = 30.0
+    max_shards: int = 1
+    return_s: float = 30.0
+    replicas: int = MoeConfig().replicas
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that cannot be."""
-        check_ranges(self)
+        counts = (self.shards, self.quorum, self.max_shards, self.replicas, *self.fragments.values())
+        if min(counts) < 1 or min(self.grace_s, self.return_s) < 0:
+            raise UserError(f"a syncer needs counts of at least 1 and grace times of at least 0 s, found {self}")
         if self.replicas > 1 and self.max_shards > 1:
             raise UserError(
                 f"the {self.replicas} owners of an expert are different composers, so none adopts another's shard: "

@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.ranges import Count, Fraction, NotNegative, Positive, check_ranges
+from planetary.core.configuration.ranges import Fraction, Index, NotNegative, Positive, check_ranges
 from planetary.core.configuration.schema import MoeConfig
 from planetary.core.tensors import Tensors
 from planetary.moe.methods.moments import MomentRule
@@ -48,7 +48,7 @@ class Policy(msgspec.Struct, frozen=True):
         audited: part of the updates whose effect is computed again (`audit.py`).
     """
 
-    window: Count = _KEYS.window
+    window: Index = _KEYS.window
     norm_ratio: Positive = _KEYS.norm_ratio
     spectral_ratio: NotNegative = _KEYS.spectral_ratio
     need_gain: bool = True

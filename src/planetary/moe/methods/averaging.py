@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.ranges import Decay, Positive, check_ranges
 from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors
@@ -57,12 +56,8 @@ class FragmentMergeRule(msgspec.Struct, frozen=True):
     radial: bool = _KEYS.radial
     mean_for: tuple[str, ...] = EMBEDDING_LIKE
     cancelled: float = CANCELLED
-    rate: Positive = _KEYS.outer_rate
-    momentum: Decay = _KEYS.outer_momentum
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` for numbers outside their range."""
-        check_ranges(self)
+    rate: float = _KEYS.outer_rate
+    momentum: float = _KEYS.outer_momentum
 
 
 def merge(

@@ -12,7 +12,6 @@ import hashlib
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.ranges import Count, Index, Positive, check_ranges
 from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.core.tensors import Tensors
@@ -30,15 +29,16 @@ class FitOptions(msgspec.Struct, frozen=True):
         capacity: of the buffer of recent rows.
     """
 
-    steps: Index = MoeConfig().fit_steps
-    rate: Positive = 0.03
-    ridge: Positive = 1e-4
-    rows: Count = 512
-    capacity: Count = 4096
+    steps: int = MoeConfig().fit_steps
+    rate: float = 0.03
+    ridge: float = 1e-4
+    rows: int = 512
+    capacity: int = 4096
 
     def __post_init__(self) -> None:
         """Raise `UserError` for options outside their range."""
-        check_ranges(self)
+        if self.steps < 0 or self.rows < 1 or self.capacity < 1 or not (self.rate > 0 and self.ridge > 0):
+            raise UserError(f"surrogate fitting: steps ≥ 0, rows, capacity ≥ 1, rate, ridge > 0; found {self}")
 
 
 class Fitted(msgspec.Struct, frozen=True):

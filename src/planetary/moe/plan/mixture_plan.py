@@ -110,7 +110,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
     @property
     def window(self) -> int:
         """Sketches of a layer that a composer may have unanswered: versions that an update may lag behind, but one."""
-        return (self.training.acceptance or Policy()).window
+        return max(1, (self.training.acceptance or Policy()).window)
 
     @property
     def owner_map(self) -> np.ndarray:

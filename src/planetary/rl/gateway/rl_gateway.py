@@ -124,7 +124,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             stage=stage,
             stage_since=since,
             round=min(state.round + 1, self.config.train.rounds),
-            workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
+            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
         )
 
     @property

@@ -195,7 +195,7 @@ class ServingController(RunController[ServingDesk]):
         self.desk.use(digest, trial)
         for worker in self.desk.workers.values():
             if worker.artifact:
-                self._vacate(worker.session)
+                self._vacate(worker.session, blames=False)
                 self.desk.send(worker.session, self.desk.policy.job(worker.artifact, worker.reference))
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
@@ -207,13 +207,13 @@ class ServingController(RunController[ServingDesk]):
             self.scheduler.join(worker.session)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
-        self._vacate(worker.session)
+        self._vacate(worker.session, blames=not worker.leaving)
         self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
 
-    def _vacate(self, session: int) -> None:
-        """Nothing that this worker has counts any more."""
+    def _vacate(self, session: int, *, blames: bool = True) -> None:
+        """Nothing that this worker has counts any more; `blames`: its texts may be the cause."""
         self._calls.pop(session, None)
-        self.desk.out += [GiveTokens(given) for given in self.scheduler.lose(session)]
+        self.desk.out += [GiveTokens(given) for given in self.scheduler.lose(session, blames=blames)]
 
     def _go_on(self, now: float) -> None:
         for session, call in self.scheduler.next_calls():

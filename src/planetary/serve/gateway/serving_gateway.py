@@ -225,7 +225,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             status,
             state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
             stage=self.why_not_ready or f"{self.endpoint}: {self.running} texts are continued, {self.waiting} wait",
-            workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
+            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
             tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
             serving=serving,

@@ -131,8 +131,10 @@ class Scheduler:
         """A worker with an empty cache takes calls."""
         self.seats[session] = Seat(PagePool(self._shape.pages), self._shape.memory)
 
-    def lose(self, session: int) -> list[Given]:
+    def lose(self, session: int, *, blames: bool = True) -> list[Given]:
         """A worker is gone. Its texts wait for another, before those that came later.
+
+        `blames`: the texts of its call may be the reason; not if it was asked to go.
 
         Returns the texts that are given up: so many workers were lost with them that others would be, too.
         """
@@ -140,7 +142,7 @@ class Scheduler:
         if seat is None:
             return []
         given_up = []
-        for row in seat.call.rows if seat.call is not None else ():
+        for row in seat.call.rows if seat.call is not None and blames else ():
             text = seat.texts.get(row.text)
             if text is None:
                 continue

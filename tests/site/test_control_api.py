@@ -638,6 +638,44 @@ def test_a_submission_brings_the_files_of_its_model_and_data(
     run(tmp_path, test)
 
 
+def test_a_submission_with_a_file_that_is_absent_is_refused_with_path_and_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is queued; a file that an earlier job may make in the runs' folder is no reason to refuse one."""
+    absent = tmp_path / "elsewhere"
+
+    async def test(site: Running) -> None:
+        for section, key, name, remedy in (
+            ("model", "source", "net.py:build", "send it along (planetary jobs submit --send-files), or put it there"),
+            ("model", "source", "step.mlirbc", "--send-files"),
+            ("model", "weights", "w.safetensors", "--send-files"),
+            ("data", "source", "notes.txt", "--send-files"),
+            ("data", "tokenizer", "tokenizer.json", "--send-files"),
+            ("rl", "start", "warm", "put it there and submit again"),
+            ("serve", "model", "runs/earlier", "put it there and submit again"),
+        ):
+            path = str(absent / name)
+            refused = await site.post("/v1/jobs", {"config": {"run": {"name": "toy"}, section: {key: path}}})
+            assert refused.status_code == 400, refused.text
+            file = path.removesuffix(":build")
+            assert f"{section}.{key} = {path}: this machine has no {file}; " in message_of(refused)
+            assert remedy in message_of(refused)
+            assert ("--send-files" in message_of(refused)) == (section in ("model", "data"))
+        sent = {"run": {"name": "toy"}, "model": {"source": f"{site.folder / 'runs' / 'files' / 'f'}/net.py:build"}}
+        assert (await site.post("/v1/jobs", {"config": sent})).status_code == 400
+        assert site.site.book.jobs == {}
+        made = {"model": {"weights": str(site.folder / "runs" / "first" / "model.safetensors")}}
+        assert (await site.post("/v1/jobs", {"config": {"run": {"name": "toy"}, **made}})).status_code == 202
+        (tmp_path / "token.txt").write_text(ADMIN)
+        (tmp_path / "toy.toml").write_text('[run]\nname = "toy"\n[data]\nsource = "absent.txt"\n')
+        command = [f"--gateway={site.url}", f"--token-file={tmp_path / 'token.txt'}", str(tmp_path / "toy.toml")]
+        assert await asyncio.to_thread(main, ["jobs", "submit", *command]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"this machine has no {tmp_path / 'absent.txt'}; send it along" in said
+
+    run(tmp_path, test)
+
+
 def test_jobs_outlive_the_site(tmp_path: Path) -> None:
     """What runs goes on, what was cancelled stays cancelled, what was queued waits on."""
 

@@ -210,9 +210,9 @@ class Site:
             submitted = any(one.controller == name and one.by == CONFIGURED for one in self.book.jobs.values())
             if not chosen.enabled or not chosen.config_path or submitted:
                 continue
-            config = await asyncio.to_thread(config_of_controller, chosen, (), self.options.data_sets)
-            wanted = chosen.service_id or config.run.name
             folder = self.options.folder
+            config = await asyncio.to_thread(config_of_controller, chosen, (), self.options.data_sets, folder)
+            wanted = chosen.service_id or config.run.name
             resume = chosen.should_resume and folder is not None and has_run(folder / wanted)
             self.submit(config, by=CONFIGURED, name=wanted if resume else "", resume=resume, controller=name)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, load_config
 from planetary.core.errors import ResourceError, UserError
+from planetary.data.files import is_pattern
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.kinds import kind_of
 from planetary.site.site_config import DATA_SCHEME, ControllerOptions
@@ -109,23 +110,60 @@ class SubmittedFiles:
 
 
 def config_of_tables(
-    tables: Mapping[str, Any], overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE
+    tables: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    data_sets: Mapping[str, str] = _NONE,
+    runs: Path | None = None,
 ) -> Config:
-    """Return the configuration in tables. Blocks for a moment. Raises `UserError`."""
-    return checked(with_data_sets(config_from_tables(tables, overrides), data_sets))
+    """Return the configuration in tables, whose files are there. Blocks for a moment. Raises `UserError`.
+
+    `runs`: folder of the site's runs, where an earlier job may still make a file; None: there is none.
+    """
+    config = with_data_sets(config_from_tables(tables, overrides), data_sets)
+    require_files(config, runs)
+    return checked(config)
 
 
-def config_of_file(path: str | Path, overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE) -> Config:
+def config_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration in a file of this machine. Blocks for a moment. Raises `UserError`."""
-    return checked(with_data_sets(load_config(path, overrides), data_sets))
+    return checked(load_config(path, overrides))
 
 
 def config_of_controller(
-    controller: ControllerOptions, overrides: Sequence[str] = (), data_sets: Mapping[str, str] = _NONE
+    controller: ControllerOptions,
+    overrides: Sequence[str] = (),
+    data_sets: Mapping[str, str] = _NONE,
+    runs: Path | None = None,
 ) -> Config:
-    """Return the configuration of a controller's own job. Blocks for a moment. Raises `UserError`."""
+    """Return the configuration of a controller's own job. Raises, blocks and takes `runs` as `config_of_tables`."""
     workers = [] if controller.workers is None else [f"fabric.workers={controller.workers}"]
-    return config_of_file(controller.config_path, [*workers, *overrides], data_sets)
+    config = with_data_sets(load_config(controller.config_path, [*workers, *overrides]), data_sets)
+    require_files(config, runs)
+    return checked(config)
+
+
+def require_files(config: Config, runs: Path | None) -> None:
+    """Refuse a configuration that names a file or folder which this machine does not have.
+
+    Modules, URLs, patterns and built-in names are found by the preparation, and so is a path in `runs` (None: no
+    folder), which an earlier job may make: but for files that were sent.
+
+    Raises:
+        UserError: with key, path and remedy.
+    """
+    named = [(key, str(getattr(getattr(config, key.split(".")[0]), key.split(".")[1]))) for key in FILE_KEYS]
+    named += [(f"data.sources[{at}].source", one.source) for at, one in enumerate(config.data.sources)]
+    named += [(f"rl.{key}", str(getattr(config.rl, key))) for key in ("task", "prompts", "start", "teacher")]
+    named.append(("serve.model", config.serve.model))
+    for key, value in named:
+        place, _, function = value.rpartition(":")
+        path = Path(place if place.endswith(".py") and function else value)
+        if not path.is_absolute() or is_pattern(value) or path.exists():
+            continue
+        if runs is not None and path.is_relative_to(runs) and not path.is_relative_to(runs / FILES):
+            continue
+        send = "send it along (planetary jobs submit --send-files), or " if key in FILE_KEYS else ""
+        raise UserError(f"{key} = {value}: this machine has no {path}; {send}put it there and submit again")
 
 
 def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:

@@ -231,13 +231,13 @@ def _checked(
     if tables is not None:
         files = {key: (one.digest, one.name) for key, one in asked.files.items()}
         tables = SubmittedFiles(folder).placed(tables, files) if folder else tables
-        return config_of_tables(tables, asked.overrides, data_sets)
+        return config_of_tables(tables, asked.overrides, data_sets, folder)
     if asked.resume:
         if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
             raise wrong("resume", f"there is no run named {asked.resume!r} here")
         return config_of_file(folder / asked.resume / CONFIG, asked.overrides)
     if controller.config_path:
-        return config_of_controller(controller, asked.overrides, data_sets)
+        return config_of_controller(controller, asked.overrides, data_sets, folder)
     raise ApiError(
         400,
         "no configuration: send config (tables), toml (a text), or resume (a run's folder); a controller with a "

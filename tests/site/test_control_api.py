@@ -7,8 +7,13 @@ import asyncio
 import hashlib
 import importlib
 import json
+import os
 import re
+import signal
+import ssl
+import threading
 import tomllib
+import urllib.parse
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -31,9 +36,13 @@ from planetary.fabric.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
 from planetary.net.strangers import StrangerLimits
+from planetary.run.processes.announcement import Announcement
 from planetary.serve.http import requests
 from planetary.site import api
 from planetary.site.api.observing_operations import event_lines
+from planetary.site.gateway_process import HostOptions, host_site
+from planetary.site.site import SiteOptions
+from planetary.site.site_config import ControllerOptions, Controllers, load_site
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
 from planetary.web.api_errors import CODES
@@ -567,11 +576,21 @@ def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token
         for answer in (await asked(f"{ADMIN}@{fingerprint}"), await asyncio.to_thread(beside.get, "/v1/jobs")):
             assert [job["job_id"] for job in answer["jobs"]] == ["toy"]
         for token, said in (
-            (f"{ADMIN}@{'0' * 64}", "is not the gateway that the invite token is for"),
+            (f"{ADMIN}@{'0' * 64}", r"is not the gateway that the token's fingerprint \(behind its @\) is for"),
             (ADMIN, "shows a certificate that is not known here"),
         ):
-            with pytest.raises(TrustError, match=said):
+            with pytest.raises(TrustError, match=said) as refused:
                 await asked(token)
+            assert "invite" not in str(refused.value)
+            if "@" in token:
+                assert f"expected a certificate authority with the fingerprint {'0' * 64}" in str(refused.value)
+                assert f"found {fingerprint}. " in str(refused.value)
+                assert "planetary token NAME" in str(refused.value)
+        other = Authority.open(tmp_path / "other", SystemClock().wall())
+        (other.folder / "api-token.txt").write_text(ADMIN)
+        stranger = await asyncio.to_thread(client_of, site.url, other.folder / "api-token.txt")
+        with pytest.raises(TrustError, match=f"is not the gateway that the authority in {other.folder} is for"):
+            await asyncio.to_thread(stranger.get, "/v1/jobs")
         (tmp_path / "token.txt").write_text(f"{ADMIN}@{fingerprint}")
         (tmp_path / "wrong.txt").write_text(f"{ADMIN}@{'0' * 64}")
         watch = ["watch", f"{site.url}/?job=toy", "--json"]
@@ -586,6 +605,46 @@ def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token
         assert (await site.get("/v1/jobs", headers={"origin": site.url.replace("https", "http")})).status_code == 403
 
     run(tmp_path, test, security=Security.by(authority), tls=True)
+
+
+def test_an_https_page_is_announced_with_the_fingerprints_of_its_certificate(
+    tmp_path: Path,
+) -> None:
+    """A browser shows the one of the certificate, and a token names that of its authority."""
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'gateway_id = "lab"\nruns_dir = "{tmp_path / "runs"}"\n[controllers.training]\nenabled = true\n')
+    announced: list[Announcement] = []
+    shown: list[bytes] = []
+
+    def listening(announcement: Announcement) -> None:
+        announced.append(announcement)
+        threading.Thread(target=look, args=(announcement.dashboard,)).start()
+
+    def look(page: str) -> None:
+        try:
+            port = urllib.parse.urlsplit(page).port or 0
+            shown.append(ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=20)))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    options = HostOptions(state=tmp_path / "state", plain=False, api_host="127.0.0.1", api_port=0, api_tls=True)
+    site = SiteOptions(
+        name="lab",
+        folder=tmp_path / "runs",
+        cache=tmp_path / "cache",
+        host="127.0.0.1",
+        port=0,
+        controllers=Controllers(training=ControllerOptions(enabled=True)),
+    )
+    asyncio.run(host_site(load_site(config), site, options, listening))
+    digest = hashlib.sha256(shown[0]).hexdigest()
+    authority = Authority.open(tmp_path / "state", SystemClock().wall())
+    page = announced[0].page
+    assert page[0] == announced[0].dashboard
+    assert page[0].startswith("https://")
+    assert page[1].replace(":", "").lower() == f"certificate sha-256 {digest}"
+    assert page[2].split()[2] == authority.fingerprint.hex()
+    assert Announcement("127.0.0.1", 1, "http://127.0.0.1:2/", "", "runs").page == ("http://127.0.0.1:2/",)
 
 
 def test_a_submission_brings_the_files_of_its_model_and_data(

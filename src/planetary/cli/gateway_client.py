@@ -36,6 +36,7 @@ class GatewayClient:
         url: of the gateway's root.
         token: that it shows; "": none.
         fingerprint: of the certificate authority of a gateway that speaks HTTPS; "": the system's authorities count.
+        fingerprint_from: where it comes from, for errors.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -46,6 +47,7 @@ class GatewayClient:
         shown = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
         self.url = parts._replace(path=parts.path.rstrip("/"), query="", fragment="").geturl()
         self.token, _, self.fingerprint = (token or shown).partition("@")
+        self.fingerprint_from = "the token's fingerprint (behind its @)"
         self._opener: urllib.request.OpenerDirector | None = None
 
     def get(self, path: str) -> Any:
@@ -104,7 +106,12 @@ class GatewayClient:
             expected = bytes.fromhex(self.fingerprint)
         except ValueError:
             raise UserError("the fingerprint behind the token's @ is not hexadecimal: was it copied whole?") from None
-        return client_context(authority_in(ssl.PEM_cert_to_DER_cert(shown), expected, self.url))
+        remedy = (
+            "compare both with the fingerprint that the gateway prints at its start, and make a new token on its "
+            "machine (planetary token NAME)"
+        )
+        shown_der = ssl.PEM_cert_to_DER_cert(shown)
+        return client_context(authority_in(shown_der, expected, self.url, self.fingerprint_from, remedy))
 
 
 class _HttpsOfGateway(urllib.request.HTTPSHandler):
@@ -156,6 +163,7 @@ def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
         from planetary.net.authority import fingerprint_in
 
         client.fingerprint = fingerprint_in(folder)  # the operator's own token lies beside the authority
+        client.fingerprint_from = f"the authority in {folder}"
     return client
 
 

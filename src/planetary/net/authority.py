@@ -49,12 +49,14 @@ class Authority:
         certificate: the authority's certificate, PEM.
         fingerprint: SHA-256 of the certificate's DER bytes; 32 bytes.
         invite_secret: 32 bytes.
+        server_fingerprint: the same of the certificate that servers show, which browsers display; 32 bytes.
     """
 
     folder: Path
     certificate: str
     fingerprint: bytes
     invite_secret: bytes
+    server_fingerprint: bytes
 
     @classmethod
     def open(cls, folder: Path, now: float) -> Authority:
@@ -70,14 +72,14 @@ class Authority:
                 raise TrustError(
                     f"the certificate authority in {folder} ran out; delete the folder's files and make new invites"
                 )
-            _keep_server_certificate(folder / "server.pem", key, certificate, now)
+            server = _keep_server_certificate(folder / "server.pem", key, certificate, now)
             secret = read_private(create_once(folder / "invites.key", lambda: secrets.token_bytes(32)))
         except OSError as error:
             raise ResourceError(f"cannot keep the certificate authority in {folder}: {error}") from None
         if len(secret) != 32:
             raise TrustError(f"{folder / 'invites.key'} must have 32 bytes, it has {len(secret)}")
         pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
-        return cls(folder, pem, fingerprint_of(certificate), secret)
+        return cls(folder, pem, fingerprint_of(certificate), secret, fingerprint_of(server))
 
     def server_context(self) -> ssl.SSLContext:
         """Return the TLS context with which `serve` presents the gateway's certificate."""
@@ -93,11 +95,18 @@ def fingerprint_in(folder: Path) -> str:
     return fingerprint_of(load_pair(path)[1]).hex() if path.exists() else ""
 
 
-def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: str) -> str:
+def authority_in(
+    server_certificate: bytes,
+    expected_fingerprint: bytes,
+    where: str,
+    source: str = "the invite token",
+    remedy: str = "ask for a new token",
+) -> str:
     """Return the authority (PEM) that a server certificate (DER) carries, once its fingerprint is the
     expected one.
 
-    Raises `TrustError` that contains the expected and the actual value. `where` names the server in it.
+    Raises `TrustError` that contains the expected and the actual value. `where` names the server in it, `source` the
+    place that the expected value comes from, and `remedy` what to do where host and port are right.
     """
     try:
         leaf = x509.load_der_x509_certificate(server_certificate)
@@ -108,13 +117,13 @@ def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: 
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
         raise TrustError(
             f"the certificate of {where} is not one of a planetary gateway ({error}); expected one of the "
-            f"authority {expected_fingerprint.hex()}. Check host and port"
+            f"authority whose fingerprint {source} has, {expected_fingerprint.hex()}. Check host and port"
         ) from None
     found = fingerprint_of(authority)
     if not secrets.compare_digest(found, expected_fingerprint):
         raise TrustError(
-            f"{where} is not the gateway that the invite token is for: expected certificate authority "
-            f"{expected_fingerprint.hex()}, found {found.hex()}. Check host and port, or ask for a new token"
+            f"{where} is not the gateway that {source} is for: expected a certificate authority with the fingerprint "
+            f"{expected_fingerprint.hex()}, found {found.hex()}. Check host and port, or {remedy}"
         )
     return authority.public_bytes(serialization.Encoding.PEM).decode()
 
@@ -166,7 +175,8 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _keep_server_certificate(
     path: Path, authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float
-) -> None:
+) -> x509.Certificate:
+    """Return the server's certificate, a new one where it is absent, of another authority, or about to run out."""
     _, current = load_pair(create_once(path, lambda: new_server_pair(authority_key, authority, now)))
     try:
         current.verify_directly_issued_by(authority)
@@ -177,6 +187,8 @@ def _keep_server_certificate(
     if not signed_here or _ends(current) - now < _RENEW_DAYS * 86400:
         temporary = write_private(path, new_server_pair(authority_key, authority, now))
         temporary.replace(path)
+        _, current = load_pair(path)
+    return current
 
 
 def _ends(certificate: x509.Certificate) -> float:

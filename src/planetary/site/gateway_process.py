@@ -140,6 +140,7 @@ class _GatewayProcess:
         )
         self._server: WebServer | None = None
         self._tls = security.tls if options.api_tls else None
+        self._authority = security.authority if options.api_tls else None
         if self._page_token and self._tls is None:
             log.warning(
                 "the control API listens on %s without TLS: tokens and answers can be read on the way to the proxy",
@@ -176,7 +177,19 @@ class _GatewayProcess:
         """Say where workers and people connect."""
         assert self._server is not None
         page = page_url(self._server.url, self._page_token)
-        listening(Announcement(self.site.options.host, self.site.port, page, self._invite, folder, endpoint))
+        shown = self._authority
+        listening(
+            Announcement(
+                self.site.options.host,
+                self.site.port,
+                page,
+                self._invite,
+                folder,
+                endpoint,
+                certificate=shown.server_fingerprint.hex() if shown is not None else "",
+                authority=shown.fingerprint.hex() if shown is not None else "",
+            )
+        )
 
 
 def _operator_token(state: Path) -> str:

@@ -21,6 +21,22 @@ class Announcement(msgspec.Struct, frozen=True):
     token: str
     folder: str  # of the run
     endpoint: str = ""  # URL at which a served model answers
+    # SHA-256 of the certificate that an HTTPS page shows, and of its authority, which a TOKEN@FINGERPRINT names;
+    # hexadecimal; "": the page is plain HTTP
+    certificate: str = ""
+    authority: str = ""
+
+    @property
+    def page(self) -> tuple[str, ...]:
+        """Address of the page, and of an HTTPS page how a person recognises its certificate, in lines."""
+        if not self.certificate:
+            return (self.dashboard,)
+        pairs = ":".join(self.certificate[at : at + 2].upper() for at in range(0, len(self.certificate), 2))
+        return (
+            self.dashboard,
+            f"certificate SHA-256 {pairs}",
+            f"authority SHA-256 {self.authority} (the part behind the @ of a token)",
+        )
 
 
 class Failure(msgspec.Struct, frozen=True):

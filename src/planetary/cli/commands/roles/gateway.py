@@ -339,6 +339,6 @@ def _print_how_to_join(announced: Announcement, token_file: Path | None, hosted:
     reach = "this machine's address" if announced.host in ("0.0.0.0", "::") else announced.host
     trust = f"--token-file {token_file}" if token_file is not None else ""
     print(f"run folder   {announced.folder}")
-    print(f"dashboard    {announced.dashboard}")
+    print("\n".join(f"{'' if at else 'dashboard':<13}{line}" for at, line in enumerate(announced.page)))
     print(f"invite       {token_file if token_file is not None else 'none needed on this machine'}")
     print(f"join with    {hosted.join(reach, announced.port, trust)}", flush=True)

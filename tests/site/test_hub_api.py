@@ -311,6 +311,13 @@ def test_a_site_with_jobs_of_one_hub_takes_none_of_another(tmp_path: Path) -> No
             assert "this gateway has jobs of the hub hub-" in why
             assert "(toy), and the hub at this address is second-" in why
             assert (await paris.job("toy"))["state"] == "running"
+            await paris.post("/v1/jobs/toy/cancel")
+
+            async def taken() -> bool:
+                link = (await paris.get("/v1/federation/status")).json()["link"]
+                return link["connected"] and link["hub"].startswith("second-") and not link["refused"]
+
+            await paris.until(taken)
 
     run(tmp_path, test)
 

@@ -77,12 +77,17 @@ class Redial:
         self.session += 1
         return self.session
 
-    def opened(self, session: int) -> bool:
-        """Take a connection that was made; return whether it is the newest attempt's."""
+    def opened(self, session: int, *, of_use: bool = True) -> bool:
+        """Take a connection that was made; return whether it is the newest attempt's.
+
+        `of_use`: False for one that this side is about to close: the pauses go on growing.
+        """
         if session != self.session or self.state is not LinkState.DIALLING:
             return False
         self._advance("opened")
-        self._attempts, self._lost_at = 0, None
+        self._lost_at = None
+        if of_use:
+            self._attempts = 0
         return True
 
     def closed(self, session: int, now: float) -> bool:

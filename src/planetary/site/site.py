@@ -631,6 +631,7 @@ class Site:
                 code="hub",
                 reason=f"{self.options.name} is a gateway without sites and places no jobs: federation.upstream is to "
                 "name a hub (planetary federation-hub with a file of sites)",
+                retry=True,  # it may get sites
                 kind="data",
             )
         await answer_hello(connection, no, self._timings.connect_s)

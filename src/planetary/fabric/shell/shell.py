@@ -241,7 +241,7 @@ def signed(hello: AnyGreeting, address: Address, trust: Trust) -> AnyGreeting:
 
 
 class ClientShell(Shell[Exit]):
-    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send` and `Exit`.
+    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send`, `Close` and `Exit`.
 
     Attributes:
         tensors: returns those of a payload that the machine sends; None: it sends none.
@@ -289,6 +289,7 @@ class ClientShell(Shell[Exit]):
         self._sent = sent
         self._network = network
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._queues: SendQueues | None = None
 
     def send(self, message: Message, tensors: TensorSource | None = None) -> None:
@@ -313,6 +314,10 @@ class ClientShell(Shell[Exit]):
                 self._task = asyncio.get_running_loop().create_task(self._attend(instruction.session))
             case Send():
                 self.send(instruction.message, self._source(instruction.payload))
+            case Close():
+                if self._queues is not None:
+                    closing = self._queues.connection.close(instruction.reason)
+                    self._closing = asyncio.get_running_loop().create_task(closing)
             case Exit():
                 return instruction
             case _:

@@ -40,7 +40,8 @@ class HubLinkView(msgspec.Struct, frozen=True, kw_only=True):
     site: str  # name of this gateway there
     hub: str  # identity of the hub; "": it was never reached
     connected: bool
-    refused: str  # why there is no link any more; "": dialling goes on
+    refused: str  # why it is not connected; "": it is, or was not dialled yet
+    dials: bool  # whether it is dialled again; False: the reason cannot pass away
 
 
 class FederationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,8 @@ def _link_view(placed: PlacedWork) -> HubLinkView:
         site=options.name,
         hub=machine.hub,
         connected=machine.connected and not machine.ended,
-        refused=machine.ended,
+        refused=machine.ended or machine.away,
+        dials=not machine.ended,
     )
 
 

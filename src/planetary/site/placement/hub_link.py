@@ -12,12 +12,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from planetary.core.errors import PlanetaryError, TrustError, UserError
+from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol.messages import Goodbye, Hello, Shutdown
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.shell.shell import Address, ClientShell
 from planetary.fabric.shell.system import SYSTEM, System
-from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
+from planetary.machine.events import (
+    Close,
+    Closed,
+    Dial,
+    Event,
+    Exit,
+    Instruction,
+    Opened,
+    Received,
+    Send,
+    StopRequested,
+    Tick,
+)
 from planetary.machine.machine import Machine, check_invariants
 from planetary.machine.redial import Redial
 from planetary.site.placement.placement_messages import PLACEMENT, CancelJob, JobReport, OfferJob, SiteNews
@@ -30,6 +42,9 @@ log = logging.getLogger(__name__)
 REDIAL_FIRST_S, REDIAL_LIMIT_S = 0.2, 5.0
 LEAVE_S = 2.0
 """How long a gateway that ends waits for its last messages to the hub."""
+
+_LASTING = ". This gateway does not dial again: correct it, and start the gateway again"
+"""Behind a refusal whose reason cannot pass away while this process lives: its invite, its key, or its version."""
 
 Attempt = tuple[str, int]
 """A job of the hub and the number of the attempt."""
@@ -68,25 +83,27 @@ class HubLinkMachine:
     Attributes:
         hub: identity of the hub that the attempts are of; "" before the first connection of the gateway's life.
         reports: the newest one of each attempt that the gateway has.
-        connected: whether the hub can be reached.
-        ended: why there will be no link any more; "": there is one, or dialling goes on.
+        connected: whether the hub has taken this gateway.
+        away: why it is not connected; "" while it is, and before the first attempt.
+        ended: why it is not dialled any more; "": it is.
     """
 
     def __init__(self, name: str, hub: str, reports: Iterable[JobReport]) -> None:
         """Go on with the attempts that are in the gateway's journal."""
         self.hub = hub
         self.reports: dict[Attempt, JobReport] = {(one.job, one.attempt): one for one in reports}
-        self.ended = ""
+        self.away, self.ended = "", ""
         self._name = name
         self._link = Redial(name, first_s=REDIAL_FIRST_S, limit_s=REDIAL_LIMIT_S)
         self._news: SiteNews | None = None
+        self._is_foreign = False  # whether the connection is with another hub, and about to be closed
         self._taking: dict[Attempt, str | None] = {}  # offers without an answer -> why they are cancelled already
         self._out: list[Instruction] = []
 
     @property
     def connected(self) -> bool:
-        """Whether the hub can be reached."""
-        return self._link.connected
+        """Whether the hub has taken this gateway, and this gateway the hub."""
+        return self._link.connected and not self.away
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
         """See `machine.machine.Machine.handle`."""
@@ -127,10 +144,12 @@ class HubLinkMachine:
             case Opened():
                 self._opened(event)
             case Closed():
-                newest = self._link.closed(event.session, now)
-                if newest and event.refused:
-                    self._exit(error_class(event.kind) if event.kind else TrustError, event.reason)
-            case Received() if event.session == self._link.session:
+                if self._link.closed(event.session, now):
+                    self.away = self.away if self._is_foreign else event.reason
+                    self._is_foreign = False
+                    if event.refused:
+                        self._exit(error_class(event.kind) if event.kind else TrustError, f"{event.reason}{_LASTING}")
+            case Received() if event.session == self._link.session and self.connected:
                 self._received(event.message)
             case AttemptReported():
                 self._reported(event.report)
@@ -144,16 +163,18 @@ class HubLinkMachine:
             self._out.append(Dial(session))
 
     def _opened(self, event: Opened) -> None:
-        if not self._link.opened(event.session):
-            return
         running = [job for (job, _), report in self.reports.items() if not report.ended]
-        if self.hub not in ("", event.run) and (running or self._taking):
-            self._exit(
-                UserError,
+        foreign = self.hub not in ("", event.run) and bool(running or self._taking)
+        if not self._link.opened(event.session, of_use=not foreign):
+            return
+        self.away, self._is_foreign = "", foreign
+        if foreign:  # until the jobs have ended, or the first hub is at this address again
+            self.away = (
                 f"this gateway has jobs of the hub {self.hub} ({', '.join(running) or 'being taken'}), and the hub at "
-                f"this address is {event.run}: a site has one hub. Let them end or cancel them, or name the first hub "
-                "in federation.upstream again",
+                f"this address is {event.run}: a site has one hub. It is taken once they have ended; or cancel them, "
+                "or name the first hub in federation.upstream again"
             )
+            self._out.append(Close(event.session, self.away))
             return
         if self.hub != event.run:
             self.hub, self.reports = event.run, {}
@@ -197,7 +218,7 @@ class HubLinkMachine:
             self._out.append(EndJob(report.job, report.attempt, cancelled))
 
     def _send(self, message: Message) -> None:
-        if self._link.connected:
+        if self.connected:
             self._out.append(Send(self._link.session, message))
 
     def _exit(self, error: type[PlanetaryError] | None, reason: str) -> None:
@@ -237,7 +258,7 @@ class HubLink:
         self.options = options
         self.machine = HubLinkMachine(options.name, hub, reports)
         self._carry_out = carry_out
-        self._system, self._was_connected = system, False
+        self._system, self._was_connected, self._why_away = system, False, ""
         self._task: asyncio.Task[None] | None = None
         hello = Hello(
             role="site",
@@ -301,6 +322,10 @@ class HubLink:
             self._was_connected = self.machine.connected
             joined = f"joined the hub {self.machine.hub} at {self._place()} as {self.options.name}"
             log.info("%s", joined if self._was_connected else f"the hub at {self._place()} is away; dialling again")
+        if self.machine.away != self._why_away:
+            self._why_away = self.machine.away
+            if self._why_away and not self.machine.ended:
+                log.warning("not joined to the hub at %s, dialling on: %s", self._place(), self._why_away)
 
     def _received(self, session: int, received: ReceivedMessage) -> None:
         self._shell.post(Received(session, received.message))

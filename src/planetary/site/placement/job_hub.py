@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -77,6 +77,19 @@ class HubTerms(msgspec.Struct, frozen=True):
             "start the hub again",
             kind="data",
         )
+
+
+def refusal_of(
+    hello: Hello, terms: HubTerms, book: PlacementBook, connected: Mapping[str, tuple[str, str]]
+) -> Refused | None:
+    """Return why a site is refused; None: it is not. See `admission.refuse`.
+
+    A gateway has its link for as long as it lives, and what the hub's operator can change may pass away meanwhile.
+    """
+    refusal = admission.refuse(hello, terms, book, connected)
+    if refusal is None or refusal.code == "token":
+        return refusal
+    return msgspec.structs.replace(refusal, retry=True)
 
 
 class SiteLine(msgspec.Struct):
@@ -155,7 +168,7 @@ class JobHub:
         """Attend a site whose token was checked, until its connection ends."""
         connected = {line.hello.worker: (line.hello.node, line.hello.identity) for line in self._lines.values()}
         terms = HubTerms(self.book.hub, tuple(self.machine.policies))
-        if (refusal := admission.refuse(hello, terms, self.book, connected)) is not None:
+        if (refusal := refusal_of(hello, terms, self.book, connected)) is not None:
             log.warning("the site %s is refused: %s", hello.worker, refusal.reason)
             await answer_hello(connection, refusal, self._timings.connect_s)
             return

@@ -6,7 +6,16 @@ import msgspec
 import pytest
 from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
 
-from planetary.fabric.protocol.records import RoundFinished, RunResumed, WorkerBanned, WorkerLost
+from planetary.fabric.protocol.records import (
+    CheckpointFailed,
+    CheckpointWritten,
+    RoundFinished,
+    RoundStarted,
+    RunPaused,
+    RunResumed,
+    WorkerBanned,
+    WorkerLost,
+)
 from planetary.rl.protocol.rl_records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, TextsRefused
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import TEXT_LIES, TextLie
@@ -72,6 +81,42 @@ def test_a_calm_run_loses_no_worker_and_no_text() -> None:
     rewards = [line.policy.held_out_reward for line in cluster.metrics.values() if line.policy]
     known = [reward for reward in rewards if reward is not None]
     assert known[-1] > known[0]
+
+
+@pytest.mark.parametrize("mode", ["turns", "ahead", "apart"])
+def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: str) -> None:
+    """It begins no round as long as the disk is full, loses no version, and goes on by itself when there is room."""
+    settings, roles = MODES[mode]
+    nodes = max(NODES, len(roles))
+    settings = {**settings, "checkpoint_every": 1}
+    cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, workers=nodes, **settings), nodes, roles=roles)
+    stalls, begun, paused_s = set[str](), list[int](), 120.0
+
+    def follow() -> None:
+        gateway = cluster.gateway
+        if gateway is None or gateway.controller is None or not cluster.disk.full:
+            return
+        if any("pauses until there is room" in note for note in gateway.notes):
+            stalls.add(gateway.status().message)
+            if not begun:
+                begun.append(sum(isinstance(one, RoundStarted) for one in cluster.journal))
+                cluster.world.after(paused_s, lambda: setattr(cluster.disk, "full", 0))
+
+    cluster.disk.full = 10**9
+    assert cluster.run(LIMIT_S, follow), cluster.waits_for
+    check(cluster)
+    journal = cluster.journal
+    assert [one.round for one in journal if isinstance(one, CheckpointFailed)] == [1, 2]
+    [paused] = [at for at, one in enumerate(journal) if isinstance(one, RunPaused)]
+    [written, *_] = [at for at, one in enumerate(journal) if isinstance(one, CheckpointWritten)]
+    assert journal[written].t > journal[paused].t + paused_s
+    assert not [one for one in journal[paused:written] if isinstance(one, RoundStarted)]
+    kept = [one.round for one in journal if isinstance(one, CheckpointWritten)]
+    assert kept[0] == begun[0]  # the round that was under way is in it
+    assert kept[-1] == ROUNDS
+    assert any(text.startswith("the run waits until its checkpoint can be written: ") for text in stalls)
+    assert cluster.gateway is not None
+    assert f"checkpoints are written again, beginning with that of round {kept[0]}" in cluster.gateway.notes
 
 
 @pytest.mark.parametrize("lie", TEXT_LIES)

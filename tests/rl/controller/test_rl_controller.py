@@ -298,6 +298,16 @@ def test_the_last_checkpoint_is_tried_again_and_earlier_ones_have_successors() -
     assert len(hopeless.of(CheckpointFailed)) == LAST_CHECKPOINT_TRIES
 
 
+def test_a_goal_reached_while_the_disk_is_full_leaves_the_last_checkpoint_all_its_tries() -> None:
+    fabric = Fabric(policy(rounds=9, imitated=0, held_out=1, eval_every=2, checkpoint_every=2, goal=0.5))
+    fabric.full_disk = LAST_CHECKPOINT_TRIES - 1  # the first is that of a round which then turns out to be the last
+    fabric.join("a")
+    fabric.run()
+    assert fabric.finish is not None
+    assert fabric.finish.ok
+    assert [record.round for record in fabric.of(CheckpointFailed)] == [2] * (LAST_CHECKPOINT_TRIES - 1)
+
+
 def test_an_imitation_ends_at_its_goal_also_after_a_resume() -> None:
     fabric = Fabric(policy(imitated=5, imitation_goal=0.5, eval_every=2))
     fabric.join("a")

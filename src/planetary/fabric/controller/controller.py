@@ -407,7 +407,13 @@ class RoundTraining:
         self._began: dict[int, float] = {}  # round under way -> when it was opened
         self._finished_at = -math.inf  # when the last round was finished
         self._closed_at = now  # when the last round was closed
-        self.checkpoint = Checkpointing(desk, guard)
+        self.checkpoint = Checkpointing(
+            desk.append,
+            self._write_checkpoint,
+            desk.is_last,
+            tries=desk.policy.last_checkpoint_tries,
+            pause_s=desk.policy.round.grace_s,
+        )
         self.first_round_open = False  # whether this incarnation has opened a round
         self.ask_again_at: float | None = None
         self.stall = ""  # why the round cannot go on, "" while it can
@@ -532,6 +538,12 @@ class RoundTraining:
             self.checkpoint.begin()
             return None
         return self._finish(durable=False, now=now)
+
+    def _write_checkpoint(self) -> int:
+        """Have the round that has ended written; it is not finished before that, or before it is given up."""
+        state = self._desk.state
+        self._desk.out.append(e.WriteCheckpoint(state.mark(), self._guard.protected()))
+        return state.round + 1
 
     def checkpoint_done(self, now: float) -> RoundMetrics:
         """The checkpoint is written."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import msgspec
 
 from planetary.data.slices import LeaseLedger
+from planetary.fabric.controller.checkpointing import Checkpointing
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import (
-    CheckpointFailed,
     CheckpointWritten,
     EndKind,
     Mark,
@@ -94,7 +94,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     Attributes:
         pool: groups that are neither trained nor dropped.
-        round: under way; None between two.
+        round: under way; None between two. None begins while a checkpoint has to be written first.
+        checkpoint: of the newest version, where one is due.
         sampling: tasks of workers that sample, by session.
         judging: tasks whose texts are being judged, by number.
     """
@@ -115,12 +116,13 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._replaced = 0
         self._last_end = now
         self._kept_round = desk.state.round  # of the newest checkpoint
-        self._writing = False
-        self._unkept = ""  # why the checkpoint of `_failed_round` could not be written; it is not tried again
-        self._failed_round = 0
-        self._failures = 0  # to write the last one
-        self._again_at: float | None = None  # when that is tried again
-        self._grace_s = grace_s
+        self.checkpoint = Checkpointing(
+            desk.append,
+            self._write_newest,
+            lambda round_: self._is_over and round_ == self.version,
+            tries=LAST_CHECKPOINT_TRIES,
+            pause_s=grace_s,
+        )
         self._goal = ""  # why nothing is left to learn
         self._broken = ""  # why nothing can be judged
         self._numerics = ""
@@ -209,16 +211,11 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             case e.OuterStepFailed():
                 self._numerics = event.reason
             case e.CheckpointDone():
-                self._writing, self._kept_round = False, max(self._kept_round, event.round)
-                self._unkept = ""
+                self.checkpoint.done()
+                self._kept_round = max(self._kept_round, event.round)
                 self.desk.append(CheckpointWritten(round=event.round, path=event.path, seconds=event.seconds))
             case e.CheckpointLost():
-                self._writing, self._unkept, self._failed_round = False, event.reason, event.round
-                self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
-                if self._is_over and event.round == self.version:
-                    self._failures += 1
-                    if self._failures < LAST_CHECKPOINT_TRIES:
-                        self._again_at = now + self._grace_s
+                self.checkpoint.lost(event.reason, now)
             case _:
                 pass
 
@@ -316,11 +313,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         if self._may_sample_more:
             self._supply()
         self._sample(now)
-        if self.round is None and not self._is_over:
+        if self.round is None and not self._is_over and not self.checkpoint.pauses:
             self._open(now)
         self._learn(now)
-        if self._again_at is not None and now >= self._again_at:
-            self._again_at, self._unkept = None, ""
+        self.checkpoint.go_on(now)
         self._write_checkpoint()
 
     @property
@@ -590,13 +586,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     def _write_checkpoint(self) -> None:
         policy, version = self.desk.policy, self.version
         due = version > 0 and (self._is_over or policy.is_due(version, policy.checkpoint_every, self._imitated))
-        if self._failed_round < version:
-            self._unkept = ""  # this one will do as well
-        if due and version > self._kept_round and not self._writing and not self._unkept:
-            self._writing = True
-            state = self.desk.state
-            mark = Mark(version, state.tokens_total, self._next_task, LeaseLedger())
-            self.desk.out.append(e.WriteCheckpoint(mark))
+        tried = version == self.checkpoint.round and (self.checkpoint.given_up or not self._is_over)
+        if due and version > self._kept_round and not self.checkpoint.pending and not tried:
+            self.checkpoint.begin()
+
+    def _write_newest(self) -> int:
+        mark = Mark(self.version, self.desk.state.tokens_total, self._next_task, LeaseLedger())
+        self.desk.out.append(e.WriteCheckpoint(mark))
+        return self.version
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -629,6 +626,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     # --- hooks of the base ------------------------------------------------------------------------------------
 
     def _why_nothing_goes_on(self) -> str:
+        if self.round is None and (stall := self.checkpoint.stall):
+            return stall
         ready = self.desk.ready_workers()
         if not ready:
             return self.membership.whom_we_wait_for()
@@ -640,16 +639,16 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             return "numerics", self._numerics
         if self._broken:
             return "data", self._broken
-        if not self._is_over or self.round is not None or self.pool.of(held_out=True) or self._writing:
+        if not self._is_over or self.round is not None or self.pool.of(held_out=True) or self.checkpoint.pending:
             return None
-        if self._unkept and self._again_at is None:
-            return "resource", f"the last checkpoint could not be written: {self._unkept}"
+        if self.checkpoint.given_up:
+            return "resource", f"the last checkpoint could not be written: {self.checkpoint.unkept}"
         if self._kept_round < self.version:
             return None
         return "done", self._goal or f"all {self.version} rounds are finished"
 
     def _deadlines(self) -> Iterable[float | None]:
-        yield self._again_at
+        yield self.checkpoint.again_at
 
     def _waits(self) -> Iterable[Wait]:
         for session, task in self.sampling.items():

@@ -16,11 +16,12 @@ from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.errors import UserError
 from planetary.fabric.gateway.gateway import Security
-from planetary.fabric.protocol.status import HubSiteStatus, PlacedJobStatus
+from planetary.fabric.protocol.status import PLACED_STATES, HubSiteStatus, PlacedJobStatus
 from planetary.fabric.shell.shell import Address
 from planetary.net.authority import Authority
 from planetary.net.identity import Identity
 from planetary.site.placement.hub_link import HubLinkOptions
+from planetary.site.placement.placed_jobs import PlacementState
 from planetary.site.site_config import Controllers, SitePolicy
 from planetary.site.submission import config_of_tables
 
@@ -285,6 +286,39 @@ def test_a_gateway_that_no_hub_knows_and_one_whose_upstream_is_no_hub_are_refuse
             await refused(rome, "knows no site named rome; its federation.sites has paris, tokyo, lab")
             async with found.site("paris", port=rome.site.port) as paris:
                 await refused(paris, "rome is a gateway without sites")
+
+    run(tmp_path, test)
+
+
+def test_prometheus_reads_the_hubs_jobs_by_state_and_site(tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="pip install -e '.[prometheus]'")
+    assert [*PLACED_STATES] == [state.value for state in PlacementState]
+
+    async def test(found: Federation) -> None:
+        await found.submit("first")
+        async with found.site("paris"):
+            await found.until("first", state="placed", site="paris", state_there="running")
+            await found.submit("second", needs={"site": "tokyo"})
+            await found.until("second", state="waiting")
+            for path in ("/metrics", "/v1/metrics?format=prometheus"):
+                text = (await found.hub.get(path)).text
+                values = {
+                    (
+                        sample.name,
+                        *(value for key, value in sorted(sample.labels.items()) if key != "run"),
+                    ): sample.value
+                    for family in parser.text_string_to_metric_families(text)
+                    for sample in family.samples
+                    if sample.name.startswith("planetary_hub_")
+                }
+                by_state = {key[1]: value for key, value in values.items() if key[0] == "planetary_hub_jobs"}
+                assert by_state == {**dict.fromkeys(PLACED_STATES, 0), "placed": 1, "waiting": 1}
+                at_sites = {key[1:]: value for key, value in values.items() if key[0] == "planetary_hub_site_jobs"}
+                assert {key for key, value in at_sites.items() if value} == {("paris", "running")}
+                assert len(at_sites) == len(POLICIES) * 4
+                assert values["planetary_hub_site_connected", "paris"] == 1
+                assert values["planetary_hub_site_connected", "tokyo"] == 0
+                assert values["planetary_hub_site_line_bytes", "paris"] > 0
 
     run(tmp_path, test)
 

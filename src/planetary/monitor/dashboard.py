@@ -29,7 +29,7 @@ from starlette.responses import Response
 
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import PlanetaryError, UserError
-from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState
+from planetary.fabric.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_loopback
 from planetary.web.access import Access, Scope
 from planetary.web.api_errors import ApiError
@@ -109,6 +109,34 @@ def _families(status: RunStatus) -> Iterator[Any]:
         counts.add_metric([status.run, state], sum(worker.state == state for worker in status.workers))
     yield counts
     yield from _of_workers(status)
+    if status.hub is not None:
+        yield from _of_hub(status.run, status.hub)
+
+
+_THERE = ("offered", "queued", "running", "cancelling")
+"""States of a hub's job at its site, as that reported it last; offered: it has not answered yet."""
+
+
+def _of_hub(run: str, hub: HubStatus) -> Iterator[Any]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    jobs = GaugeMetricFamily("planetary_hub_jobs", "Jobs of the hub by state.", labels=["run", "state"])
+    for state in PLACED_STATES:
+        jobs.add_metric([run, state], sum(job.state == state for job in hub.jobs))
+    yield jobs
+    text = "Jobs of the hub at a site by their state there."
+    there = GaugeMetricFamily("planetary_hub_site_jobs", text, labels=["run", "site", "state"])
+    text = "1 for a site that is connected to the hub."
+    here = GaugeMetricFamily("planetary_hub_site_connected", text, labels=["run", "site"])
+    text = "Bytes that the site's line has carried today, both ways."
+    carried = GaugeMetricFamily("planetary_hub_site_line_bytes", text, labels=["run", "site"])
+    for site in hub.sites:
+        states = [job.state_there or "offered" for job in hub.jobs if job.job_id in site.jobs]
+        for state in _THERE:
+            there.add_metric([run, site.name, state], states.count(state))
+        here.add_metric([run, site.name], float(site.connected))
+        carried.add_metric([run, site.name], site.gb_today * 1e9)
+    yield from (there, here, carried)
 
 
 def _of_workers(status: RunStatus) -> Iterator[Any]:

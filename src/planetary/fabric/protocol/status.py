@@ -155,13 +155,17 @@ class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
     cache_used: float  # part of the workers' caches that texts use, 0 to 1
 
 
+PLACED_STATES = ("waiting", "offered", "placed", "cancelling", "finished", "failed", "cancelled")
+"""Of a hub's job. waiting: no site has it; offered: a site was asked; placed: a site has it; the others end it."""
+
+
 class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A job of a hub that places jobs on sites."""
 
     job_id: str
     controller: str  # "training", "rl" or "inference"
     kind: str  # of run
-    state: str  # waiting, offered, placed, cancelling, finished, failed or cancelled
+    state: str  # one of PLACED_STATES
     site: str  # that was offered the job, or has or had it; "": none
     why: str  # it is at that site; of a waiting job: why no site has it
     reason: str  # why it ended, is to end, or waits again

@@ -130,8 +130,12 @@ class ObservingOperations:
         wants_text = "text/plain" in accepts or "openmetrics" in accepts
         if shape == "prometheus" or (not shape and wants_text):
             from planetary.monitor.dashboard import exposition
+            from planetary.site.api.placement_operations import hub_run_status
 
-            return Response(exposition(*runs.values()), media_type=PROMETHEUS)
+            hub, statuses = self._site.hub, list(runs.values())
+            if hub is not None:
+                statuses.append(hub_run_status(self._site.options.name, hub))
+            return Response(exposition(*statuses), media_type=PROMETHEUS)
         return MetricsView(runs=runs)
 
     async def _rounds(self, request: Request) -> Sequence[RoundMetrics]:

@@ -16,7 +16,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
 from planetary.diloco.codecs.dense_codecs import Exponents
 from planetary.diloco.codecs.sparse_codec import TopK, _chunks, _largest
-from planetary.diloco.payload import CODECS, PayloadForm, payload_digest
+from planetary.diloco.payload import CODECS, PayloadForm, compile_loops, payload_digest
 
 SPECS = (
     TensorSpec("m", "f32", (130, 200)),
@@ -179,6 +179,28 @@ def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.Mon
         assert payload.tobytes() == expected.tobytes()
         assert same_bits(values, decoded(form, payload))
         assert (left is None and expected_left is None) or same_bits(left or {}, expected_left or {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_loop_is_compiled_in_a_round(name: str) -> None:
+    """Whatever the arrays are: read-only, of no contiguous memory, parts at odd places, with feedback and base."""
+    compile_loops([name])
+    loops = [
+        loop
+        for module in (tensor_codec.compiled(), quantise.compiled())
+        for loop in vars(module).values()
+        if hasattr(loop, "signatures")
+    ]
+    known = [list(loop.signatures) for loop in loops]
+    assert any(known)
+    form, update, base = PayloadForm(name, (*ODD, *SPECS)), some(3), some(4)
+    update["m"] = np.asfortranarray(update["m"])
+    update["v"].flags.writeable = False
+    payload, residual = form.compress(update, None, base)
+    form.compress(update, residual)
+    payload.flags.writeable = False
+    decoded(form, payload)
+    assert [list(loop.signatures) for loop in loops] == known
 
 
 def same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:

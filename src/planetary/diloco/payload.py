@@ -6,7 +6,8 @@ The error of a lossy codec is kept by the sender and added to the next update: e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.poly1305 import Poly1305
@@ -130,6 +131,19 @@ def _not_finite(spec: TensorSpec, update: Update) -> NumericsError:
     return NumericsError(
         f"cannot send an update: tensor {spec.name!r} with its error feedback is too large for float32"
     )
+
+
+def compile_loops(codecs: Collection[str]) -> None:
+    """Have the loops of those names that are codecs compiled, where numba is installed, before a round waits for it."""
+    for codec in sorted(CODECS.keys() & set(codecs)):
+        _compile(codec)
+
+
+@functools.cache
+def _compile(codec: str) -> None:
+    form, one = PayloadForm(codec, [TensorSpec("one", "f32", (1,))]), {"one": np.ones(1, np.float32)}
+    payload, _ = form.compress(one, None)
+    form.decode(payload, payload_digest(payload))
 
 
 class Shown:

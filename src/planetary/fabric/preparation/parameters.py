@@ -17,7 +17,7 @@ from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MERGE_RULES, MergeRule
 from planetary.diloco.outer import OuterStep, outer_step, published_params
 from planetary.diloco.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
-from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
+from planetary.diloco.payload import PAYLOAD, PayloadForm, compile_loops, payload_digest
 from planetary.diloco.ring import check_state, state_of, state_tensors
 from planetary.fabric.preparation.broadcast import broadcast_of
 from planetary.fabric.protocol import fabric_events as e
@@ -56,9 +56,12 @@ class ParameterVersions:
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
         parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is.
 
+        The loops of the codecs are compiled here, so not on an event loop.
+
         Raises:
             UserError: the model has fewer tensors than fragments.
         """
+        compile_loops(compression.codecs)
         self._specs, self._optimizer = tuple(specs), optimizer
         self._fragments = Fragments(specs, fragments)
         self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)

@@ -20,7 +20,7 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import published_params
-from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
+from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, compile_loops, payload_digest
 from planetary.diloco.relay import COEFFICIENTS, RelayedVersion, relayed_name
 from planetary.diloco.ring import HeldContribution, eager_start
 from planetary.fabric.protocol.messages import Compression, Fragmentation, Parameters
@@ -287,7 +287,11 @@ class CodedUpdates:
     """
 
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression, eager_rate: float = 0.0) -> None:
-        """Start with no parameters; `eager_rate`: as of `TrainingJob`. Raises `UserError` for an unknown codec."""
+        """Start with no parameters; `eager_rate`: as of `TrainingJob`. Raises `UserError` for an unknown codec.
+
+        The loops of the codecs are compiled here, so not on an event loop.
+        """
+        compile_loops(compression.codecs)
         self._eager_rate = eager_rate
         self._held: dict[int, tuple[int, HeldContribution]] = {}  # eager: task -> its round, and the delta as sent
         self._specs = tuple(specs)

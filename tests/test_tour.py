@@ -5,12 +5,21 @@ from __future__ import annotations
 import ast
 import re
 import runpy
+import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 import planetary
+from planetary.compiler.frontend.export import load_model
+from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
+from planetary.simulation.faults import Fault
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(planetary.__file__).parent
@@ -20,8 +29,19 @@ ROW = re.compile(r"^\| `([a-z_0-9/]+\.py)` \| (\d+) \|", re.MULTILINE)
 ROW_OF_SUB_PACKAGE = re.compile(r"^\| `([a-z]+)/([a-z]+)` \|", re.MULTILINE)
 LONGEST = 2500  # lines to read
 # Files that a journey enters at most: lower these when a hop is removed. Key: the journey's number.
-MOST_FILES = {"2": 14, "3": 15}
-CONNECTION = slice(6, 13)  # hops of journey 2 that every message of journey 3 takes, too
+MOST_FILES = {"1": 18, "2": 14, "3": 15, "4": 23, "5": 26}
+CONNECTION = slice(6, 13)  # hops of journey 2 that every message of journeys 3 and 5 takes, too
+
+PRODUCT = """
+func.func @main(%w: tensor<4xf32>, %x: tensor<4xf32>, %y: tensor<4xf32>) -> tensor<f32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %made = stablehlo.multiply %w, %x : tensor<4xf32>
+  %error = stablehlo.subtract %made, %y : tensor<4xf32>
+  %loss = stablehlo.reduce(%error init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+  return %loss : tensor<f32>
+}
+"""
 
 
 def names_in(path: Path) -> set[str]:
@@ -75,11 +95,48 @@ def test_hops_and_files_of_a_journey_are_counted_and_do_not_grow() -> None:
     files = {journey[0]: [file for file, _ in PLACE.findall(hops_of(journey))] for journey in PAGE.split("\n## ")[2:]}
     for journey in PAGE.split("\n## ")[2:]:
         entered = files[journey[0]]
-        assert f"{len(entered)} hops, {len(set(entered))} files" in " ".join(journey.split())
-    with_connection = set(files["3"]) | set(files["2"][CONNECTION])
-    assert f"; {len(with_connection)} files with those of the connection." in PAGE
-    assert len(set(files["2"])) <= MOST_FILES["2"]
-    assert len(with_connection) <= MOST_FILES["3"]
+        text, count = " ".join(journey.split()), len(set(entered))
+        assert f"{len(entered)} hops, {count} files" in text
+        if "files with those of the connection" in text:
+            count = len({*entered, *files["2"][CONNECTION]})
+            assert f"; {count} files with those of the connection." in text
+        assert count <= MOST_FILES[journey[0]]
+
+
+def called_during(run: Callable[[], object]) -> set[tuple[str, str]]:
+    """File and qualified name of every function of the package that `run` calls, and the class of every method."""
+    found: set[tuple[str, str]] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            found.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    named = {(Path(file).relative_to(PACKAGE).as_posix(), name) for file, name in found}
+    return named | {(file, name.partition(".")[0]) for file, name in named}
+
+
+def test_a_gradient_passes_every_hop_of_its_journey(tmp_path: Path) -> None:
+    (tmp_path / "product.mlir").write_text(PRODUCT)
+    model = load_model(tmp_path / "product.mlir")
+    hops = PLACE.findall(hops_of(PAGE.split("\n## ")[2]))
+    called = called_during(lambda: build_train_step(model, StepOptions()))
+    assert [hop for hop in hops if hop not in called] == []
+
+
+def test_a_killed_worker_passes_every_hop_of_its_journey() -> None:
+    """In the simulator, which has processes of its own in place of `fabric/shell/child.py`."""
+    kill = Fault(at_s=6.0, kind="kill_worker", worker=1)
+    cluster = SimCluster(1, small_training(workers=3, checkpoint_every=1, rounds=3), 3, [kill])
+    hops = PLACE.findall(hops_of(PAGE.split("\n## ")[6]))
+    called = called_during(lambda: cluster.run(2000.0))
+    assert cluster.struck == ["kill_worker"]
+    assert [hop for hop in hops if hop not in called] == [("fabric/shell/child.py", "Child.wait")]
 
 
 def test_the_architecture_page_has_the_sub_packages_in_the_order_of_the_contracts() -> None:

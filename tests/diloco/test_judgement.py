@@ -27,12 +27,14 @@ def judged(
     *,
     scale: float = 1.0,
     start_norm: float = 1e3,
+    shares: Sequence[float] = (),
 ) -> Judgement:
     stacked = np.stack(deltas)
     gram = stacked @ stacked.T
     table = Table(tuple(range(len(deltas))), tuple(map(tuple, gram.tolist())), start_norm, SIZE)
     reported = losses or [3.0] * len(deltas)
-    claims = [Claim(task, f"n{task}/0", loss) for task, loss in enumerate(reported)]
+    parts = shares or [1.0] * len(deltas)
+    claims = [Claim(task, f"n{task}/0", loss, parts[task]) for task, loss in enumerate(reported)]
     return judge(claims, table, history, scale)
 
 
@@ -44,6 +46,29 @@ def test_honest_deltas_count_however_noisy_they_are(count: int, noise: float) ->
         found = judged(deltas, history=[float(np.linalg.norm(deltas[0]))])
         assert found.refused == {}
         assert found.length == pytest.approx(np.median([np.linalg.norm(d) for d in deltas]))
+
+
+SHARES = [1.0] * 4 + [1 / 30, 0.1, 0.25, 0.5, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("shares", [SHARES, SHARES[3:8], SHARES[:5], [1 / 30] * 6 + [1.0]])
+def test_honest_deltas_of_any_length_count_however_they_grow_with_their_steps(
+    shares: list[float], power: float
+) -> None:
+    for seed in range(10):
+        deltas = [share**power * delta for share, delta in zip(shares, honest(seed, len(shares)), strict=True)]
+        assert judged(deltas, shares=shares).refused == {}
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.25, 9.0), (1.0, 4.5), (4.0, 17.0)])
+def test_a_short_delta_may_not_be_longer_than_that_of_a_whole_lease_by_more_than_others(
+    share: float, most: float
+) -> None:
+    deltas = honest(0, 6)
+    found = judged([*deltas[:5], most * deltas[5]], shares=[1.0] * 5 + [share])
+    assert list(found.refused) == [5]
+    assert "times as long" in found.refused[5]
 
 
 LIES = {

@@ -11,6 +11,10 @@ The thresholds are far from honest workers' values, because refusing one costs i
 Lengths are compared with the others of the round where there are three or more. A median of two says nothing: there,
 and for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run
 goes on. Directions are compared only among three or more.
+
+A contribution of a share s of the usual inner steps is between s and 1 times as long as one of all of them (for s above 1,
+between 1 and s): in proportion while each step goes on in the direction of the last, not longer at all where training has
+converged. So its length stands for a range of whole lengths, which has to meet the others' within the limits.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ class Judgement(msgspec.Struct, frozen=True):
     """The verdict on a round's contributions."""
 
     measures: tuple[Measure, ...]  # in the order of the claims
-    length: float  # the median length of those that count, divided by `scale`; 0: nothing counts
+    length: float  # the median length of those that count, divided by `scale` and √share; 0: nothing counts
 
     @property
     def refused(self) -> dict[int, str]:
@@ -91,9 +95,7 @@ def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale
     refused: dict[int, str] = {}
     for rule in (_by_length, _by_loss):
         left = [claim for claim in claims if claim.task not in refused]
-        refused |= rule(
-            left, {c.task: norms[c.task] / (scale * c.share) for c in left}, history, table.start_norm / scale
-        )
+        refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
     left = [claim.task for claim in claims if claim.task not in refused]
     pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
     # A copy stays among those that the others are compared with: it points as its original does. How alike deltas
@@ -117,7 +119,8 @@ JUDGES: dict[str, Judge] = {"others": judge, "none": accept_all}
 def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str], scale: float) -> Judgement:
     rows = {task: row for row, task in enumerate(table.tasks)}
     kept = [rows[claim.task] for claim in claims if claim.task not in refused]
-    lengths = [_norm(table, rows[claim.task]) / (scale * claim.share) for claim in claims if claim.task not in refused]
+    counting = [claim for claim in claims if claim.task not in refused]
+    lengths = [_norm(table, rows[claim.task]) / (scale * claim.share**0.5) for claim in counting]
     measures = [
         Measure(
             claim.task,
@@ -140,25 +143,26 @@ def _by_length(
     claims: Sequence[Claim], lengths: Mapping[int, float], history: Sequence[float], start: float
 ) -> dict[int, str]:
     known = [length for length in history[-REMEMBERED:] if length > 0]
+    whole = {c.task: sorted((lengths[c.task], lengths[c.task] / c.share)) for c in claims}  # shortest and longest
     if len(lengths) >= FEWEST:
-        usual, of_whom, most = median(lengths.values()), "the others", LONGEST
+        shortest, longest = (median(ends) for ends in zip(*whole.values(), strict=True))
+        of_whom, most = "the others", LONGEST
     elif known:
-        usual, of_whom, most = median(known), "the rounds before", LONGEST_LATER
+        shortest, longest, of_whom, most = 0.0, median(known), "the rounds before", LONGEST_LATER
     else:
         highest = LONGEST_AT_FIRST * start
         return {
             task: f"it is {length / start:.3g} times as far from the start of the round as that is from zero"
-            for task, length in lengths.items()
+            for task, (length, _) in whole.items()
             if 0 < highest < length
         }
-    if usual <= 0:
+    if longest <= 0:
         return {}
-    # One or two workers' deltas become short where a training has converged.
-    shortest = usual / most if len(lengths) >= FEWEST else 0.0
+    # One or two workers' deltas become short where a training has converged, so that none is too short there.
     return {
-        task: f"its delta is {length / usual:.3g} times as long as those of {of_whom}"
-        for task, length in lengths.items()
-        if not shortest <= length <= usual * most
+        task: f"its delta is {(low if low > longest else high) / longest:.3g} times as long as those of {of_whom}"
+        for task, (low, high) in whole.items()
+        if not (shortest / most <= high and low <= longest * most)
     }
 
 

@@ -130,6 +130,34 @@ def test_steps_that_are_trained_at_the_deadline_count_and_the_others_go_to_a_lat
     assert set(cut[0].untrained) <= set(trained)  # later
 
 
+def test_orphans_are_divided_among_all_and_fill_the_time_until_the_others_end() -> None:
+    shares = measured(30, a=(0.1, 0.0), b=(0.4, 0.0))
+    assert shares.of_orphans("a", 30, 7, 0.0) == 5
+    assert shares.of_orphans("a", 30, 7, 2.05) == 20
+    assert shares.of_orphans("b", 30, 7, 2.05) == 5
+    assert shares.of_orphans("c", 30, 7, 2.05) == 8  # as slow as the median
+    assert shares.of_orphans("a", 3, 7, 2.05) == 3
+    assert MeasuredShares(30).of_orphans("a", 30, 7, 2.05) == 5
+    assert EqualShares(1).of_orphans("a", 3, 7, 2.05) == 1
+
+
+def test_the_steps_of_a_lost_worker_are_divided_among_the_others() -> None:
+    """The round waits for neither its restart nor a lease trained anew, and every step counts once."""
+    plan = [Fault(at_s=9.0, kind="kill_worker", worker=1)]
+    given = (MEASURED, "fabric.round_deadline_s=60")
+    training = small_training(rounds=4, workers=4, inner_steps=40, given=given)
+    cluster = SimCluster(0, training, 4, plan, step_s=0.2, machines=[SimMachine(is_steady=True)] * 4)
+    assert cluster.run(300.0)
+    accepted = [record for record in cluster.journal if isinstance(record, DeltaAccepted)]
+    rounds = {record.round: record for record in cluster.journal if isinstance(record, RoundFinished)}
+    hit = next(number for number in rounds if sum(r.round == number for r in accepted) > 4)
+    leases = [lease for r in accepted if r.round == hit for lease in (r.lease, *r.more)]
+    assert sorted(leases) == list(range(min(leases), min(leases) + 4 * 40))
+    assert len({r.worker for r in accepted if r.round == hit and len(r.more) < 30}) >= 3
+    usual = min(r.seconds for r in rounds.values())
+    assert rounds[hit].seconds < usual + 0.5 * 40 * 0.2  # simulated seconds; a lease takes 40 * 0.2
+
+
 def test_unequal_leases_survive_random_faults() -> None:
     for more in ({}, {"ring": True}, {"overlap": True, "given": ("sync.overlap=eager", MEASURED)}):
         seen = sweep(range(4300, 4303), **{"given": (MEASURED,), "speeds": (1.0, 4.0, 2.0), **more})

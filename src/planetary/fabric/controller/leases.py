@@ -27,6 +27,10 @@ from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
 
+MOST_RESULTS = 2
+"""Of a worker in a round, on average, where orphans are shared: the gateway keeps all of them until the round closes."""
+
+
 class Leases:
     """The leases of the rounds under way. New ones are those of the open round.
 
@@ -69,27 +73,39 @@ class Leases:
                 self._assign(worker, leases, now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
-        """Give free leases to workers that have not contributed to the round."""
+        """Give leases without a holder to free workers, and leases of their own to those that have just come."""
         if self._finish_until is not None:
             return  # the round is about to close
         contributed = {c.worker for c in opened.contributions}
         workers = self._able_workers()
-        shares = self._shares.of([worker.worker for worker in workers])
         for worker in workers:
-            if worker.train is not None or worker.worker in contributed:
+            has_contributed = worker.worker in contributed
+            if worker.train is not None:
                 continue
             if opened.orphans:
-                self._assign(worker, tuple(opened.orphans[: shares[worker.worker]]), now)
-            elif self._desk.has_lease and admits_latecomer(self.view(opened), now):
+                more = MOST_RESULTS * len(workers) - len(opened.contributions) - opened.tasks
+                if not has_contributed or (self._shares.shares_orphans and more > 0):
+                    self._assign_orphans(worker, opened, min(len(workers), max(1, more)), now)
+            elif not has_contributed and self._desk.has_lease and admits_latecomer(self.view(opened), now):
+                shares = self._shares.of([worker.worker for worker in workers])
                 self._assign(worker, self._desk.free_leases(shares[worker.worker]), now)
 
     def reassign(self, opened: OpenRound, now: float) -> None:
         """Give orphans to anybody who is free."""
         workers = self._able_workers()
-        shares = self._shares.of([worker.worker for worker in workers])
         for worker in workers:
             if worker.train is None and opened.orphans:
-                self._assign(worker, tuple(opened.orphans[: shares[worker.worker]]), now)
+                self._assign_orphans(worker, opened, len(workers), now)
+
+    def _assign_orphans(self, worker: WorkerSession, opened: OpenRound, takers: int, now: float) -> None:
+        count = self._shares.of_orphans(worker.worker, len(opened.orphans), takers, self._others_end_in_s(opened))
+        self._assign(worker, tuple(opened.orphans[:count]), now)
+
+    def _others_end_in_s(self, opened: OpenRound) -> float:
+        """Return the seconds until the round's tasks under way are trained, as far as steps were measured."""
+        tasks = [(w.worker, w.train) for w in self._desk.ready_workers() if w.train is not None]
+        ends = [self._step_s.get(w, 0.0) * (t.steps - t.step) for w, t in tasks if t.round == opened.round]
+        return max(ends, default=0.0)
 
     def finish(self, opened: OpenRound, now: float) -> float | None:
         """The round is to close: ask for the steps that are trained, where fewer than all of a task count.

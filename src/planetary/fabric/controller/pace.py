@@ -108,6 +108,18 @@ class Shares(Protocol):
         """Return the leases of each worker, at least one, in a round that these begin."""
         ...
 
+    def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
+        """Return how many of a round's leases without a holder a free worker takes.
+
+        `takers`: workers that may share them; `others_end_in_s`: until all tasks of the round that are under way are trained.
+        """
+        ...
+
+    @property
+    def shares_orphans(self) -> bool:
+        """Whether workers that have contributed take orphans while the holder may come back."""
+        ...
+
     def may_finish(self, trained: int) -> bool:
         """Whether a task counts with fewer leases than it has, after so many inner steps of it."""
         ...
@@ -127,6 +139,15 @@ class EqualShares:
         """See `Shares`."""
         return dict.fromkeys(workers, self._average)
 
+    def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
+        """See `Shares`."""
+        return min(orphans, self._average)
+
+    @property
+    def shares_orphans(self) -> bool:
+        """See `Shares`: all others would wait for a whole lease."""
+        return False
+
     def may_finish(self, trained: int) -> bool:
         """See `Shares`."""
         return False
@@ -137,7 +158,8 @@ class MeasuredShares:
 
     With o_i seconds of transfers and s_i of a lease, n_i = (T - o_i) / s_i, where T makes the sum that of equal shares.
     Workers without a measurement count as the median. Shares stay equal while the finish times would differ by less
-    than `EVEN`.
+    than `EVEN`. Leases without a holder are divided among all workers as these become free, so that a lost worker costs
+    a round a part of a lease and not a whole one.
     """
 
     def __init__(self, average: int) -> None:
@@ -170,6 +192,18 @@ class MeasuredShares:
         if max(ends) <= (1 + EVEN) * min(ends):
             return equal
         return _whole(_finishing_together(times, self._average), self._average * len(workers))
+
+    def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
+        """See `Shares`: as many as fit until the others end, and at least its part."""
+        known = [seconds for seconds in self._step_s.values() if seconds > 0]
+        step_s = self._step_s.get(worker, 0.0) or (statistics.median(known) if known else 0.0)
+        fit = int(others_end_in_s / step_s) if step_s else 0
+        return min(orphans, MOST_SHARES * self._average, max(fit, -(-orphans // takers)))
+
+    @property
+    def shares_orphans(self) -> bool:
+        """See `Shares`."""
+        return True
 
     def may_finish(self, trained: int) -> bool:
         """See `Shares`."""

@@ -6,8 +6,8 @@ Each worker's process is killed once in `--every` rounds, at a time drawn for ea
 round is 30 steps of 0.13 s, 3.9 s. Goodput is the tokens that count, per second, against the same run without faults;
 the loss is that of a small function (`simulation.rounds.small_training`), held out. Prints one JSON object for each
 way: equal leases, measured ones, and the decoupled overlap, in which a round waits for one worker and a grace time.
-With two fragments its rounds are 15 steps, so that every number is synchronised once in 30, and there are twice as many.
-`tokens_per_s` are those without faults.
+With two fragments its rounds are 15 steps, so that every number is synchronised once in 30, and there are twice as
+many. `tokens_per_s` are those without faults.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ Lengths are compared with the others of the round where there are three or more.
 and for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run
 goes on. Directions are compared only among three or more.
 
-A contribution of a share s of the usual inner steps is between s and 1 times as long as one of all of them (for s above 1,
-between 1 and s): in proportion while each step goes on in the direction of the last, not longer at all where training has
-converged. So its length stands for a range of whole lengths, which has to meet the others' within the limits.
+A contribution of a share s of the usual inner steps is between s and 1 times as long as one of all of them (for s
+above 1, between 1 and s): in proportion while each step goes on in the direction of the last, not longer at all where
+training has converged. So its length stands for a range of whole lengths, which has to meet the others' within the
+limits.
 """
 
 from __future__ import annotations

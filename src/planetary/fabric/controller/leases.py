@@ -26,9 +26,8 @@ from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
-
 MOST_RESULTS = 2
-"""Of a worker in a round, on average, where orphans are shared: the gateway keeps all of them until the round closes."""
+"""Of a worker in a round, on average, where orphans are shared: the gateway keeps all until the round closes."""
 
 
 class Leases:

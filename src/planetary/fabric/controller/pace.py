@@ -111,7 +111,7 @@ class Shares(Protocol):
     def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
         """Return how many of a round's leases without a holder a free worker takes.
 
-        `takers`: workers that may share them; `others_end_in_s`: until all tasks of the round that are under way are trained.
+        `takers`: workers that may share them; `others_end_in_s`: until all tasks of the round under way are trained.
         """
         ...
 

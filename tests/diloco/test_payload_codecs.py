@@ -147,6 +147,23 @@ def test_exponents_round_to_the_nearest_power_of_two() -> None:
     assert codec.decode(spec, out).tolist() == [8, 8, 8, 4, -4, 4, -2, 0.125, 0.125, 0, 0]
 
 
+@given(
+    ratio=st.sampled_from([2.0**power * step for power in range(-9, 0) for step in (1, 1.5)]), ulps=st.integers(-2, 2)
+)
+def test_exponents_change_half_way_between_two_levels(ratio: float, ulps: int) -> None:
+    near = np.float32(ratio)
+    for _ in range(abs(ulps)):
+        near = np.nextafter(near, np.float32(np.sign(ulps)))
+    levels = np.array([0, *(2.0**power for power in range(-6, 1))])
+    expected = levels[int(np.searchsorted((levels[1:] + levels[:-1]) / 2, near, side="right"))]
+    form = PayloadForm("fp4", (TensorSpec("w", "f32", (2,)),))
+    values = {"w": np.array([3, 3 * near], np.float32)}
+    if values["w"][1] / np.float32(3) == near:  # else the quotient is another number
+        assert decoded(form, form.encode(values))["w"].tolist() == [3, 3 * expected]
+    values = {"w": np.array([-1, near], np.float32)}
+    assert decoded(form, form.encode(values))["w"].tolist() == [-1, expected]
+
+
 def hard(seed: int) -> dict[str, np.ndarray]:
     """Zeros of both signs, denormals, ties, numbers half-way between two codes, and a few that are very large."""
     random = np.random.default_rng(seed)

@@ -23,7 +23,7 @@ _TOGETHER = 4096  # numbers at a time: 16 KiB
 _INFINITE = np.int32(0x7F800000)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _GROUP = 128  # see `Exponents`, which loops here cannot import
-_EDGES = tuple(np.float32(edge) for edge in (0.5 / 64, 1.5 / 64, 1.5 / 32, 1.5 / 16, 1.5 / 8, 1.5 / 4, 1.5 / 2))
+_LEAST = np.float32(0.5 / 64)
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
@@ -131,7 +131,8 @@ def exponents_compress(given: Given, encoded: tuple[np.ndarray, np.ndarray]) -> 
     left = given[4]
     heads, packed = encoded
     codes, bits, sent = np.empty(_GROUP, np.uint8), np.empty(_GROUP, np.int32), np.empty(_GROUP, np.float32)
-    most, found = np.empty(1, np.int32), np.int32(0)
+    ratios, most, found = np.empty(_GROUP, np.float32), np.empty(1, np.int32), np.int32(0)
+    exponents = ratios.view(np.int32)
     for group in range(len(heads)):
         piece = slice(group * _GROUP, (group + 1) * _GROUP)
         part = left[piece]
@@ -140,10 +141,11 @@ def exponents_compress(given: Given, encoded: tuple[np.ndarray, np.ndarray]) -> 
         largest = most.view(np.float32)[0]
         size = largest if largest > _ZERO else _ONE
         for i in range(len(part)):
-            ratio = np.abs(part[i]) / size
-            code = np.int32(ratio >= _EDGES[0]) + np.int32(ratio >= _EDGES[1]) + np.int32(ratio >= _EDGES[2])
-            code += np.int32(ratio >= _EDGES[3]) + np.int32(ratio >= _EDGES[4]) + np.int32(ratio >= _EDGES[5])
-            code += np.int32(ratio >= _EDGES[6])
+            ratios[i] = np.abs(part[i]) / size
+        for i in range(len(part)):
+            code = max(
+                ((exponents[i] + np.int32(1 << 22)) >> np.int32(23)) - np.int32(120), np.int32(ratios[i] >= _LEAST)
+            )
             codes[i] = np.uint8(code | np.int32(part[i] < _ZERO) << np.int32(3))
         count = len(part)
         if count % 2:

@@ -51,6 +51,7 @@ class BFloat16:
     """Rounded to bfloat16, ties to even."""
 
     lossy, decay = True, 1.0
+    _TOGETHER = 1 << 16  # numbers that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:
         """See `Codec`."""
@@ -58,7 +59,9 @@ class BFloat16:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """See `Codec`."""
-        out.view("<u2")[:] = f32_to_bf16(values.reshape(-1))
+        flat, bits = values.reshape(-1), out.view("<u2")
+        for first in range(0, flat.size, self._TOGETHER):
+            bits[first : first + self._TOGETHER] = f32_to_bf16(flat[first : first + self._TOGETHER])
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
@@ -126,7 +129,8 @@ class Exponents:
     lossy, decay = True, 1.0
     _BLOCK = 128
     _LEVELS = np.array([0.0, *(2.0**power for power in range(-6, 1))], np.float32)
-    _EDGES = (_LEVELS[1:] + _LEVELS[:-1]) / np.float32(2)
+    _LEAST = _LEVELS[1] / np.float32(2)  # that is not rounded to zero
+    _TOGETHER = 512  # blocks that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:
         """See `Codec`."""
@@ -134,19 +138,21 @@ class Exponents:
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """See `Codec`."""
-        count = values.size
-        blocks = self._blocks(count)
-        padded = np.zeros(blocks * self._BLOCK, np.float32)
-        padded[:count] = values.reshape(-1)
-        rows = padded.reshape(blocks, self._BLOCK)
-        largest = np.abs(rows).max(axis=1)
-        # Division is exact to the last bit on every machine; a product with an inverse would round twice.
-        size = np.where(largest > 0, largest, np.float32(1))
-        codes = np.searchsorted(self._EDGES, np.abs(rows) / size[:, None], side="right").astype(np.uint8)
-        codes |= np.where(rows < 0, np.uint8(8), np.uint8(0))
-        flat = codes.reshape(-1)[: count + count % 2]
-        out[: 4 * blocks].view("<f4")[:] = largest
-        out[4 * blocks :] = flat[0::2] | flat[1::2] << 4
+        flat, heads = values.reshape(-1), 4 * self._blocks(values.size)
+        largest, packed = out[:heads].view("<f4"), out[heads:]
+        for first in range(0, len(largest), self._TOGETHER):
+            part = flat[first * self._BLOCK : (first + self._TOGETHER) * self._BLOCK]
+            rows = np.append(part, np.zeros(-part.size % self._BLOCK, np.float32)).reshape(-1, self._BLOCK)
+            ratio = np.abs(rows)
+            most = largest[first : first + self._TOGETHER] = ratio.max(axis=1)
+            # Division is exact to the last bit on every machine; a product with an inverse would round twice.
+            np.divide(ratio, np.where(most > 0, most, np.float32(1))[:, None], out=ratio)
+            # Half of a step of the exponent is added, since 1.5 lies between two powers; below the least there is zero.
+            bits = ratio.view(np.int32)
+            codes = np.maximum(((bits + (1 << 22)) >> 23) - 120, ratio >= self._LEAST)
+            flat_codes = (codes | (rows < 0) << 3).astype(np.uint8).reshape(-1)[: part.size + part.size % 2]
+            begin = first * self._BLOCK // 2
+            packed[begin : begin + len(flat_codes) // 2] = flat_codes[0::2] | flat_codes[1::2] << 4
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""

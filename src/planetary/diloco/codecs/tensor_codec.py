@@ -25,8 +25,13 @@ class Update(NamedTuple):
     def sum(self, decay: float) -> np.ndarray:
         """Return e. It may be NaN or infinite."""
         with np.errstate(invalid="ignore", over="ignore"):
-            change = self.values if self.base is None else self.values - self.base
-            return change if self.residual is None else change + np.float32(decay) * self.residual
+            out = np.empty(self.values.shape, np.float32)
+            change = self.values if self.base is None else np.subtract(self.values, self.base, out=out)
+            if self.residual is None:
+                return change
+            if self.base is None:
+                return np.add(change, np.multiply(np.float32(decay), self.residual, out=out), out=out)
+            return np.add(change, np.float32(decay) * self.residual, out=out)
 
     def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the three as the loops take them: one dimension, contiguous, read-only; those that are None empty."""
@@ -94,10 +99,11 @@ def compress_in_numpy(codec: Codec, spec: TensorSpec, update: Update, out: np.nd
         return None
     codec.encode(wanted, out)
     try:
-        with np.errstate(over="ignore"):
-            left = wanted - codec.decode(spec, out)
+        left = codec.decode(spec, out)
     except ProtocolError:  # rounded to infinity
         return None
+    with np.errstate(over="ignore"):
+        np.subtract(wanted, left, out=left)
     return left if np.isfinite(left).all() else None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 
 from planetary.core.errors import LocalProtocolError
@@ -9,6 +12,8 @@ from planetary.machine.events import Append, Close, Closed, Event, Received, Sen
 from planetary.machine.journal import replay
 from planetary.site.placement.placed_jobs import HubNamed, HubRecord, PlacedJob, PlacementAsked, PlacementBook
 from planetary.site.placement.placement_machine import (
+    BURST,
+    PACE_S,
     REST_S,
     JobAsked,
     JobUnwanted,
@@ -39,7 +44,7 @@ class Hub:
     """A machine whose instructions are carried out on lists."""
 
     def __init__(self, *names: str, **policy: object) -> None:
-        self.policies = [SitePolicy(name=name, patience_s=PATIENCE, **policy) for name in names]  # type: ignore[arg-type]
+        self.policies = [SitePolicy(name=name, **{"patience_s": PATIENCE, **policy}) for name in names]  # type: ignore[arg-type]
         self.journal: list[HubRecord] = [HubNamed(hub="h-1")]
         self.now, self.sessions = 0.0, 0
         self.at: dict[str, int] = {}
@@ -318,3 +323,79 @@ def test_a_journal_with_a_record_that_cannot_follow_is_refused() -> None:
     hub = placed("a")
     with pytest.raises(LocalProtocolError, match="submitted before"):
         hub.machine.book.apply(next(one for one in hub.journal if isinstance(one, PlacementAsked)))
+
+
+def changing_state(hub: Hub, turn: int) -> None:
+    hub.report("a", "j", 1, "running" if turn % 2 else "queued")
+
+
+def there_and_away(hub: Hub, turn: int) -> None:
+    if turn % 2:
+        hub.come("a")
+        hub.report("a", "j", 1, "running")
+    else:
+        hub.go("a")
+
+
+def declining(hub: Hub, turn: int) -> None:
+    if hub.job("j").is_at_site:
+        hub.report("a", "j", hub.job("j").attempt, "declined", reason="it ends")
+
+
+def without_an_answer(hub: Hub, turn: int) -> None:
+    """Offers are not answered; attempts that were given up end."""
+    for attempt in list(hub.job("j").strays):
+        hub.report("a", "j", attempt, "absent")
+
+
+@pytest.mark.parametrize("behave", [changing_state, there_and_away, declining, without_an_answer])
+def test_a_site_that_alternates_between_two_states_does_not_grow_the_journal_without_bound(
+    behave: Callable[[Hub, int], None],
+) -> None:
+    """Once a second, for an hour; the job is fine again as soon as the site is."""
+    hub = Hub("a", patience_s=0.5) if behave in (there_and_away, without_an_answer) else Hub("a")
+    hub.come("a")
+    hub.submit("j")
+    if behave in (changing_state, there_and_away):
+        hub.report("a", "j", 1, "running")
+    before, turns = len(hub.journal), 3600
+    for turn in range(turns):
+        hub.wait(1.0)
+        behave(hub, turn)
+    lines = Counter(type(record).__name__ for record in hub.journal[before:])
+    paced = lines["JobAccepted"] + lines["JobLost"] + lines["JobOffered"]
+    assert paced <= BURST + turns / PACE_S + 1
+    assert paced > BURST  # the site did alternate
+    # Each offer or loss has one answer, or two: declined; returned; recalled and ended.
+    assert lines.total() <= 3 * paced
+    assert replay(hub.journal, PlacementBook()).jobs == hub.machine.book.jobs
+    job = hub.job("j")
+    for _ in range(3):
+        hub.wait(PACE_S + REST_S)
+        if hub.machine.sites["a"].news is None:
+            hub.come("a")
+        for attempt in list(job.strays):
+            hub.report("a", "j", attempt, "absent")
+        if job.is_at_site:
+            hub.report("a", "j", job.attempt, "running")
+    assert (job.state, job.state_there, hub.machine.state_there(job)) == ("placed", "running", "running")
+    hub.report("a", "j", job.attempt, "finished")
+    assert job.state == "finished"
+    assert hub.machine.next_deadline() is None
+
+
+def test_the_newest_of_many_states_is_shown_at_once_and_written_when_it_is_time() -> None:
+    hub = placed("a")
+    for turn in range(2 * BURST):
+        hub.report("a", "j", 1, "running" if turn % 2 else "queued")
+    hub.report("a", "j", 1, "cancelling", reason="a person cancels it")
+    job, written = hub.job("j"), len(hub.journal)
+    assert hub.machine.state_there(job) == "cancelling"
+    assert job.state_there != "cancelling"
+    due = hub.machine.next_deadline()
+    assert due is not None
+    assert hub.now < due <= hub.now + PACE_S
+    hub.wait(due - hub.now)
+    assert len(hub.journal) == written + 1
+    assert job.state_there == "cancelling"
+    assert hub.machine.next_deadline() is None

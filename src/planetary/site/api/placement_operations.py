@@ -209,7 +209,7 @@ def _job_status(hub: JobHub, job: PlacedJob) -> PlacedJobStatus:
         why=hub.waits_for(job) or job.why,
         reason=job.reason,
         attempt=job.attempts,
-        state_there=job.state_there or "",
+        state_there=hub.state_there(job),
         name_there=job.name_there,
         strays={stray.site: "recalled" if stray.recalled else "away" for stray in job.strays.values()},
         priority=job.priority,

@@ -304,6 +304,10 @@ class JobHub:
         choice = self.machine.choices.get(job.job)
         return choice.why if choice is not None and job.state is PlacementState.WAITING else ""
 
+    def state_there(self, job: PlacedJob) -> str:
+        """Return the newest state of a job at its site; "": not known."""
+        return self.machine.state_there(job)
+
     def site(self, name: str) -> SiteSession:
         """Return a site as it is now."""
         return self.machine.sites[name]

@@ -6,10 +6,15 @@ So the loss of a message, a connection, a site or the hub loses no job. A job is
 own was away for longer than its patience. The attempt that was given up is a *stray*: while it may still run, the job
 is not offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the job if no
 other site was asked in the meantime.
+
+A site that alternates between two states (queued and running, there and away, taking a job and declining it) does not
+grow the journal at the rate of its connection: offers, losses and changes of a job's state there are *paced*, and of
+the changes in between the newest counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -43,6 +48,8 @@ REST_S = 30.0
 """Time after which a site is asked again for a job that it declined for a passing reason."""
 MOST_REASON = 2000
 """Characters that are kept of a site's reason."""
+PACE_S, BURST = 60.0, 20
+"""Offers, losses and changes of state of a job: `BURST` at once, then one each `PACE_S` seconds; most have four."""
 LINE_STEPS = 50
 """Parts of a daily budget: a line's bytes are written to the journal whenever another part is used."""
 
@@ -113,12 +120,15 @@ class PlacementMachine:
         self._began = now
         self._asked_at: dict[str, float] = {}  # job -> when its offer was sent on the present connection
         self._rests: dict[tuple[str, str], tuple[float, str]] = {}  # job and site -> until when, and why
+        self._paced: dict[str, float] = {}  # job -> when all that was written of it has been paid for
+        self._held: dict[str, JobReport] = {}  # job -> state at its site that is not in the journal yet
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
         """See `machine.machine.Machine.handle`."""
         self._out = []
         self._dispatch(event, now)
+        self._take_held(now)
         self._give_up(now)
         self._place(now)
         return self._out
@@ -127,7 +137,14 @@ class PlacementMachine:
         """See `machine.machine.Machine.next_deadline`."""
         times = [at for job in self.book.jobs.values() if (at := self._lost_at(job)) is not None]
         times += [until for until, _ in self._rests.values()]
+        times += [self._free_at(job) for job in self._held]
+        times += [self._free_at(job) for job, choice in self.choices.items() if choice.site]
         return min(times, default=None)
+
+    def state_there(self, job: PlacedJob) -> str:
+        """Return the newest state of a job at its site; "": not known."""
+        held = self._held.get(job.job)
+        return (job.state_there or "") if held is None else held.state
 
     def now_of(self, name: str, job: PlacedJob) -> SiteNow:
         """Return a site as a job sees it."""
@@ -161,6 +178,7 @@ class PlacementMachine:
             strays = [stray.site for stray in job.strays.values()]
             yield not job.is_at_site or job.site not in strays, f"{name} is at {job.site} twice"
             yield len(strays) == len(set(strays)), f"{name} has two strays at one site"
+            yield job.job not in self._held or job.is_at_site, f"{name} is at no site, and a state there is not written"
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -255,18 +273,42 @@ class PlacementMachine:
             case "absent":
                 self._append(PlacedJobEnded(job=job.job, state="cancelled", reason=report.reason))
             case "queued" | "running" | "cancelling":
-                self._accept(job, report)
+                self._accept(job, report, now)
             case _:
-                self._accept(job, report)
+                self._accept(job, report, now)
                 self._append(PlacedJobEnded(job=job.job, state=report.state, reason=report.reason))
 
-    def _accept(self, job: PlacedJob, report: JobReport) -> None:
-        if job.state is PlacementState.OFFERED or (not report.ended and report.state != job.state_there):
-            self._append(
-                JobAccepted(
-                    job=job.job, attempt=job.attempt, state=report.state, reason=report.reason, name=report.name
-                )
-            )
+    def _accept(self, job: PlacedJob, report: JobReport, now: float) -> None:
+        self._held.pop(job.job, None)
+        if job.state is PlacementState.OFFERED:
+            self._append(self._accepted(job, report))
+        elif not report.ended and report.state != job.state_there:
+            self._held[job.job] = report
+
+    def _accepted(self, job: PlacedJob, report: JobReport) -> JobAccepted:
+        return JobAccepted(job=job.job, attempt=job.attempt, state=report.state, reason=report.reason, name=report.name)
+
+    def _take_held(self, now: float) -> None:
+        """Write the newest states of jobs at their sites, where it is time."""
+        self._paced = {name: paid for name, paid in self._paced.items() if not self.book.job(name).over}
+        for name, report in list(self._held.items()):
+            job = self.book.job(name)
+            if not job.is_at_site or job.attempt != report.attempt:
+                del self._held[name]
+            elif self._is_free(name, now):
+                del self._held[name]
+                self._append(self._accepted(job, report))
+
+    def _free_at(self, job: str) -> float:
+        """Return when the next paced record of a job may be written (monotonic seconds)."""
+        return self._paced.get(job, -math.inf) - (BURST - 1) * PACE_S
+
+    def _is_free(self, job: str, now: float) -> bool:
+        """Whether a paced record may be written now; if so it is paid for."""
+        if now < self._free_at(job):
+            return False
+        self._paced[job] = max(now, self._paced.get(job, now)) + PACE_S
+        return True
 
     def _cancel(self, event: JobUnwanted) -> None:
         job = self.book.job(event.job)
@@ -297,15 +339,13 @@ class PlacementMachine:
         if job.site not in self.sites:
             return self._began  # the hub's configuration has it no more
         site, patience = self.sites[job.site], self.policies[job.site].patience_s
-        if site.news is None:
-            return site.away_since + patience
-        asked = self._asked_at.get(job.job)
-        return None if asked is None else asked + patience
+        asked = site.away_since if site.news is None else self._asked_at.get(job.job)
+        return None if asked is None else max(asked + patience, self._free_at(job.job))
 
     def _give_up(self, now: float) -> None:
         for job in self.book.jobs.values():
             at = self._lost_at(job)
-            if at is None or now < at:
+            if at is None or now < at or not self._is_free(job.job, now):
                 continue
             here = job.site in self.sites and self.sites[job.site].news is not None
             reason = f"{job.site} {'does not answer' if here else 'is away'}, for longer than its patience"
@@ -321,7 +361,10 @@ class PlacementMachine:
         self.choices = {}
         for job in sorted(waiting, key=lambda job: -(job.priority or 0)):
             choice = choose_site(job.placeable, [self.now_of(name, job) for name in self.policies])
-            if choice.site:
+            if choice.site and not self._is_free(job.job, now):
+                rests = f"{choice.site} gets it in a while: it was offered, lost or changed too often"
+                self.choices[job.job] = msgspec.structs.replace(choice, why=rests)
+            elif choice.site:
                 self._append(JobOffered(job=job.job, attempt=job.attempts + 1, site=choice.site, why=choice.why))
                 self._ask(job, now)
             elif choice.hopeless and not job.strays:

@@ -42,7 +42,7 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     job: RingJob  # part of the workers' job
     start_digest: str  # of the outer state that the gateway starts from
-    most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
+    most_attempts: int = 8  # reductions that may fail in a row, without a lost worker, before the run goes on in a star
 
 
 class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):

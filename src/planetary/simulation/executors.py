@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from planetary.core.step import StepSpec
-from planetary.core.tensors import Tensors
+from planetary.core.step import FunctionSpec, StepSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.runtime.device_program import Handle
 from planetary.runtime.executor import Executor, StepResult
+from planetary.runtime.program_runner import Program, ProgramRunner
 from planetary.simulation.process import Signal, sleep
 
 
@@ -183,3 +187,41 @@ class View:
     def close(self) -> None:
         """See `Executor`."""
         self._device.forget(self)
+
+
+class KnownProgram(ProgramRunner):
+    """A program whose functions are a few lines of NumPy in place of compiled ones, without a device; see `Runner`.
+
+    Handles are arrays.
+    """
+
+    def __init__(self, name: bytes, functions: Mapping[str, FunctionSpec]) -> None:
+        """`name`: in place of the module, whose digest identifies the program; `functions`: signatures by name."""
+        super().__init__(Program(name, functions), self)
+
+    @abstractmethod
+    def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        """Return at least the results of a function by name, of its arguments by name."""
+
+    @property
+    def device_name(self) -> str:
+        """See `DeviceProgram`."""
+        return "none"
+
+    def signature(self, function: str) -> FunctionSpec:
+        """See `DeviceProgram`."""
+        return self._program.functions[function]
+
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
+        """See `DeviceProgram`."""
+        return np.array(array)
+
+    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+        """See `DeviceProgram`."""
+        return handle.copy()
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        """See `DeviceProgram`."""
+        spec = self.signature(function)
+        found = self.results(function, {one.name: value for one, value in zip(spec.arguments, arguments, strict=True)})
+        return [np.asarray(found[one.name], np.int32 if one.dtype == "i32" else np.float32) for one in spec.results]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.option_values import port
+from planetary.cli.run_flags import add_run_flags
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.key_flags import TRAIN_FLAGS, add_key_flags
-
     parser = command_parser(
         subparsers,
         "train",
@@ -34,31 +32,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary train --resume runs/stdlib",
         ],
     )
-    parser.add_argument("config", nargs="?", type=Path, help="configuration (TOML or PCP's experiment.json)")
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
-    )
-    parser.add_argument(
-        "--forgive",
-        action="append",
-        default=[],
-        metavar="WORKER",
-        help="with --resume: lift this worker's ban, and let its name belong to another machine; may be given several "
-        "times",
+    add_run_flags(
+        parser,
+        config="configuration (TOML or PCP's experiment.json)",
+        json="print the report as JSON and nothing else",
+        cache="prepared data and compiled steps",
     )
     parser.add_argument("--baseline", action="store_true", help="also train the same tokens on one worker, plainly")
-    add_key_flags(parser, TRAIN_FLAGS)
     parser.add_argument(
         "--full", action="store_true", help="train all of the configuration's rounds, however long that takes here"
     )
     parser.add_argument("--preset", metavar="NAME", help="a published way to synchronise (docs/synchronisation.md)")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
-    parser.add_argument("--plain-loopback", action="store_true", help="no TLS and no token between the processes")
-    parser.add_argument("--dashboard-port", type=port, default=0, metavar="P", help="port of the dashboard (0: any)")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared data and compiled steps")
     return parser
 
 
@@ -69,55 +53,34 @@ def run(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
     from planetary.cli.exit_codes import EXIT_OK
-    from planetary.cli.key_flags import TRAIN_FLAGS, settings_of
+    from planetary.cli.run_flags import check_run_flags, local_run_of, overrides_of
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
-    from planetary.run.choice import new_run, read_config, resumed_run
+    from planetary.run.choice import read_config
     from planetary.run.kinds import kind_of
-    from planetary.run.places import cache_folder
-    from planetary.run.processes.local_run import LocalRunOptions
     from planetary.run.results import write_results
 
-    if (args.config is None) == (args.resume is None):
-        raise UserError(
-            "train: give either a configuration file for a new run, e.g. `planetary train "
-            "examples/stdlib.toml`, or --resume RUN"
-        )
-    if args.checkpoint is not None and args.resume is None:
-        raise UserError("train: --checkpoint says where to resume from, so it needs --resume RUN")
-    if args.forgive and args.resume is None:
-        raise UserError("train: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
+    check_run_flags(args, "train", "examples/stdlib.toml")
     if args.preset is not None and args.resume is not None:
         raise UserError("train: --preset is for a new run; one that goes on keeps its way to synchronise")
-    overrides = [*args.set, *settings_of(args, TRAIN_FLAGS)]
+    overrides = overrides_of(args)
     overrides += ["train.target_minutes=0"] if args.full else []
-    if args.resume is not None:
-        config, folder = resumed_run(args.resume, overrides, args.checkpoint)
-    else:
-        if args.preset is not None:
-            from planetary.core.configuration.presets import preset_of
+    if args.preset is not None:
+        from planetary.core.configuration.presets import preset_of
 
-            preset = preset_of(args.preset)
-            overrides = [*preset.overrides(read_config(args.config, overrides).fabric.workers), *overrides]
-        config, folder = new_run(args.config, overrides, args.run_dir)
+        preset = preset_of(args.preset)
+        overrides = [*preset.overrides(read_config(args.config, overrides).fabric.workers), *overrides]
+    config, options = local_run_of(args, overrides)
+    folder = options.folder
     kind = kind_of(config)
     if args.baseline:
         kind.check_baseline(config)
     for warning in kind.check(config):
         print(f"warning: {warning}", file=sys.stderr)
-    options = LocalRunOptions(
-        folder=folder,
-        cache=cache_folder(args.cache),
-        resume=args.resume is not None,
-        checkpoint=args.checkpoint,
-        forgive=tuple(args.forgive),
-        plain=args.plain_loopback,
-        dashboard_port=args.dashboard_port,
-    )
     train_here(config, options, quiet=args.json)
     if args.baseline:
         # As long and as large as the gateway made the run.

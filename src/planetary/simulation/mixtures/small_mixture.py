@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.moe.plan.mixture_plan import MODEL, MixturePlan
 from planetary.moe.program.signature import in_layer
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import Program, ProgramRunner, Runner
+from planetary.runtime.program_runner import Runner
+from planetary.simulation.executors import KnownProgram
 
 BATCH, LENGTH = 1, 4
 MODEL_OPTIONS = {
@@ -130,46 +130,27 @@ def small_functions(plan: MixturePlan) -> dict[str, FunctionSpec]:
     }
 
 
-class SmallProgram(ProgramRunner):
-    """See the module, and `Runner`; handles are arrays."""
+class SmallProgram(KnownProgram):
+    """See the module."""
 
     def __init__(self, model: LatentMoeConfig, functions: dict[str, FunctionSpec]) -> None:
-        super().__init__(Program(b"a small known program", functions), self)
+        super().__init__(b"a small known program", functions)
         self._model = model
 
-    @property
-    def device_name(self) -> str:
-        """See `DeviceProgram`."""
-        return "none"
-
-    def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
-        return self._program.functions[function]
-
-    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
-        return np.array(array)
-
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
-        return handle.copy()
-
-    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
+    def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        """See `KnownProgram`."""
         spec = self.signature(function)
-        given = {one.name: value for one, value in zip(spec.arguments, arguments, strict=True)}
         match function.partition("_")[2]:
             case "gradients" if "tokens" in given:
-                found = self._gradients(spec, given)
+                return self._gradients(spec, given)
             case "gradients":
-                found = _expert_gradients(spec, given)
+                return _expert_gradients(spec, given)
             case "proxy":
-                found = {"proxy": _proxy(given)}
+                return {"proxy": _proxy(given)}
             case "update":
-                found = _update(given)
+                return _update(given)
             case _:
-                found = self._evaluated(spec, given)
-        return [np.asarray(found[one.name], np.int32 if one.dtype == "i32" else np.float32) for one in spec.results]
+                return self._evaluated(spec, given)
 
     def _gradients(self, spec: FunctionSpec, given: dict[str, np.ndarray]) -> dict[str, Any]:
         number = batch_number(given["tokens"])

@@ -51,10 +51,10 @@ from planetary.rl.program.policy_shape import SCORE, TRAIN, PolicyShape
 from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, LearnTexts
 from planetary.rl.protocol.rl_records import GroupSampled, GroupsLearned, ImitationEnded
 from planetary.rl.worker.loaded_policy import LoadedPolicy, TextStart, sample
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import Program, ProgramRunner, Runner
+from planetary.runtime.program_runner import Runner
 from planetary.serve.program.serving_shape import PAGE, ServingShape
 from planetary.serve.program.traced_model import TracedModel
+from planetary.simulation.executors import KnownProgram
 
 VOCABULARY = 11
 """The digits, and the line end that ends a text."""
@@ -114,36 +114,16 @@ def decode(params: Any, tokens: Any, context: Any) -> Any:
     return context.wanted(params["table"][tokens])
 
 
-class SmallPolicyProgram(ProgramRunner):
-    """See the module, and `Runner`; handles are arrays."""
+class SmallPolicyProgram(KnownProgram):
+    """See the module."""
 
     def __init__(self, functions: Mapping[str, FunctionSpec]) -> None:
         """`functions`: signatures by name."""
-        super().__init__(Program(b"a small known policy", functions), self)
+        super().__init__(b"a small known policy", functions)
 
-    @property
-    def device_name(self) -> str:
-        """See `DeviceProgram`."""
-        return "none"
-
-    def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
-        return self._program.functions[function]
-
-    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
-        return np.array(array)
-
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
-        return handle.copy()
-
-    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
-        spec = self.signature(function)
-        given = {one.name: value for one, value in zip(spec.arguments, arguments, strict=True)}
-        found = {TRAIN: _trained, SCORE: _scored}.get(function, _continued)(given)
-        return [np.asarray(found[one.name], np.int32 if one.dtype == "i32" else np.float32) for one in spec.results]
+    def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
+        """See `KnownProgram`."""
+        return {TRAIN: _trained, SCORE: _scored}.get(function, _continued)(given)
 
 
 def _rows(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -83,6 +83,21 @@ def test_the_gateway_can_have_the_worker_restarted() -> None:
     assert out == [e.KillProcess("stuck", gracefully=False)]
 
 
+def test_restarts_at_the_operators_request_are_no_failed_starts() -> None:
+    """They do not make the pauses longer; those that the gateway asks for, as the worker is stuck, do."""
+    for kind, pauses in (("restarted", True), ("stuck", False)):
+        supervisor, now = running(machine()), 1.0
+        for attempt in range(2, 6):
+            supervisor.handle(e.Received(1, m.RestartWorker(reason="asked", kind=kind)), now)
+            supervisor.handle(e.ProcessExited(100, -9, "killed"), now)
+            due = supervisor.next_deadline()
+            assert due is not None
+            assert (due == now) == (pauses or attempt == 2)
+            now = due
+            assert supervisor.handle(e.Tick(), now) == [e.StartProcess(attempt)]
+            supervisor.handle(e.ProcessStarted(100), now)
+
+
 def test_a_shutdown_ends_the_worker_first() -> None:
     supervisor = running(machine())
     out = supervisor.handle(e.Received(1, m.Shutdown(reason="all done")), 5.0)

@@ -287,11 +287,11 @@ class Membership:
         for session in [worker.session, *supervisors]:
             self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))
 
-    def restart(self, worker: WorkerSession, reason: str) -> None:
+    def restart(self, worker: WorkerSession, reason: str, kind: Departure) -> None:
         """Ask the worker's supervisor, if it has one, for a fresh process."""
         for supervisor in self._desk.supervisors.values():
             if supervisor.worker == worker.worker:
-                self._desk.send(supervisor.session, m.RestartWorker(reason=reason))
+                self._desk.send(supervisor.session, m.RestartWorker(reason=reason, kind=kind))
 
     def let_supervisor_go(self, worker: WorkerSession) -> None:
         """End the connection of a worker's supervisor, which dials again and follows its worker."""

@@ -282,7 +282,7 @@ class RunController(ABC, Generic[DeskT]):
 
     def _restart(self, worker: WorkerSession, reason: str, kind: Departure, now: float) -> None:
         """Replace a worker's process."""
-        self.membership.restart(worker, reason)
+        self.membership.restart(worker, reason, kind)
         self._lose(worker, reason, kind, now)
 
     def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> bool:

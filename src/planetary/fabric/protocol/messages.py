@@ -18,6 +18,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.diloco.outer_optimizers import AnyOuterOptimizer
+from planetary.fabric.protocol.status import Departure
 from planetary.net.session import SESSION, Goodbye, Greeting, Heartbeat, Refused, Welcome
 from planetary.wire.message import Message, Order
 from planetary.wire.protocol import Protocol
@@ -115,6 +116,7 @@ class RestartWorker(Message, frozen=True, kw_only=True):
     """The gateway asks the supervisor to kill and restart its worker, e.g. because it is silent or stuck."""
 
     reason: str
+    kind: Departure = ""  # "restarted": at the operator's request, which is no failed start
 
 
 class Shutdown(Message, frozen=True, kw_only=True):

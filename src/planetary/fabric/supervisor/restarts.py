@@ -27,10 +27,15 @@ class Restarts:
         self._final_codes = final_codes | {0}
         self._failures = 0
 
-    def pause_after(self, code: int, lived_s: float) -> float | None:
-        """Seconds until the next start after an exit with `code` (negative: a signal); None: no more starts."""
+    def pause_after(self, code: int, lived_s: float, *, is_ordered: bool = False) -> float | None:
+        """Seconds until the next start after an exit with `code` (negative: a signal); None: no more starts.
+
+        `is_ordered`: the operator asked for the exit, so that it is no failure.
+        """
         if code in self._final_codes:
             return None
+        if is_ordered:
+            return 0.0
         self._failures = 1 if lived_s >= self._healthy_after_s else self._failures + 1
         # Most deaths are accidents, and the lease is waiting.
         if self._failures == 1:

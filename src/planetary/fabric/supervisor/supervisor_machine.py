@@ -70,6 +70,7 @@ class SupervisorMachine:
         self._started_at = 0.0
         self._start_at: float | None = 0.0
         self._stop_reason = ""  # why the process was asked to end
+        self._is_ordered = False  # whether the operator has its worker restarted
         self._error: type[PlanetaryError] | None = None  # that it was refused with
         self.phase = SupervisorPhase.WAITING
         self._out: list[Instruction] = []
@@ -129,6 +130,7 @@ class SupervisorMachine:
                     self._stop(event.reason)
             case Received() if event.session == self._link.session:
                 if isinstance(event.message, m.RestartWorker) and self._pid:
+                    self._is_ordered = event.message.kind == "restarted"
                     self._out.append(KillProcess(event.message.reason, gracefully=False))
                 elif isinstance(event.message, m.Shutdown):
                     self._error = None if event.message.ok else error_class(event.message.kind)
@@ -157,7 +159,8 @@ class SupervisorMachine:
         if self.phase is SupervisorPhase.STOPPING:
             self._exit(self._stop_reason)
             return
-        pause = self._restarts.pause_after(event.code, now - self._started_at)
+        pause = self._restarts.pause_after(event.code, now - self._started_at, is_ordered=self._is_ordered)
+        self._is_ordered = False
         if pause is not None:
             self._advance("exited")
             self._start_at = now + pause

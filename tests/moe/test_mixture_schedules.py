@@ -7,7 +7,7 @@ import pytest
 from mixture_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
 
 from planetary.fabric.gateway.run_files import EVENTS
-from planetary.fabric.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLost
+from planetary.fabric.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLeft, WorkerLost
 from planetary.moe.controller.mixture_records import (
     ExpertsAdvanced,
     FragmentAdvanced,
@@ -108,6 +108,26 @@ def test_a_composer_that_hangs_with_its_last_state_is_restarted() -> None:
     lost = [record.reason for record in cluster.journal if isinstance(record, WorkerLost)]
     assert any(reason.startswith("it did not send the last state of its shard for") for reason in lost)
     check_ended(cluster, 2)
+
+
+@pytest.mark.parametrize("pace", ["free", "lockstep"])
+def test_a_composer_that_is_let_go_ends_no_run(pace: str) -> None:
+    """At a free pace another takes its shard at once; in lock step it stays as long as the others need it."""
+    cluster = MixtureCluster(0, small_mixture(rounds=2, pace=pace), NODES if pace == "free" else 2)
+
+    def composes() -> bool:
+        return has_begun(cluster) and bool(cluster.controller.composing)
+
+    assert cluster.advance(composes, LIMIT_S)
+    assert cluster.gateway is not None
+    first = next(iter(cluster.controller.composing))
+    name = cluster.controller.desk.workers[first].worker
+    cluster.gateway.let_go(name, "the operator needs it", "drained")
+    assert cluster.run(LIMIT_S)
+    check_ended(cluster, 2)
+    left = [(one.worker, one.kind) for one in cluster.journal if isinstance(one, WorkerLeft)]
+    assert left[:1] == ([(name, "drained")] if pace == "free" else [])
+    assert not [one for one in cluster.journal if isinstance(one, WorkerLost)]
 
 
 def test_the_last_model_is_put_together_again_when_the_disk_was_full() -> None:

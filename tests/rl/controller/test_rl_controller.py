@@ -11,7 +11,7 @@ from policy_model import SHAPE
 from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned
+from planetary.fabric.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned, WorkerLeft, WorkerLost
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.rl.controller.prompt_groups import PromptGroup
@@ -296,6 +296,27 @@ def test_the_last_checkpoint_is_tried_again_and_earlier_ones_have_successors() -
     assert hopeless.finish is not None
     assert (hopeless.finish.ok, hopeless.finish.kind) == (False, "resource")
     assert len(hopeless.of(CheckpointFailed)) == LAST_CHECKPOINT_TRIES
+
+
+def test_a_worker_that_is_let_go_has_finished_its_task() -> None:
+    fabric = Fabric(policy(rounds=3, imitated=1, held_out=0))
+    learning = fabric.join("a")
+    assert isinstance(fabric.tasks[learning], LearnTexts)
+    fabric.post(e.LetGo("a", "another run needs it", "drained"))
+    assert fabric.of(WorkerLeft) == []
+    fabric.answer(learning)
+    assert [(one.worker, one.kind) for one in fabric.of(WorkerLeft)] == [("a", "drained")]
+    fabric.merge()
+    sampling, _ = fabric.join("b"), fabric.join("c")
+    assert isinstance(fabric.tasks[sampling], SampleTexts)
+    fabric.post(e.LetGo("b", "another run needs it"))
+    assert len(fabric.of(WorkerLeft)) == 1
+    fabric.answer(sampling)
+    assert [one.worker for one in fabric.of(WorkerLeft)] == ["a", "b"]
+    fabric.run()
+    assert fabric.finish is not None
+    assert fabric.finish.ok
+    assert fabric.of(WorkerLost) == []
 
 
 def test_a_goal_reached_while_the_disk_is_full_leaves_the_last_checkpoint_all_its_tries() -> None:

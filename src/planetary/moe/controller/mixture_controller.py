@@ -318,6 +318,11 @@ class MixtureController(RunController[MixtureDesk]):
         if composed and (why := self.policy.plan.pace.end_without_composer(worker.worker, reason)):
             self._end("peer", why)
 
+    def _is_idle(self, worker: WorkerSession) -> bool:
+        """See `RunController`: a run that would end without a composer keeps it."""
+        pace = self.policy.plan.pace
+        return worker.session not in self.composing or not pace.end_without_composer(worker.worker, worker.leaving)
+
     # --- after each event -------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:

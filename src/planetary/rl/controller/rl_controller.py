@@ -609,6 +609,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._vacate(worker.session)
         self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
 
+    def _is_idle(self, worker: WorkerSession) -> bool:
+        trains = self.round is not None and self.round.share_of(worker.session) is not None
+        return worker.session not in self.sampling and not trains
+
     def _vacate(self, session: int) -> None:
         """Give the tasks of this worker to others."""
         self._versions.pop(session, None)

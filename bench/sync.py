@@ -5,7 +5,8 @@
     python bench/sync.py examples/stdlib.toml --ways mean:10,sign-both:36 --rounds 50 --inner-steps 36 --against mean:10
     python bench/sync.py examples/stdlib.toml --ways mean,star-eager,streaming:10,streaming-late:10 --factors ''
 
-`mean:10` is the way `mean` with H 10, in as many steps; `mean:10*1.5` with one and a half times the learning rate, too.
+`mean:10` is the way `mean` with H 10, in as many steps; `mean:10*1.5` with one and a half times the learning rate, too;
+`adam@0.02/0.5/0.99/0.001` the way `adam` with other constants (η, β₁, β₂, ε).
 There are two references: one worker on the same tokens, and data-parallel training, one worker with the batches of all
 workers and as many steps (the published definition of the gap, arXiv:2503.09799).
 
@@ -65,10 +66,9 @@ class Way(msgspec.Struct, frozen=True):
 WAYS = {
     "mean": Way(),
     "nesterov": Way(outer=Nesterov(0.7, 0.9)),
-    "adam-0.003": Way(outer=Adam(0.003)),
-    "adam": Way(outer=Adam(0.01)),
-    "adam-0.03": Way(outer=Adam(0.03)),
-    "rda-adam": Way("rda", outer=Adam(0.01)),
+    "mean-1.3": Way(outer=Nesterov(1.3)),
+    "adam": Way(outer=Adam(0.03, 0.0, 0.99, 0.01)),
+    "rda-adam": Way("rda", outer=Adam(0.05, 0.0, 0.99, 0.02)),
     "rda": Way("rda"),
     "int4-both": Way(up="int4", down="int4"),
     "rda-int4-both": Way("rda", up="int4", down="int4"),
@@ -107,14 +107,16 @@ def as_parallel(config: Config, factor: float) -> Config:
 
 
 def asked(text: str, config: Config) -> tuple[Way, Config]:
-    """Return the way and the configuration of NAME[:H][*FACTOR]."""
+    """Return the way and the configuration of NAME[@RATE/BETA1/BETA2/EPSILON][:H][*FACTOR]."""
     text, _, factor = text.partition("*")
-    name, _, steps = text.partition(":")
+    text, _, steps = text.partition(":")
+    name, _, constants = text.partition("@")
+    way = replace(WAYS[name], outer=Adam(*map(float, constants.split("/")))) if constants else WAYS[name]
     if steps:
         train = replace(config.train, inner_steps=int(steps), rounds=round(config.total_inner_steps / int(steps)))
         config = replace(config, train=train)
     optimizer = replace(config.optimizer, learning_rate=config.optimizer.learning_rate * float(factor or 1))
-    return WAYS[name], replace(config, optimizer=optimizer)
+    return way, replace(config, optimizer=optimizer)
 
 
 def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:

@@ -176,14 +176,14 @@ SECOND, STEPS = "second:", "steps:"
 
 
 class Adam(msgspec.Struct, frozen=True, tag="adam", tag_field="kind"):
-    """Adam (Kingma & Ba 2015, arXiv:1412.6980, algorithm 1) on the merged delta, with the ε of FedAdam.
+    """Adam (Kingma & Ba 2015, arXiv:1412.6980, algorithm 1) on the merged delta, with an ε as large as a delta.
 
     FedAdam (Reddi et al. 2021, arXiv:2003.00295, algorithm 2) is Adam on the pseudo-gradient without the correction of
     the bias: its second moment begins at τ², and it adds τ = 10⁻³ to the root where Adam adds 10⁻⁸. Taken here are
     Adam's correction, because a run has so few outer steps that uncorrected moments would be far too short in all of
-    them, and a large ε, because deltas of rarely touched rows are near 0 and would else be blown up to the rate. β₂ is
-    0.99 as in FedAdam: 0.999 is a memory of a thousand rounds. State and step, of each coordinate in the t-th step of
-    its tensor:
+    them, and a large ε, because deltas of rarely touched rows are near 0 and would else be blown up to the rate
+    (bench/results/sync.md). β₂ is 0.99 as in FedAdam: 0.999 is a memory of a thousand rounds. State and step, of each
+    coordinate in the t-th step of its tensor:
 
         m ← (1 − w₁) m + w₁ Δ,    w₁ = (1 − β₁) / (1 − β₁ᵗ)
         v ← (1 − w₂) v + w₂ Δ²,   w₂ = (1 − β₂) / (1 − β₂ᵗ)

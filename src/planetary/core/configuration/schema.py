@@ -148,8 +148,8 @@ class OuterConfig(msgspec.Struct, frozen=True):
     """`[outer]`: the outer step that the training controller takes.
 
     A configuration without `optimizer`, `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has
-    fewer than 1,000 rounds, in lock-step; one with "adam" and without `learning_rate` gets 0.01. The run's
-    `config.toml` has the chosen values.
+    fewer than 1,000 rounds, in lock-step; with "adam", `learning_rate` is 0.03 where it is not given, and
+    `momentum` 0.0 in so short a run. The run's `config.toml` has the chosen values.
     """
 
     # of the merged delta: "nesterov", or "adam" with its moments corrected for bias, whose state takes one more copy of
@@ -159,7 +159,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     learning_rate: Positive = 0.7
     momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD); "adam": of the mean of the deltas
     beta2: Decay = 0.99  # "adam": of the mean of their squares
-    epsilon: Positive = 1e-3  # "adam": added to the root of that mean, in units of a delta
+    epsilon: Positive = 1e-2  # "adam": added to the root of that mean, in units of a delta
     # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"

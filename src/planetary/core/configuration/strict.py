@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from planetary.core.configuration.outer_rule import RATES, RULE_KEYS, chosen_rule
+from planetary.core.configuration.outer_rule import RULE_KEYS, chosen_adam, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
 from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
@@ -371,12 +371,12 @@ def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
-    rate = RATES.get(config.outer.optimizer)
-    if rate is not None and "learning_rate" not in keys:
-        return replace(config, outer=replace(config.outer, learning_rate=rate))
+    rounds = config.train.rounds // config.sync.fragments
+    if config.outer.optimizer == "adam":
+        return replace(config, outer=replace(config.outer, **chosen_adam(rounds, keys)))
     if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or config.moe.composers:
         return config
-    chosen = chosen_rule(config.train.rounds // config.sync.fragments)
+    chosen = chosen_rule(rounds)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
         chosen["merge"] = "mean"
     return replace(config, outer=replace(config.outer, **chosen))

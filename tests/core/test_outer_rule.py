@@ -48,6 +48,10 @@ def test_adam_has_a_rate_of_its_own_unless_one_is_given() -> None:
         (["outer.epsilon=0.1"], "outer.epsilon: expected 0.01 with outer.optimizer"),
         (["outer.optimizer=adam", "outer.beta2=1.0"], "outer.beta2: expected a finite number >= 0 and < 1, found 1.0"),
         (["outer.optimizer=adam", "outer.epsilon=0"], "outer.epsilon: expected a finite number > 0, found 0"),
+        (
+            ["outer.optimizer=adam", "outer.learning_rate=0.7"],
+            'outer.learning_rate: expected at most 0.5 with outer.optimizer = "adam", found 0.7',
+        ),
         (["outer.optimizer=adamw"], "outer.optimizer: expected one of"),
         (
             ["outer.optimizer=adam", "sync.overlap=eager", "sync.compression=float32"],

@@ -155,7 +155,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     # of the merged delta: "nesterov", or "adam" with its moments corrected for bias, whose state takes one more copy of
     # the parameters. Not with sync.overlap = "eager", nor with a relayed broadcast
     optimizer: OuterOptimizerName = "nesterov"
-    # of the step along the workers' merged deltas; "adam": about how far a coordinate moves in a round
+    # of the step along the workers' merged deltas; "adam": about how far a coordinate moves in a round, at most 0.5
     learning_rate: Positive = 0.7
     momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD); "adam": of the mean of the deltas
     beta2: Decay = 0.99  # "adam": of the mean of their squares

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from planetary.core.configuration.outer_rule import RULE_KEYS, chosen_adam, chosen_rule
+from planetary.core.configuration.outer_rule import ADAM_RATE, MOST_ADAM_RATE, RULE_KEYS, chosen_adam, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
 from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
@@ -330,7 +330,14 @@ def _check_outer_optimizer(config: Config, origin: str) -> None:
                     f"{origin}: outer.{key}: expected {getattr(default, key)} with outer.optimizer = "
                     f'"{outer.optimizer}", found {found}: only adam uses it'
                 )
-    elif config.sync.overlap == "eager":
+        return
+    if outer.learning_rate > MOST_ADAM_RATE:
+        raise UserError(
+            f'{origin}: outer.learning_rate: expected at most {MOST_ADAM_RATE} with outer.optimizer = "adam", found '
+            f"{outer.learning_rate}: a coordinate moves about so far in a round, whatever the delta is; with nesterov "
+            f"it is a part of a delta. Leave it out for {ADAM_RATE}"
+        )
+    if config.sync.overlap == "eager":
         raise UserError(
             f'{origin}: outer.optimizer: expected "nesterov" with sync.overlap = "eager", found "adam": a worker '
             "begins at its own part of the outer step, and a step that is divided by a root has no part of one worker"

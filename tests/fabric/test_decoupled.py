@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas, sweep
+from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas, run_schedule, sweep
 
+from planetary.core.config import config_from_tables
+from planetary.core.errors import UserError
 from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,
@@ -103,6 +105,22 @@ def test_random_fault_schedules() -> None:
     seen = sweep(range(4200, 4203), given=(*KEYS, *PLAIN))
     assert seen.records[RoundFinished] >= 3 * 6
     assert seen.records[LeaseCarried] > 0
+
+
+def test_late_results_of_whole_parameters_are_folded_into_later_rounds() -> None:
+    """One fragment: 1 / (1 + n) of the tokens after n newer versions, and no lease is cancelled."""
+    given = ("sync.overlap=decoupled", "sync.delay=2", "sync.compression=float32", "fabric.quorum=2", *PLAIN)
+    cluster = run_schedule(4701, given=given, speeds=(1.0, 1.0, 0.3))
+    late = [r for r in of(cluster, DeltaAccepted) if r.stale]
+    assert late
+    assert {r.task for r in late} <= {r.task for r in of(cluster, LeaseCarried)}
+
+
+@pytest.mark.parametrize("overlap", ["streaming", "decoupled"])
+def test_measured_leases_are_refused_where_a_fragment_is_mixed_in(overlap: str) -> None:
+    given = [f"sync.overlap={overlap}", "sync.compression=float32", "fabric.leases=measured"]
+    with pytest.raises(UserError, match=f'fabric.leases: expected "equal" with sync.overlap = "{overlap}"'):
+        config_from_tables({}, given)
 
 
 @pytest.mark.slow

@@ -274,9 +274,9 @@ def _check_together(config: Config, origin: str) -> None:
             raise UserError(f'{origin}: sinks of kind "webhook": url: expected http:// or https://')
     _check_sources(config, origin)
     _check_federation(config, origin)
-    if config.fabric.leases != "equal" and config.sync.overlap == "streaming":
+    if config.fabric.leases != "equal" and config.sync.overlap in ("streaming", "decoupled"):
         raise UserError(
-            f'{origin}: fabric.leases: expected "equal" with sync.overlap = "streaming", found '
+            f'{origin}: fabric.leases: expected "equal" with sync.overlap = "{config.sync.overlap}", found '
             f'"{config.fabric.leases}": '
             "a fragment is mixed in after a fixed number of a lease's steps"
         )

@@ -190,6 +190,14 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
     worker = CodedUpdates(SPEC.params, compression)
     server = ParameterVersions(SPEC.params, initial_state(SPEC.params, start), 0, compression)
     states, feedback = InnerStates(tmp_path / "inner", ()), InnerStates(tmp_path / "feedback", worker.residual_specs)
+    loaded: list[int] = []
+    load = feedback.load
+
+    def noted_load(before: int) -> tuple[int, dict[str, np.ndarray]] | None:
+        loaded.append(before)
+        return load(before)
+
+    monkeypatch.setattr(feedback, "load", noted_load)
     compute = Compute(
         SmallExecutor(), SPEC, {}, states, reset_inner_state=False, exchange=worker, feedback=feedback, report=ended.put
     )
@@ -228,6 +236,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
         compute.close()
     assert [name for name, _ in coded] == ["compress", "decode"] * 2 + ["decode"] + ["compress", "decode"] * 2
     assert not any(on_loop for _, on_loop in coded)
+    assert loaded == [1]  # the feedback of round 1 is still there in round 2
 
 
 def test_a_nan_is_found_before_it_is_sent() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.config import Config, config_from_tables, load_config
-from planetary.core.configuration.ranges import show_found
+from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
@@ -25,6 +26,8 @@ def settings(
     overrides: Mapping[str, Any] | None = None, *, workers: int | None = None, rounds: int | None = None
 ) -> list[str]:
     """Return the arguments of the Python interface that set keys as `section.key=value` overrides."""
+    wanted = 'a dictionary such as {"train.inner_steps": 20}'
+    check_instance("overrides", overrides, (Mapping, NoneType), wanted)
     given = {**(overrides or {}), "fabric.workers": workers, "train.rounds": rounds}
     return [f"{key}={toml_value(value)}" for key, value in given.items() if value is not None]
 

@@ -375,7 +375,7 @@ class Run:
         config, folder = resumed_run(self.folder, settings(rounds=rounds, workers=workers), checkpoint)
         options = LocalRunOptions(
             folder=folder,
-            cache=cache_folder(Path(cache) if cache is not None else None),
+            cache=cache_folder(cache),
             resume=True,
             checkpoint=checkpoint,
             plain=plain_loopback,

@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from planetary.core.configuration.ranges import check_path
+from planetary.core.errors import UserError
 
-def cache_folder(given: Path | None) -> Path:
-    """Return the folder of prepared data and compiled steps: `given`, else `$PLANETARY_CACHE`, else one in home."""
-    if given is not None:
-        return given.absolute()
-    named = os.environ.get("PLANETARY_CACHE")
-    return Path(named).absolute() if named else Path.home() / ".cache" / "planetary"
+
+def cache_folder(given: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of prepared data and compiled steps: `given`, else `$PLANETARY_CACHE`, else one in home.
+
+    Raises:
+        UserError: it is no path, or a file.
+    """
+    check_path("cache", given)
+    named = os.environ.get("PLANETARY_CACHE") if given is None else given
+    folder = Path(named).absolute() if named else Path.home() / ".cache" / "planetary"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"cache: expected a folder, found the file {folder}")
+    return folder
 
 
 def default_state_folder() -> Path:

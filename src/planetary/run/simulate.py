@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +12,7 @@ import numpy as np
 
 from planetary.core.config import Config
 from planetary.core.configuration.presets import preset_of
+from planetary.core.configuration.ranges import Index, Positive, check_argument, check_instance
 from planetary.core.errors import PeerError, UserError
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.monitor.report import Report, build_report
@@ -158,6 +158,8 @@ def simulate(
         >>> done.outcome, done.faults, done.losses[-1] < done.losses[0]
         ('finished', ('kill_worker',), True)
     """
+    check_argument("seed", seed, int)
+    check_argument("step_s", step_s, Positive)
     source = TINY if config is None else config
     given = settings(workers=workers, rounds=rounds)
     if preset is not None:
@@ -165,7 +167,7 @@ def simulate(
     given += settings(overrides)
     resolved = with_model_shapes(read_config(source, given))
     machines = _machines(resolved.fabric.workers, links, speeds)
-    place = cache_folder(Path(cache) if cache is not None else None)
+    place = cache_folder(cache)
     simulation = kind_of(resolved).simulation(resolved, place)
     plan = _plan(simulation.config, faults, seed)
     horizon = _horizon(simulation.config, step_s / min(machine.speed for machine in machines))
@@ -192,23 +194,31 @@ def _machines(
     workers: int, links: SimulatedLink | Sequence[SimulatedLink] | None, speeds: Sequence[float]
 ) -> list[SimMachine]:
     """Return the workers' machines. Raises `UserError` for too many or too few."""
+    if links is not None and not isinstance(links, SimulatedLink):
+        wanted = "a planetary.SimulatedLink(bandwidth=12.5e6, rtt_s=0.08), or one for each worker"
+        check_instance("links", links, (list, tuple), wanted)
+        for link in links:
+            check_instance("links", link, SimulatedLink, wanted)
+    check_instance("speeds", speeds, (list, tuple, np.ndarray), "a number for each worker, such as [1.0, 0.5]")
+    for speed in speeds:
+        check_argument("speeds", speed, Positive)
     each = [links] * workers if links is None or isinstance(links, SimulatedLink) else list(links)
-    fast = list(speeds) or [1.0] * workers
+    fast = [float(speed) for speed in speeds] or [1.0] * workers
     for name, given in (("links", each), ("speeds", fast)):
         if len(given) != workers:
             raise UserError(f"simulate: expected {workers} {name}, one for each worker, found {len(given)}")
-    if not all(speed > 0 for speed in fast):
-        raise UserError(f"simulate: expected speeds above 0, found {min(fast)}")
     return [SimMachine(speed=speed, link=link) for speed, link in zip(fast, each, strict=True)]
 
 
 def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:
     workers = config.fabric.workers
     if isinstance(faults, int):
-        if faults < 0:
-            raise UserError(f"simulate: expected faults >= 0, the most that are drawn, found {faults}")
+        check_argument("faults", faults, Index)
         return draw_plan(seed, workers=workers, horizon_s=_horizon(config), most=faults)
+    wanted = 'how many are drawn at most, or faults such as planetary.Fault(at_s=12.0, kind="kill_worker", worker=3)'
+    check_instance("faults", faults, (list, tuple), wanted)
     for fault in faults:
+        check_instance("faults", fault, Fault, wanted)
         if not 0 <= fault.worker < workers:
             raise UserError(f"simulate: {fault} names worker {fault.worker}; expected 0 to {workers - 1}")
     return sorted(faults, key=lambda fault: fault.at_s)

@@ -69,9 +69,7 @@ def train(
     given = settings(overrides, workers=workers, rounds=rounds)
     resolved, folder = new_run(config, given, Path(run_dir) if run_dir is not None else None)
     _check(resolved)
-    options = LocalRunOptions(
-        folder=folder, cache=cache_folder(Path(cache) if cache is not None else None), plain=plain_loopback
-    )
+    options = LocalRunOptions(folder=folder, cache=cache_folder(cache), plain=plain_loopback)
     run = start_run(resolved, options, on_round)
     return run.wait() if wait else run
 

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from real_ring import forbid_reading, outcome, ring, shell_of, together, vanish
 from planetary.collectives import (
     Communicator,
     DisagreementError,
+    Master,
     Quantization,
     ReduceOp,
     SharedState,
@@ -332,3 +334,41 @@ def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyP
         assert ticks.wait(10)
         assert read
         assert all(read)
+
+
+WRONG: list[tuple[Callable[[Any], object], str]] = [
+    (lambda c: c.all_reduce(np.ones(2), op="summ"), "op: expected one of sum, avg, prod, min, max, found 'summ'"),
+    (lambda c: c.all_reduce(np.ones(2), tag="a"), "tag: expected a whole number, found 'a'"),
+    (lambda c: c.all_reduce(np.ones(2), timeout_s="a"), "timeout_s: expected seconds, or None, found 'a'"),
+    (lambda c: c.all_reduce(np.ones(2), quantization=8), "quantization: expected a planetary.collectives.Quantization"),
+    (lambda c: c.all_reduce_many(3), "arrays: expected a list of arrays, found 3"),
+    (lambda c: c.broadcast(np.ones(2), "a"), "root: expected a whole number, found 'a'"),
+    (lambda c: c.update_topology(min_world_size="a"), "min_world_size: expected a whole number >= 1, found 'a'"),
+    (lambda c: c.barrier(tag="x"), "tag: expected a whole number, found 'x'"),
+    (lambda c: c.sync_shared_state(3), "state: expected a SharedState, or a dictionary"),
+]
+
+
+def test_wrong_arguments_are_refused_and_cost_no_membership() -> None:
+    with Master("127.0.0.1:0") as master, Communicator(master.address) as one:
+        one.update_topology()
+        for call, text in WRONG:
+            with pytest.raises(UserError, match=text):
+                call(one)
+        assert one.all_reduce(np.ones(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"master_address": 3}, "master_address: expected an address such as"),
+        ({"token": 3}, "token: expected a string"),
+        ({"connections": "2"}, "connections: expected a whole number >= 1, found '2'"),
+        ({"min_world_size": 0}, "min_world_size: expected a whole number >= 1, found 0"),
+        ({"timeout_s": "a"}, "timeout_s: expected seconds, found 'a'"),
+        ({"peer_group": -1}, "peer_group: expected a whole number >= 0 and < 4294967296, found -1"),
+    ],
+)
+def test_a_wrong_argument_of_a_communicator_is_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        Communicator(**{"master_address": "127.0.0.1:1", **arguments})

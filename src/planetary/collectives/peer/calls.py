@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from numbers import Real
+from types import NoneType
 from typing import Any
 
 from planetary.collectives.peer import peer_events as e
@@ -13,6 +15,7 @@ from planetary.collectives.peer.work import OpenWork, Work
 from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.protocol.collective_errors import AbortedError, TooFewPeersError
 from planetary.collectives.reduction.small_operations import is_small
+from planetary.core.configuration.ranges import check_argument, check_instance
 from planetary.core.errors import UserError
 from planetary.core.printable import one_line
 
@@ -34,7 +37,8 @@ class Calls:
         self.now = shell.settings.ports.clock.monotonic
 
     def limit(self, timeout_s: float | None) -> float:
-        """Return the seconds that a call may take, by default the communicator's `timeout_s`."""
+        """Return the seconds that a call may take, by default the communicator's `timeout_s`. Raises `UserError`."""
+        check_instance("timeout_s", timeout_s, (Real, NoneType), "seconds, or None")
         return self._shell.settings.timeout_s if timeout_s is None else timeout_s
 
     def stall_s(self, limit: float) -> float:
@@ -105,6 +109,7 @@ class Calls:
         Raises `UserError` when this peer is not admitted or the tag is in use, `TooFewPeersError` for a small group.
         """
         shell, spec = self._shell, job.spec
+        check_argument("tag", job.tag, int)
         if shell.registered:
             self.topology(spec.kind)
             if shell.world_size < shell.settings.min_world:

@@ -6,9 +6,11 @@ import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from numbers import Real
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from msgspec import Meta
 
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveSync, CollectiveJob
@@ -26,10 +28,13 @@ from planetary.collectives.transport.neighbours import Reach
 from planetary.collectives.transport.ports import HERE, Ports
 from planetary.collectives.transport.shared_state import SharedState, SyncInfo
 from planetary.collectives.transport.sockets import SocketOptions, parse_address, parse_advertised
+from planetary.core.configuration.ranges import Count, Port, check_argument, check_instance, show_found
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.core.printable import as_name, is_name
 from planetary.net.addresses import is_loopback
 from planetary.net.client import Trust
+
+_Group = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class Communicator:
@@ -84,15 +89,16 @@ class Communicator:
                 everything.
             ports: the machine that the peer runs on, by default the real one; the simulator passes another one.
         """
-        if (
-            (connections is not None and connections < 1)
-            or min_world_size < 1
-            or not 0 <= peer_group < 2**32
-            or not 0 <= data_port < 2**16
-        ):
-            raise UserError(
-                "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
-            )
+        if connections is not None:
+            check_argument("connections", connections, Count)
+        check_argument("min_world_size", min_world_size, Count)
+        check_argument("peer_group", peer_group, _Group)
+        check_argument("data_port", data_port, Port)
+        for what, given in (("timeout_s", timeout_s), ("stall_s", stall_s), ("master_grace_s", master_grace_s)):
+            check_instance(what, given, Real, "seconds")
+        check_instance("master_address", master_address, str, 'an address such as "127.0.0.1:48148"')
+        for what, text in (("name", name), ("token", token), ("data_host", data_host), ("advertise", advertise)):
+            check_instance(what, text, str, "a string")
         if name and not is_name(name):
             raise UserError(f"a peer's name is 1 to 128 letters, digits and . _ : / -, found {name[:128]!r}")
         sockets, ports = sockets or SocketOptions(), ports or HERE
@@ -203,6 +209,7 @@ class Communicator:
         With `min_world_size` it returns when the group has as many members. Raises `StragglerError`, or
         `TooFewPeersError` when they did not come in time.
         """
+        check_argument("min_world_size", min_world_size, Count)
         self._shell.calls.expect_none("update_topology")
         self._calls.answered("update_topology", lambda call, limit: e.CallVote(call, limit, min_world_size), timeout_s)
 
@@ -264,8 +271,8 @@ class Communicator:
 
         Without retries. The arrays must not be used until `wait` has returned.
         """
-        op = ReduceOp(op)
         with self._calls.arguments("all_reduce", tag, timeout_s):
+            op = _reduction(op)
             source = Flat(array, writable=out is None, what="the array to reduce")
             target = source if out is None else Flat(out, writable=True, what="out")
             if target.dtype != source.dtype or len(target.flat) != len(source.flat):
@@ -274,6 +281,8 @@ class Communicator:
                     f"it has {len(target.flat)} of {target.dtype}"
                 )
             if quantization is not None:
+                wanted = "a planetary.collectives.Quantization, such as Quantization(bits=8)"
+                check_instance("quantization", quantization, Quantization, wanted)
                 quantise.check(quantization, source.dtype, op)
         spec = Spec(
             kind="all_reduce",
@@ -311,8 +320,8 @@ class Communicator:
         Uses the tags from `first_tag` on. Results of one call may differ in how many peers took part when one is
         lost in between.
         """
-        if max_in_flight < 1:
-            raise UserError(f"max_in_flight must be 1 at least, found {max_in_flight}")
+        check_argument("max_in_flight", max_in_flight, Count)
+        check_instance("arrays", arrays, Sequence, "a list of arrays")
         if outs is not None and len(outs) != len(arrays):
             raise UserError(f"outs must have one array for each of the {len(arrays)}, it has {len(outs)}")
         deadline = self._calls.now() + self._calls.limit(timeout_s)
@@ -354,6 +363,7 @@ class Communicator:
         is returned as its bits in uint16.
         """
         with self._calls.arguments("reduce_scatter", tag, timeout_s):
+            op = _reduction(op)
             source = Flat(array, writable=False, what="the array to reduce")
         spec = Spec(
             kind="reduce_scatter",
@@ -361,7 +371,7 @@ class Communicator:
             count=len(source.flat),
             shape=source.shape,
             piece=self._piece(source.flat, source.dtype),
-            op=ReduceOp(op),
+            op=op,
         )
         work_array = np.empty_like(source.flat)
 
@@ -420,6 +430,7 @@ class Communicator:
         ring = self._calls.topology("broadcast").ring
         with self._calls.arguments("broadcast", tag, timeout_s):
             flat = Flat(array, writable=root != self.rank, what="the array to receive into")
+            check_argument("root", root, int)
             if not 0 <= root < len(ring):
                 raise UserError(f"broadcast: the root must be a rank below {len(ring)}, found {root}")
         spec = Spec(
@@ -478,6 +489,7 @@ class Communicator:
         this peer broke a rule, and otherwise as `all_reduce`.
         """
         self._shell.calls.expect_none("sync_shared_state")
+        check_instance("state", state, (SharedState, Mapping), 'a SharedState, or a dictionary such as {"w": array}')
         counted = not isinstance(state, SharedState)
         if not isinstance(state, SharedState):
             state = SharedState(state, revision=0 if self._revision is None else self._revision + 1)
@@ -503,3 +515,11 @@ class Communicator:
 
     def _piece(self, flat: np.ndarray, dtype: str) -> int:
         return piece_elements(dtype, self._shell.settings.reach.piece_bytes or good_piece_bytes(flat.nbytes))
+
+
+def _reduction(op: object) -> ReduceOp:
+    """Return how elements are combined. Raises `UserError`."""
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        raise UserError(f"op: expected one of {', '.join(ReduceOp)}, found {show_found(op)}") from None

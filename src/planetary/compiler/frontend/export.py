@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,13 +198,21 @@ def export_model(
         CompileError: JAX cannot trace the loss, or the loss is not one float scalar.
     """
     options = dict(options or {})
-    built = checked_build(_call(source, _find(source), options), source)
+    built = checked_build(call_builder(source, _find(source), options), source)
     return export_loss(*built, name=source.rpartition(":")[0], source=source, options=options, roles=roles)
 
 
 def checked_build(built: Any, source: str) -> tuple[Callable[..., Any], Any, Any]:
     """Return the checked result of a model's function. Raises `UserError` naming the required form."""
     if isinstance(built, tuple) and len(built) == 3:
+        loss_fn, _, batch = built
+        if not callable(loss_fn):
+            raise UserError(f"{source}: loss_fn must be a function, found {type(loss_fn).__name__} (docs/models.md)")
+        if hasattr(batch, "shape") or not isinstance(batch, Iterable):
+            raise UserError(
+                f"{source}: example_batch must be a tuple of arrays, such as (tokens, targets), found "
+                f"{type(batch).__name__} (docs/models.md)"
+            )
         return built
     hint = ""
     if is_module(built):
@@ -313,9 +322,11 @@ def _load_file(path: Path, source: str) -> Any:
     return module
 
 
-def _call(source: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def call_builder(source: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Return the result of a model's function. Raises `UserError` for options that it does not take, or its failure."""
     try:
-        inspect.signature(function).bind(**options)
+        with contextlib.suppress(ValueError):  # a builtin class has no signature
+            inspect.signature(function).bind(**options)
     except TypeError as error:
         raise UserError(f"{source} does not take the options {sorted(options)}: {error}") from error
     try:

@@ -188,5 +188,7 @@ PRESETS: Mapping[str, Preset] = {
 def preset_of(name: str) -> Preset:
     """Return a preset. Raises `UserError` naming the known ones."""
     if name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}{did_you_mean(name, list(PRESETS))} Presets: {', '.join(PRESETS)}")
+        raise UserError(
+            f"unknown preset {name!r}{did_you_mean(str(name), list(PRESETS))} Presets: {', '.join(PRESETS)}"
+        )
     return PRESETS[name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from types import NoneType
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -128,3 +130,33 @@ def check_ranges(options: msgspec.Struct) -> None:
             raise UserError(
                 f"{field.name}: expected {describe(kinds[field.name])}, found {show_found(value)}"
             ) from None
+
+
+def check_argument(name: str, value: Any, kind: Any) -> None:
+    """Check an argument of a public function; scalars of NumPy count as Python's.
+
+    Args:
+        name: of the argument.
+        value: as it was given.
+        kind: its type with its range, as `Count`.
+
+    Raises:
+        UserError: the value is of another type or out of its range.
+    """
+    plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    try:
+        convert_value(plain, kind)
+    except ValueError:  # msgspec's own error is one
+        wanted = describe(inspect.type_info(kind))
+        raise UserError(f"{name}: expected {wanted}, found {show_found(value)}") from None
+
+
+def check_instance(name: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Raise `UserError` unless an argument of a public function is of one of these classes; `wanted`: in words."""
+    if not isinstance(value, kinds):
+        raise UserError(f"{name}: expected {wanted}, found {show_found(value)}")
+
+
+def check_path(name: str, value: object) -> None:
+    """Raise `UserError` unless an argument of a public function is a path, or None."""
+    check_instance(name, value, (str, os.PathLike, NoneType), "a path")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planetary.core.configuration.ranges import check_instance, check_path, show_found
 from planetary.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,10 +66,17 @@ def export(
         >>> model.param_count, [argument.role for argument in model.manifest.arguments]
         (3, ['param', 'input', 'target'])
     """
-    from planetary.compiler.frontend.export import checked_build, export_loss, export_model
+    from planetary.compiler.frontend.export import call_builder, checked_build, export_loss, export_model
     from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
     from planetary.models.zoo import ZOO
 
+    check_path("folder", folder)
+    _check_tables(options, roles)
+    if not isinstance(source, str) and not callable(source):
+        raise UserError(
+            f"source: expected a function, its name (module:function), a model of the zoo ({', '.join(ZOO)}) or a "
+            f"PyTorch module, found {show_found(source)}"
+        )
     if folder is not None and (Path(folder) / MANIFEST).exists() and not force:
         raise UserError(
             f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
@@ -77,7 +87,7 @@ def export(
     else:
         name = getattr(source, "__qualname__", type(source).__name__)
         build = ModuleBuilder(source, None, name) if is_module(source) else source
-        built = checked_build(build(**(options or {})), name)
+        built = checked_build(call_builder(name, build, options or {}), name)
         model = export_loss(*built, name=name.rpartition(".")[2], options=options, roles=roles)
     if folder is not None:
         model.save(Path(folder))
@@ -103,6 +113,9 @@ def load(
     from planetary.core.configuration.pretrained import is_pretrained
     from planetary.models.zoo import ZOO
 
+    wanted = f"a planetary.export of a function, one of the zoo ({', '.join(ZOO)}), module:function, or a path"
+    check_instance("model", source, (str, os.PathLike), wanted)
+    _check_tables(options, roles)
     name = str(source)
     if name in ZOO:
         entry = ZOO[name]
@@ -114,7 +127,7 @@ def load(
     if ":" in name and "://" not in name:
         _find_modules_here()
         return export_model(name, options, roles=roles)
-    if not Path(name).exists():
+    if not name or not Path(name).exists():
         raise UserError(
             f"there is no model {name!r}: expected one of the zoo ({', '.join(ZOO)}), module:function, or the "
             "path of a .mlir file, an exported folder or a pretrained model's folder"
@@ -186,13 +199,15 @@ def compile(
     from planetary.run.places import cache_folder
     from planetary.runtime.host import host_features
 
+    check_instance("target", target, str, 'a target such as "cpu:host", "cuda:sm_80" or "vulkan"')
+    check_path("output", output)
+    place = cache_folder(cache)
     wanted = parse_target(target, host_features())  # a wrong one is found before the model is built
     loaded = model if isinstance(model, Model) else load(model, options=options, roles=roles, preset=preset)
     began = time.monotonic()
     train_step = build_train_step(loaded, step_options(step or {}))
     differentiated = time.monotonic() - began
     what = ModelToCompile(train_step, loaded.initial("param"), loaded.initial("buffer"))
-    place = cache_folder(Path(cache) if cache is not None else None)
     made = CompileTarget(wanted.backend, wanted.name, wanted.features)
     # On a thread of its own: an event loop may be running on this one.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -212,6 +227,7 @@ def step_options(given: StepOptions | Mapping[str, Any]) -> StepOptions:
 
     if isinstance(given, StepOptions):
         return given
+    check_instance("step", given, Mapping, 'a dictionary such as {"optimizer": "lion", "clip_norm": 1.0}')
     rates = {"learning_rate", "schedule", *Schedule.__struct_fields__}
     if of_schedule := [key for key in given if key in rates]:
         raise UserError(
@@ -252,14 +268,37 @@ def vjp(module: str | bytes | os.PathLike[str] | Model, wrt: Sequence[int] = (0,
     from planetary.compiler.autodiff.differentiate import differentiate
     from planetary.compiler.frontend.export import Model
 
+    positions = _positions(wrt)
     if isinstance(module, Model):
-        return differentiate(module.stablehlo, wrt)
-    if isinstance(module, os.PathLike):
+        return differentiate(module.stablehlo, positions)
+    wanted = "StableHLO text, bytes of a module, the path of a file, or a planetary.export of a function"
+    check_instance("module", module, (str, bytes, os.PathLike), wanted)
+    if isinstance(module, os.PathLike) or (isinstance(module, str) and module.endswith(_MODULE_FILES)):
         try:
-            return differentiate(Path(module).read_bytes(), wrt)
+            return differentiate(Path(module).read_bytes(), positions)
         except OSError as error:
             raise UserError(f"cannot read the module {module}: {error.strerror or error}") from None
-    return differentiate(module, wrt)
+    return differentiate(module, positions)
+
+
+_MODULE_FILES = (".mlir", ".mlirbc")
+
+
+def _positions(wrt: Any) -> tuple[int, ...]:
+    """Return positions of arguments as numbers. Raises `UserError` for anything else."""
+    try:
+        return () if isinstance(wrt, str | bytes) else tuple(operator.index(position) for position in wrt)
+    except TypeError:
+        raise UserError(
+            f"wrt: expected positions of the module's arguments, such as (0,) or (0, 2), found {show_found(wrt)}"
+        ) from None
+
+
+def _check_tables(options: object, roles: object) -> None:
+    """Check arguments of a model. Raises `UserError`."""
+    wanted = 'a dictionary of the function\'s keyword arguments, such as {"width": 3}'
+    check_instance("options", options, (Mapping, NoneType), wanted)
+    check_instance("roles", roles, (Mapping, NoneType), 'a dictionary such as {"rope.*": "buffer"}')
 
 
 def _pretrained(folder: Path, options: Mapping[str, Any], roles: Mapping[str, Role] | None) -> Model:

@@ -151,6 +151,8 @@ def check(cluster: SimCluster, *, flipped: bool = False, received: Mapping[int, 
     check_memory_was_bounded(cluster)
     check_the_ledger_sums_to_zero(cluster.controller.state)
     check_each_round_has_its_metrics(cluster)
+    assert cluster.gateway is not None
+    assert cluster.gateway.status().state == "finished"
 
 
 def check_the_run_ended_where_it_had_to(cluster: SimCluster) -> None:

@@ -74,6 +74,8 @@ def check(cluster: MixtureCluster) -> None:
     check_the_journal_replays(cluster, journal)
     check_versions_are_one_stream(cluster, journal)
     check_each_round_has_its_metrics(cluster)
+    assert cluster.gateway is not None
+    assert cluster.gateway.status().state == "finished"
 
 
 def check_every_token_counts_once(cluster: MixtureCluster) -> None:

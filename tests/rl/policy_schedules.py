@@ -77,6 +77,8 @@ def check(cluster: PolicyCluster) -> None:
     check_no_kept_round_was_lost(journal)
     check_the_journal_replays(cluster, journal)
     check_each_round_has_its_metrics(cluster)
+    assert cluster.gateway is not None
+    assert cluster.gateway.status().state == "finished"
 
 
 def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record]) -> None:

@@ -388,7 +388,7 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         stage=stage,
         stage_since=since,
         round=min(state.round + 1, gateway.config.train.rounds),
-        workers=workers_seen(controller.desk, state.losses, lambda worker: worker_status(controller, worker)),
+        workers=workers_seen(controller.desk, lambda worker: worker_status(controller, worker)),
         mixture=newest_mixture(gateway.metrics),
         message=message_of(gateway, controller.stalls.why),
     )

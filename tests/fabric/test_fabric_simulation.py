@@ -79,7 +79,11 @@ def test_more_runs_with_rare_checkpoints() -> None:
     assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), checkpoint_every=3).records[RunResumed] > 20
 
 
-@pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
+@pytest.mark.parametrize(
+    "mode",
+    [{}, {"ring": True}, pytest.param({"overlap": True}, marks=pytest.mark.slow)],
+    ids=["star", "ring", "overlap"],
+)
 def test_no_finished_round_is_lost(mode: dict[str, bool]) -> None:
     """The gateway is killed before every few of its operations on the disk: between no two of them a round is lost."""
     training = small_training(rounds=ROUNDS, workers=WORKERS, **mode)

@@ -32,6 +32,12 @@ from planetary.simulation.rounds.small_training import SmallTraining, small_trai
 from planetary.simulation.world import World
 
 MODES = pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
+ONE_MODE_AT_ONCE = pytest.mark.parametrize(
+    "mode",
+    [{}, *(pytest.param({mode: True}, marks=pytest.mark.slow) for mode in ("ring", "overlap"))],
+    ids=["star", "ring", "overlap"],
+)
+"""`make test` has the star."""
 
 
 def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
@@ -63,7 +69,7 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
     assert set(marks) == {2, 3}  # the first of them had the checkpoint, the last had not
 
 
-@MODES
+@ONE_MODE_AT_ONCE
 def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool]) -> None:
     """It said that it had synced, and had not: the checkpoint is what the run goes on from, whatever lines are gone."""
     lost = 0

@@ -212,6 +212,7 @@ def test_updates_that_two_workers_do_not_agree_about_do_not_count_and_both_are_n
     check_streams(cluster, all_moved=False)
 
 
+@pytest.mark.slow
 def test_work_for_two_is_judged_alone_where_the_second_worker_is_gone(tmp_path: Path) -> None:
     cluster = begin(tmp_path, "abvw", steps=40, redundant=1.0)
     cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > 2)

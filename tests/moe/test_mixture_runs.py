@@ -47,7 +47,9 @@ OUTER = {"merge": FragmentMergeRule(rate=0.9, momentum=0.4)}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, TWICE, CHANGES, COPIES, OUTER], ids=["once", "twice", "changes", "copies", "outer"]
+    "options",
+    [{}, TWICE, CHANGES, pytest.param(COPIES, marks=pytest.mark.slow), OUTER],
+    ids=["once", "twice", "changes", "copies", "outer"],
 )
 def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
     plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
@@ -199,6 +201,7 @@ def test_a_speaker_may_have_fewer_steps_than_the_owner(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_a_shard_goes_to_a_standby_and_its_old_owner_is_fenced_off(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60), seed=4, grace_s=2.0)
     a, b = cluster.start("a"), cluster.start("b")
@@ -287,6 +290,7 @@ def test_a_replacement_starts_from_the_kept_state_and_the_newest_merge_of_its_ex
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_surrogates_of_other_shards_are_refused(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24, **TWICE), seed=23)
     for name in ("a", "b", "c"):
@@ -476,6 +480,7 @@ def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_at_a_free_pace_a_horizon_of_1_publishes_after_every_merge(
     tmp_path: Path,
 ) -> None:

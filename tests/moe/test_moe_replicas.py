@@ -37,7 +37,7 @@ def test_when_an_owner_dies_the_next_one_speaks_for_its_experts() -> None:
     assert [speaker(shard, 3, 1, [0, 2]) for shard in range(3)] == [0, ownership.EMPTY, 2]
 
 
-@pytest.mark.parametrize("radial", [False, True])
+@pytest.mark.parametrize("radial", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> None:
     rule = FragmentMergeRule(radial=radial)
     _, states, reports = train(4, replicas=2, cadence=Cadence(backbone=2, refresh=2), merge=rule)

@@ -162,6 +162,7 @@ def test_a_worker_runs_the_functions_of_its_roles_only(offloading: Machine, role
     assert {call.partition("_")[0] for call in offloading.device.calls} == {role, "whole"}
 
 
+@pytest.mark.slow
 def test_a_second_start_on_the_same_device_does_not_run_the_check_again(machine: Machine) -> None:
     machine.role().close()
     machine.device.calls.clear()

@@ -144,6 +144,7 @@ def test_the_steps_thread_only_swaps_the_bank(pair: Pair) -> None:
     assert pair.here.shows(pair.there, 1)
 
 
+@pytest.mark.slow
 def test_changes_that_wait_are_put_onto_each_other_in_their_order(pair: Pair) -> None:
     for step in (2, 3, 4):
         pair.refresh(pair.there, 1, step)

@@ -267,6 +267,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
         check_equal(found.moments, start.expert_moments[layer])
 
 
+@pytest.mark.slow
 def test_work_that_lags_behind_by_more_than_the_window_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

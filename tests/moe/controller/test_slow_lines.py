@@ -90,6 +90,7 @@ def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_a_slow_line_gets_the_newest_state_and_no_queue_of_old_ones(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=60, delta_rank=1)
     cluster = MixtureStage(tmp_path, plan, seed=34)
@@ -117,6 +118,7 @@ def test_a_slow_line_gets_the_newest_state_and_no_queue_of_old_ones(tmp_path: Pa
     assert made.index(held) > len(made) // 2  # it had not all of them, but those that it has are new
 
 
+@pytest.mark.slow
 def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_left(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=35)

@@ -118,7 +118,7 @@ def test_the_largest_are_those_of_a_stable_sort(rows: np.ndarray) -> None:
     spec, found = TensorSpec("w", "f32", (96,)), np.empty((3, 5), np.uint16)
     left, grid = np.empty(spec.size, np.float32), (0, 3, 1, 1, 32, 32)
     numbers = np.empty((3, 5), np.float32)
-    given = *tensor_codec.Update(rows).flat(), np.float32(1), left
+    given = *tensor_codec.CodecInput(rows).flat(), np.float32(1), left
     assert kernels.largest_compress(given, grid, (found, numbers))
     assert found.tolist() == expected.tolist()
     assert numbers.tobytes() == np.take_along_axis(rows, expected, axis=1).tobytes()

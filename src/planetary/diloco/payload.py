@@ -17,7 +17,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.codecs.dense_codecs import BFloat16, Exponents, Float32, Integers
 from planetary.diloco.codecs.sign_codec import Signs
 from planetary.diloco.codecs.sparse_codec import TopK
-from planetary.diloco.codecs.tensor_codec import Codec, Update
+from planetary.diloco.codecs.tensor_codec import Codec, CodecInput
 
 PAYLOAD = "payload"
 """Name of the tensor of bytes that a message carries."""
@@ -95,7 +95,7 @@ class PayloadForm:
         """
         out, left = self.spec.empty(), {}
         for spec, part in self._parts(out):
-            given = Update(
+            given = CodecInput(
                 np.asarray(update[spec.name], np.float32),
                 None if base is None else np.asarray(base[spec.name], np.float32),
                 None if residual is None or not self.lossy else residual[spec.name],
@@ -119,10 +119,10 @@ def _is_aligned(part: np.ndarray) -> bool:
     return part.ctypes.data % 4 == 0
 
 
-def _not_finite(spec: TensorSpec, update: Update) -> NumericsError:
+def _not_finite(spec: TensorSpec, update: CodecInput) -> NumericsError:
     """Return the error of a tensor that cannot be compressed."""
     residual = update.residual
-    if not np.isfinite(Update(update.values, update.base).sum(1.0)).all():
+    if not np.isfinite(CodecInput(update.values, update.base).sum(1.0)).all():
         return NumericsError(f"cannot send an update: tensor {spec.name!r} contains NaN or infinite numbers")
     if residual is not None and not np.isfinite(residual).all():
         return NumericsError(

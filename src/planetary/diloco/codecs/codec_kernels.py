@@ -2,7 +2,7 @@
 
 The same bits as the codecs have in numpy. Optional (the `collectives` extra). Compiled at first use, kept in the cache
 beside this file, and run without the interpreter lock. Nothing is fused or reordered: a product is rounded before it
-is added to. The loops that encode form e of an `Update` first, leave what the bytes do not stand for, and return
+is added to. The loops that encode form e of a `CodecInput` first, leave what the bytes do not stand for, and return
 whether all of it is finite. Arrays are contiguous, of one dimension where no shape is given; empty ones stand for
 zeros.
 
@@ -28,7 +28,7 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32, np.ndarray]
-"""The three of an `Update`, β, and the array of the rest that the bytes leave."""
+"""The three of a `CodecInput`, β, and the array of the rest that the bytes leave."""
 
 Grid = tuple[int, int, int, int, int, int]
 """See `sparse_codec._Chunks`."""

@@ -13,7 +13,7 @@ from planetary.collectives.reduction import quantise
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import NOTHING, Update, check_finite, compress_in_numpy, read_only
+from planetary.diloco.codecs.tensor_codec import NOTHING, CodecInput, check_finite, compress_in_numpy, read_only
 
 
 class Float32:
@@ -39,7 +39,7 @@ class Float32:
             check_finite(spec, kernels.difference(read_only(given), NOTHING, out))
         return out.reshape(spec.shape)
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
@@ -74,7 +74,7 @@ class BFloat16:
             check_finite(spec, kernels.bfloat16_decode(read_only(given), values.view(np.uint32)))
         return values.reshape(spec.shape)
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
@@ -110,7 +110,7 @@ class Integers:
         quantise.decode(data.data, self._bits, out)
         return out.reshape(spec.shape)
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         if quantise.compiled() is None:
             return compress_in_numpy(self, spec, update, out)
@@ -168,7 +168,7 @@ class Exponents:
         levels = np.concatenate([self._LEVELS, -self._LEVELS])[codes].reshape(blocks, self._BLOCK)
         return (levels * largest[:, None]).reshape(-1)[: spec.size].reshape(spec.shape)
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels, heads = tensor_codec.compiled(), 4 * self._blocks(spec.size)
         if kernels is None:

@@ -24,7 +24,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import Update, check_finite, compress_in_numpy, read_only
+from planetary.diloco.codecs.tensor_codec import CodecInput, check_finite, compress_in_numpy, read_only
 
 BLOCK = 4096
 _SEED = 4  # bytes
@@ -68,7 +68,7 @@ class Signs:
                 check_finite(spec, bool(np.isfinite(part).all()))
         return out.reshape(spec.shape)
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:

@@ -16,7 +16,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
-from planetary.diloco.codecs.tensor_codec import Update, compress_in_numpy
+from planetary.diloco.codecs.tensor_codec import CodecInput, compress_in_numpy
 
 SIDE = 64
 _CHUNK = SIDE * SIDE
@@ -69,7 +69,7 @@ class TopK:
             begin = end
         return out
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:

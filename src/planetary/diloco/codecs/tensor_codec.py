@@ -12,7 +12,7 @@ from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 
 
-class Update(NamedTuple):
+class CodecInput(NamedTuple):
     """A tensor to encode: e = values − base + β residual, in this order; float32 of its shape, None: zeros.
 
     All of them stay as they are.
@@ -37,9 +37,9 @@ class Update(NamedTuple):
         """Return the three as the loops take them: one dimension, contiguous, read-only; those that are None empty."""
         return flat_of(self.values), flat_of(self.base), flat_of(self.residual)
 
-    def first(self, count: int) -> Update:
+    def first(self, count: int) -> CodecInput:
         """Return the first `count` numbers."""
-        return Update(*(None if part is None else flat_of(part)[:count] for part in self))  # type: ignore[arg-type]
+        return CodecInput(*(None if part is None else flat_of(part)[:count] for part in self))  # type: ignore[arg-type]
 
 
 class Codec(Protocol):
@@ -69,7 +69,7 @@ class Codec(Protocol):
         """
         ...
 
-    def compress(self, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+    def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """Encode e of the update into `out`, and return e less the values of its bytes.
 
         Args:
@@ -92,7 +92,7 @@ def compiled() -> ModuleType | None:
     return codec_kernels
 
 
-def compress_in_numpy(codec: Codec, spec: TensorSpec, update: Update, out: np.ndarray) -> np.ndarray | None:
+def compress_in_numpy(codec: Codec, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
     """`Codec.compress` by encoding and decoding, with the bits of the kernels."""
     wanted = update.sum(codec.decay)
     if not np.isfinite(wanted).all():

@@ -39,18 +39,18 @@ train: $(STAMP) ## train the example model with two workers (the main job)
 test: $(STAMP) ## run every check, the quick tests, one compiled step and one killed process
 	@$(MAKE) --no-print-directory -j 2 lint types layers test-quick
 
-# Three files at a time: on two cores, tests of processes and sockets mostly wait. tests/conftest.py puts the quick ones
-# first.
-PYTEST_FILES = $(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+# Files at a time. Of the quick tests three, since some wait for sockets; of the others two: each compiles or starts
+# processes, and more of them at once only take each other's time. tests/conftest.py puts the quick ones first.
+PYTEST_FILES = $(PYTEST) -q --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test-all: $(STAMP) ## run every test but soak, and no check
-	$(PYTEST_FILES)
+	$(PYTEST_FILES) -n 2
 
 test-quick: $(STAMP) ## run the tests of `make test`, and no check
-	$(PYTEST_FILES) -m "not slow and not soak and not device"
+	$(PYTEST_FILES) -n 3 -m "not slow and not soak and not device"
 
 test-rest: $(STAMP) ## run the tests of `make test-all` that `make test` leaves out
-	$(PYTEST_FILES) -m "slow and not soak and not device"
+	$(PYTEST_FILES) -n 2 -m "slow and not soak and not device"
 
 soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)

@@ -174,7 +174,7 @@ def test_a_stranger_is_told_why_it_is_refused(hostile: Hostile, who: str, code: 
 def test_another_gateways_token_is_never_shown_to_this_one(hostile: Hostile) -> None:
     error = hostile.refused["foreign"]
     assert isinstance(error, TrustError)
-    assert "is not the gateway that the invite token is for: expected certificate authority" in str(error)
+    assert "is not the gateway that the invite token is for: expected a certificate authority" in str(error)
 
 
 def test_a_connection_ends_with_its_invite(hostile: Hostile) -> None:

@@ -159,5 +159,5 @@ def test_faults_that_cannot_be_are_named() -> None:
         planetary.Fault(at_s=1.0, kind="kill")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"at_s: expected a finite number >= 0, found -1.0"):
         planetary.Fault(at_s=-1.0, kind="kill_worker")
-    with pytest.raises(UserError, match="expected faults >= 0"):
+    with pytest.raises(UserError, match="faults: expected a whole number >= 0, found -1"):
         planetary.simulate(workers=2, faults=-1)

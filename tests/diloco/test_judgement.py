@@ -71,6 +71,15 @@ def test_a_short_delta_may_not_be_longer_than_that_of_a_whole_lease_by_more_than
     assert "times as long" in found.refused[5]
 
 
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_many_small_parts_do_not_let_a_whole_delta_be_longer(power: float) -> None:
+    shares = [1.0] * 6 + [1 / 30] * 7
+    deltas = [share**power * delta for share, delta in zip(shares, honest(1, len(shares)), strict=True)]
+    assert judged(deltas, shares=shares).refused == {}
+    deltas[5] = 4.5 * deltas[5]
+    assert list(judged(deltas, shares=shares).refused) == [5]
+
+
 LIES = {
     "huge": (lambda d, r: 1e6 * d, "times as long as those of the others"),
     "largest": (lambda d, r: np.full(SIZE, 6e38), "times as long as those of the others"),

@@ -39,6 +39,7 @@ HIGHEST_LOSS = 2.0  # a loss may be so many times the median of the round, and .
 LOSS_MARGIN = 0.5  # ... so many nats per token more
 REMEMBERED = 8  # rounds whose lengths are remembered
 FEWEST = 3  # contributions that have a usual direction
+MOSTLY_WHOLE = 0.5  # share of the usual inner steps, from which a length is one that others are compared with
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -146,7 +147,9 @@ def _by_length(
     known = [length for length in history[-REMEMBERED:] if length > 0]
     whole = {c.task: sorted((lengths[c.task], lengths[c.task] / c.share)) for c in claims}  # shortest and longest
     if len(lengths) >= FEWEST:
-        shortest, longest = (median(ends) for ends in zip(*whole.values(), strict=True))
+        full = [whole[c.task] for c in claims if c.share >= MOSTLY_WHOLE]
+        usual = full if len(full) >= FEWEST else list(whole.values())  # else many small parts would widen the range
+        shortest, longest = (median(ends) for ends in zip(*usual, strict=True))
         of_whom, most = "the others", LONGEST
     elif known:
         shortest, longest, of_whom, most = 0.0, median(known), "the rounds before", LONGEST_LATER

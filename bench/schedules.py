@@ -48,7 +48,7 @@ OF_SEEDS = {
 
 
 class Plenty(dict[object, int]):
-    """In place of what a sweep came across: as much of everything as a test may ask for, so that it goes on."""
+    """Counts in place of a sweep's: more of every key than a test asserts, so that the test goes on."""
 
     def __missing__(self, key: object) -> int:
         return 10**9

@@ -1,4 +1,4 @@
-"""Wrong arguments of the Python interface are refused in a sentence that names the argument and what it takes."""
+"""Wrong arguments of the Python interface are refused in a sentence that names the argument and its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of `planetary train` and `planetary rl`: a run on this machine, new or resumed."""
+"""Flags of commands that begin a run or go on with one: on this machine (`train`, `rl`), or with a gateway alone."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def add_run_flags(parser: Any, *, config: str, json: str, cache: str) -> None:
     from planetary.cli.key_flags import TRAIN_FLAGS, add_key_flags
 
     parser.add_argument("config", nargs="?", type=Path, help=config)
+    add_folder_flags(parser)
+    add_key_flags(parser, TRAIN_FLAGS)
+    parser.add_argument("--json", action="store_true", help=json)
+    parser.add_argument("--plain-loopback", action="store_true", help="no TLS and no token between the processes")
+    parser.add_argument("--dashboard-port", type=port, default=0, metavar="P", help="port of the dashboard (0: any)")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help=cache)
+
+
+def add_folder_flags(parser: Any) -> None:
+    """Add the flags of every command that begins a run or goes on with one: its folder, and changes of its keys."""
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
@@ -36,13 +46,8 @@ def add_run_flags(parser: Any, *, config: str, json: str, cache: str) -> None:
         help="with --resume: lift this worker's ban, and let its name belong to another machine; may be given several "
         "times",
     )
-    add_key_flags(parser, TRAIN_FLAGS)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
-    parser.add_argument("--json", action="store_true", help=json)
-    parser.add_argument("--plain-loopback", action="store_true", help="no TLS and no token between the processes")
-    parser.add_argument("--dashboard-port", type=port, default=0, metavar="P", help="port of the dashboard (0: any)")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help=cache)
 
 
 def check_run_flags(args: argparse.Namespace, command: str, example: str) -> None:

@@ -86,7 +86,7 @@ class ConflictError(ClosedError):
     """A request does not fit the present state of a job, run, worker or gateway.
 
     Attributes:
-        code: stable name of what is in the way, for programs; those of the control API are in `web.api_errors.CODES`.
+        code: stable name of the conflict, for programs; those of the control API are in `web.api_errors.CODES`.
     """
 
     def __init__(self, message: str, code: str = "conflict") -> None:

@@ -157,7 +157,7 @@ def add_encode(
 
 
 def feed_back(given: tuple[np.ndarray, np.ndarray, np.ndarray], bits: int, left: np.ndarray, out: memoryview) -> bool:
-    """Encode values − base + residual with MIN_MAX into `out`, and write what the codes leave out of it to `left`.
+    """Encode values − base + residual with MIN_MAX into `out`, and write the remainder of the codes to `left`.
 
     With numba alone. `given`: these three, float32 [n] each, the last two maybe empty, for zeros.
 

@@ -168,7 +168,7 @@ def feed_back(
     how: tuple[int, np.float32, bool],
     encoded: tuple[np.ndarray, np.ndarray],
 ) -> np.bool_:
-    """Block by block: values − base + residual, float32 [n] -> `encoded`, and what the codes leave of it -> `target`.
+    """Block by block: values − base + residual, float32 [n] -> `encoded`, and the remainder of the codes -> `target`.
 
     `encoded`: codes [n], or two in a byte, and heads; `target`: float32 [n] and the same memory as int32. `how`: block,
     top, whether codes are packed. Empty arrays stand for zeros. Returns whether all that is left is finite.

@@ -2,7 +2,7 @@
 
 The same bits as the codecs have in numpy. Optional (the `collectives` extra). Compiled at first use, kept in the cache
 beside this file, and run without the interpreter lock. Nothing is fused or reordered: a product is rounded before it
-is added to. The loops that encode form e of a `CodecInput` first, leave what the bytes do not stand for, and return
+is added to. The loops that encode form e of a `CodecInput` first, leave the remainder that the bytes drop, and return
 whether all of it is finite. Arrays are contiguous, of one dimension where no shape is given; empty ones stand for
 zeros.
 

@@ -84,7 +84,7 @@ def refusal_of(
 ) -> Refused | None:
     """Return why a site is refused; None: it is not. See `admission.refuse`.
 
-    A gateway has its link for as long as it lives, and what the hub's operator can change may pass away meanwhile.
+    A gateway keeps its link for its whole life, and the hub's operator can remove most reasons meanwhile.
     """
     refusal = admission.refuse(hello, terms, book, connected)
     if refusal is None or refusal.code == "token":

@@ -53,6 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, default_api_port: int) -> None:
     """Add the flags that every gateway has; the two ports are those that it has by default."""
     from planetary.cli.key_flags import add_key_flag
+    from planetary.cli.run_flags import add_folder_flags
 
     parser.add_argument(
         "--gateway-config",
@@ -60,20 +61,7 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
         metavar="FILE",
         help="configuration of a run (TOML or experiment.json), or of controllers (TOML or gateway.json)",
     )
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
-    parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
-    )
-    parser.add_argument(
-        "--forgive",
-        action="append",
-        default=[],
-        metavar="WORKER",
-        help="with --resume: lift this worker's ban, and let its name belong to another machine; may be given several "
-        "times",
-    )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
+    add_folder_flags(parser)
     add_key_flag(parser, "--host", "fabric.host")
     parser.add_argument(
         "--port", type=port, help=f"port that workers connect to (default: fabric.port, else {default_port})"

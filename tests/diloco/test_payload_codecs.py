@@ -16,7 +16,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.codecs import tensor_codec
 from planetary.diloco.codecs.dense_codecs import Exponents
 from planetary.diloco.codecs.sparse_codec import TopK, _chunks, _largest
-from planetary.diloco.payload import CODECS, PayloadForm, compile_loops, payload_digest
+from planetary.diloco.payload import CODECS, LEAST_COMPILED, PayloadForm, compile_loops, payload_digest
 
 SPECS = (
     TensorSpec("m", "f32", (130, 200)),
@@ -113,7 +113,7 @@ def test_the_largest_are_those_of_a_stable_sort(rows: np.ndarray) -> None:
     """Ties go to the lowest index, zeros of both signs included."""
     expected = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, :5], axis=1)
     assert _largest(rows, 5).tolist() == expected.tolist()
-    kernels = tensor_codec.compiled()
+    kernels = tensor_codec.LOOPS.load()
     assert kernels is not None
     spec, found = TensorSpec("w", "f32", (96,)), np.empty((3, 5), np.uint16)
     left, grid = np.empty(spec.size, np.float32), (0, 3, 1, 1, 32, 32)
@@ -185,8 +185,8 @@ def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.Mon
     form = PayloadForm(name, (*SPECS, *ODD))
     befores, bases = (None, some(4), hard(4)), (None, some(5))
     cases = [(update, before, base) for update in (some(3), hard(3)) for before in befores for base in bases]
-    assert tensor_codec.compiled() is not None
-    assert quantise.compiled() is not None
+    assert tensor_codec.LOOPS.load() is not None
+    assert quantise.LOOPS.load() is not None
     found = [form.compress(*case) for case in cases]
     numbers = [decoded(form, payload) for payload, _ in found]
     monkeypatch.setattr(tensor_codec, "compiled", lambda: None)
@@ -201,7 +201,7 @@ def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", NAMES)
 def test_no_loop_is_compiled_in_a_round(name: str) -> None:
     """Whatever the arrays are: read-only, of no contiguous memory, parts at odd places, with feedback and base."""
-    compile_loops([name])
+    compile_loops([name], [TensorSpec("large", "f32", (LEAST_COMPILED,))])
     loops = [
         loop
         for module in (tensor_codec.compiled(), quantise.compiled())
@@ -220,6 +220,20 @@ def test_no_loop_is_compiled_in_a_round(name: str) -> None:
     assert [list(loop.signatures) for loop in loops] == known
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_model_waits_for_no_compilation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba is not even imported for it."""
+
+    def refuse() -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(tensor_codec.LOOPS, "load", refuse)
+    monkeypatch.setattr(quantise.LOOPS, "load", refuse)
+    compile_loops([name], [TensorSpec("small", "f32", (LEAST_COMPILED - 1,))])
+    with pytest.raises(AssertionError, match="loaded"):
+        compile_loops([name], [TensorSpec("large", "f32", (LEAST_COMPILED,))])
+
+
 def same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> bool:
     return list(found) == list(expected) and all(found[name].tobytes() == expected[name].tobytes() for name in found)
 
@@ -230,7 +244,10 @@ def test_numbers_that_are_not_finite_are_refused_with_and_without_numba(
     name: str, with_numba: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the update, in the feedback, in their sum, and in bfloat16's rounding."""
-    if not with_numba:
+    if with_numba:
+        tensor_codec.LOOPS.load()
+        quantise.LOOPS.load()
+    else:
         monkeypatch.setattr(tensor_codec, "compiled", lambda: None)
         monkeypatch.setattr(quantise, "compiled", lambda: None)
     spec = TensorSpec("w", "f32", (65, 67))

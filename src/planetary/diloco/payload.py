@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
+from planetary.collectives.reduction import quantise
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.codecs import tensor_codec
 from planetary.diloco.codecs.dense_codecs import BFloat16, Exponents, Float32, Integers
 from planetary.diloco.codecs.sign_codec import Signs
 from planetary.diloco.codecs.sparse_codec import TopK
@@ -133,9 +135,21 @@ def _not_finite(spec: TensorSpec, update: CodecInput) -> NumericsError:
     )
 
 
-def compile_loops(codecs: Collection[str]) -> None:
-    """Have the loops of those names that are codecs compiled, where numba is installed, before a round waits for it."""
-    for codec in sorted(CODECS.keys() & set(codecs)):
+LEAST_COMPILED = 4_000_000
+"""Numbers of a model for which codecs have compiled loops: numpy needs at most 0.15 s for the updates of fewer."""
+
+
+def compile_loops(codecs: Collection[str], specs: Sequence[TensorSpec]) -> None:
+    """Have the loops of those names that are codecs compiled, before a round waits for it.
+
+    With numba, and for tensors of `LEAST_COMPILED` numbers. `specs`: of the updates.
+    """
+    chosen = sorted(CODECS.keys() & set(codecs))
+    if not chosen or sum(spec.size for spec in specs) < LEAST_COMPILED:
+        return
+    tensor_codec.LOOPS.load()
+    quantise.LOOPS.load()
+    for codec in chosen:
         _compile(codec)
 
 

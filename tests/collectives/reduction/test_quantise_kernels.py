@@ -61,7 +61,7 @@ def run(
 def test_compiled_loops_give_numpys_bits(
     count: int, bits: int, algorithm: QuantizationAlgorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert quantise.compiled() is not None
+    assert quantise.LOOPS.load() is not None
     values = hard_values(count)
     found = run(values, bits, algorithm, monkeypatch, compiled=True)
     expected = run(values, bits, algorithm, monkeypatch, compiled=False)
@@ -73,7 +73,7 @@ def test_compiled_loops_give_numpys_bits(
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_nothing_is_compiled_in_an_operation(bits: int) -> None:
     """It would take longer than the other peers wait for a piece."""
-    kernels = quantise.compiled()
+    kernels = quantise.LOOPS.load()
     assert kernels is not None
     loops = [loop for loop in vars(kernels).values() if hasattr(loop, "signatures")]
     quantise.check(Quantization(bits), "f32", ReduceOp.AVG)

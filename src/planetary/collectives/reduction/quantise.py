@@ -11,7 +11,7 @@ ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviatio
 steps, so that 0 is a code's exact value; values beyond ±6σ saturate.
 Codes are rounded to nearest, ties to even: no bias.
 
-Where numba is installed the loops are `quantise_kernels`'; the bits are the same.
+Once they are loaded the loops are `quantise_kernels`'; the bits are the same.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import ModuleType
 import numpy as np
 
 from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp
+from planetary.core.compiled_loops import CompiledLoops
 from planetary.core.errors import UserError
 
 BLOCK = 2048
@@ -30,14 +31,12 @@ WIDE = np.float32(16)  # how much smaller a block is encoded whose span float32 
 SHORTER = np.float32(1 - 2.0**-20)  # of such a step: its last code must not round up to infinity
 
 
-@functools.cache
+LOOPS = CompiledLoops("planetary.collectives.reduction.quantise_kernels")
+
+
 def compiled() -> ModuleType | None:
-    """Return `quantise_kernels`, or None where numba is not installed."""
-    try:
-        from planetary.collectives.reduction import quantise_kernels
-    except ImportError:
-        return None
-    return quantise_kernels
+    """Return `quantise_kernels` once they have been loaded, or None."""
+    return LOOPS.loaded
 
 
 def check(quantization: Quantization, dtype: str, op: str) -> None:
@@ -60,7 +59,7 @@ def check(quantization: Quantization, dtype: str, op: str) -> None:
 @functools.cache
 def _warm_up(bits: int) -> None:
     """Have the loops compiled before an operation begins: it would look like a stall in the middle of one."""
-    if compiled() is not None:
+    if LOOPS.load() is not None:
         values = np.ones(2, np.float32)
         data = memoryview(bytearray(encoded_bytes(2, bits)))
         encode(values, bits, QuantizationAlgorithm.MIN_MAX, data)
@@ -159,7 +158,7 @@ def add_encode(
 def feed_back(given: tuple[np.ndarray, np.ndarray, np.ndarray], bits: int, left: np.ndarray, out: memoryview) -> bool:
     """Encode values − base + residual with MIN_MAX into `out`, and write the remainder of the codes to `left`.
 
-    With numba alone. `given`: these three, float32 [n] each, the last two maybe empty, for zeros.
+    With loaded loops alone. `given`: these three, float32 [n] each, the last two maybe empty, for zeros.
 
     Returns:
         Whether all of `left` is finite.

@@ -10,8 +10,8 @@ The random signs are those of a seed, the CRC of the tensor's first block, which
 round the feedback would gather in numbers whose products are small.
 
 Products are sums in a fixed order, scaled by powers of two before, so that they neither overflow nor depend on the
-machine. The sums that decoding needs are of whole numbers, which is exact in any order. Where numba is installed the
-loops are `codec_kernels`'; the bits are the same.
+machine. The sums that decoding needs are of whole numbers, which is exact in any order. Once they are loaded
+the loops are `codec_kernels`'; the bits are the same.
 """
 
 from __future__ import annotations

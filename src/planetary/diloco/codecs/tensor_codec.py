@@ -1,13 +1,13 @@
-"""The interface of codecs, and their error feedback: in numpy, or in `codec_kernels` where numba is installed."""
+"""The interface of codecs, and their error feedback: in numpy, or in `codec_kernels` once these are loaded."""
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from planetary.core.compiled_loops import CompiledLoops
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 
@@ -82,14 +82,12 @@ class Codec(Protocol):
         ...
 
 
-@functools.cache
+LOOPS = CompiledLoops("planetary.diloco.codecs.codec_kernels")
+
+
 def compiled() -> ModuleType | None:
-    """Return `codec_kernels`, or None where numba is not installed."""
-    try:
-        from planetary.diloco.codecs import codec_kernels
-    except ImportError:
-        return None
-    return codec_kernels
+    """Return `codec_kernels` once they have been loaded, or None."""
+    return LOOPS.loaded
 
 
 def compress_in_numpy(codec: Codec, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:

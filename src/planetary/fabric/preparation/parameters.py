@@ -61,7 +61,7 @@ class ParameterVersions:
         Raises:
             UserError: the model has fewer tensors than fragments.
         """
-        compile_loops(compression.codecs)
+        compile_loops(compression.codecs, specs)
         self._specs, self._optimizer = tuple(specs), optimizer
         self._fragments = Fragments(specs, fragments)
         self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)

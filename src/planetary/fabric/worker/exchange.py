@@ -291,7 +291,7 @@ class CodedUpdates:
 
         The loops of the codecs are compiled here, so not on an event loop.
         """
-        compile_loops(compression.codecs)
+        compile_loops(compression.codecs, specs)
         self._eager_rate = eager_rate
         self._held: dict[int, tuple[int, HeldContribution]] = {}  # eager: task -> its round, and the delta as sent
         self._specs = tuple(specs)

@@ -37,7 +37,7 @@ ADAM = OuterConfig(optimizer="adam", learning_rate=0.2)
 MODES: Mapping[str, tuple[Mapping[str, Any], tuple[tuple[str, ...], ...]]] = {
     "turns": ({}, ()),
     "ahead": ({"ahead": 1, "imitated": 0}, ()),
-    "apart": ({"ahead": 2, "checkpoint_every": 3}, (ACTOR, LEARNER, ACTOR, LEARNER)),
+    "apart": ({"ahead": 2, "checkpoint_every": 3, "objective": "topr"}, (ACTOR, LEARNER, ACTOR, LEARNER)),
     "verified": ({"verified": 1.0, "lag": 0}, ()),
     "several steps": ({"inner_steps": 2, "objective": "dapo", "outer": ADAM}, (ACTOR, LEARNER, LEARNER)),
     "compared": ({"kl": 0.05, "imitated": 5, "imitation_goal": 0.01}, ()),

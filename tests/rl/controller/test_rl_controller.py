@@ -76,6 +76,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "goal": 0.0,
         "ends": (0,),
         "teaches": False,
+        "staleness": None,
         "refers": False,
         "reference": False,
         "rate": 1e-3,

@@ -13,6 +13,7 @@ from planetary.rl.objectives.objective import (
     per_text,
     per_token,
 )
+from planetary.rl.objectives.staleness import TAPERED
 from planetary.rl.objectives.terms import NEVER, TERMS, LossTerms
 
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
@@ -22,13 +23,13 @@ def test_grpo_and_dapo_divide_by_the_deviation_and_the_others_do_not() -> None:
     centred = REWARDS - 0.5
     for name in ("importance", "dr-grpo"):
         assert np.array_equal(advantages_of(OBJECTIVES[name], REWARDS), centred)
-    for name in ("grpo", "dapo"):
+    for name in ("grpo", "dapo", "topr"):
         found = advantages_of(OBJECTIVES[name], REWARDS)
         assert found == pytest.approx(centred / np.sqrt(np.mean(centred**2)), rel=1e-5)
 
 
 def test_equal_rewards_have_no_advantage() -> None:
-    for name in ("importance", "grpo", "dr-grpo", "dapo", "distillation"):
+    for name in OBJECTIVES:
         assert not advantages_of(OBJECTIVES[name], np.full(4, 0.25)).any()
 
 
@@ -48,6 +49,13 @@ def test_weights_sum_to_one_as_each_objective_counts() -> None:
 def test_a_coefficient_of_zero_is_the_objectives_own() -> None:
     found = OBJECTIVES["dapo"].with_terms(clip_low=0.1, clip_high=0.0, reference=0.04).terms
     assert found == LossTerms(surrogate=1.0, clip_low=0.1, clip_high=0.28, reference=0.04)
+
+
+def test_topr_is_dapo_but_for_old_tokens() -> None:
+    topr, dapo = OBJECTIVES["topr"], OBJECTIVES["dapo"]
+    assert (topr.terms, topr.equal, topr.weights) == (dapo.terms, dapo.equal, dapo.weights)
+    assert topr.with_terms(clip_low=0.1).staleness is TAPERED
+    assert dapo.staleness is None
 
 
 def test_terms_are_a_row_in_their_own_order() -> None:

@@ -352,8 +352,9 @@ class RlConfig(msgspec.Struct, frozen=True):
     # `[model]` says
     start: str = ""
     # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
-    # "grpo", "dr-grpo", "dapo": as published; "distillation": tokens that `teacher` finds likelier than the policy
-    objective: Literal["importance", "grpo", "dr-grpo", "dapo", "distillation"] = "importance"
+    # "grpo", "dr-grpo", "dapo": as published; "topr": as "dapo", for texts that are several versions old;
+    # "distillation": tokens that `teacher` finds likelier than the policy
+    objective: Literal["importance", "grpo", "dr-grpo", "dapo", "topr", "distillation"] = "importance"
     groups: Count = 16  # prompts of a round
     completions: Count = 8  # of each prompt
     max_tokens: Count = 32  # of a completion

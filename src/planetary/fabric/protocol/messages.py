@@ -486,7 +486,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    22,
+    23,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -451,6 +451,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 rate=policy.rate_of(self.round.number, self._imitated),
                 reference=refers,
                 teacher=policy.teaches and not self.round.imitates,
+                staleness=None if self.round.imitates else policy.staleness,
             )
             self.desk.send(worker.session, message, BatchesOf(share.task, self.round.imitates, share.groups))
 

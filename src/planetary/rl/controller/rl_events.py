@@ -10,6 +10,7 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.rl.objectives.objective import Equal
+from planetary.rl.objectives.staleness import StalenessBounds
 from planetary.rl.program.policy_shape import PolicyShape
 from planetary.rl.protocol.rl_messages import PolicyJob
 
@@ -114,6 +115,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         goal: mean reward of held-out prompts that ends the run; 0: none does.
         ends: tokens after which a completion has ended.
         teaches: whether advantages come from the reference's log-probabilities.
+        staleness: how tokens of older versions are weighed.
         refers: whether the loss has a term of the reference policy.
         reference: whether the reference is there from the start; if not, it is the policy at the end of the imitation.
         rate: learning rate of the first round after the imitation.
@@ -139,6 +141,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     goal: float
     ends: tuple[int, ...]
     teaches: bool
+    staleness: StalenessBounds | None
     refers: bool
     reference: bool
     rate: float

@@ -221,6 +221,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         goal=rl.goal,
         ends=prepared.limits.ends,
         teaches=objective.teacher,
+        staleness=objective.staleness,
         refers=objective.terms.reference > 0,
         reference=prepared.reference is not None,
         rate=rl.learning_rate,

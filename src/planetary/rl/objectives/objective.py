@@ -6,12 +6,13 @@ A group is all completions of one prompt. Rewards are f64 [G], lengths i64 [N] c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from planetary.rl.objectives.staleness import TAPERED, StalenessBounds
 from planetary.rl.objectives.terms import LossTerms
 
 Equal = Literal["drop", "keep", "replace"]
@@ -70,6 +71,9 @@ class Objective:
         terms: of the loss.
         teacher: whether each token's advantage is a teacher's log-probability minus the policy's.
         equal: use of groups with equal rewards, unless the configuration names another.
+        staleness: how tokens of older versions are weighed. Their ratio is then that to the policy with which a task
+            of training begins (Hilton et al. 2022, arXiv:2110.00641), so that no bound counts how old they are; None:
+            it is that to the policy that drew them.
     """
 
     advantages: Callable[[np.ndarray], np.ndarray]
@@ -77,13 +81,12 @@ class Objective:
     terms: LossTerms
     teacher: bool = False
     equal: Equal = "drop"
+    staleness: StalenessBounds | None = None
 
     def with_terms(self, **values: float) -> Objective:
         """Return the objective with other coefficients; those that are 0 stay as they are."""
         chosen = {name: value for name, value in values.items() if value}
-        return Objective(
-            self.advantages, self.weights, msgspec.structs.replace(self.terms, **chosen), self.teacher, self.equal
-        )
+        return replace(self, terms=msgspec.structs.replace(self.terms, **chosen))
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -95,6 +98,14 @@ OBJECTIVES: Mapping[str, Objective] = {
     "dr-grpo": Objective(centred, per_longest, LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.2), equal="keep"),
     # Yu et al. 2025, arXiv:2503.14476: a higher upper bound, the mean over tokens, groups with equal rewards replaced.
     "dapo": Objective(standardised, per_token, LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.28), equal="replace"),
+    # As "dapo", with tokens of older versions weighed as TOPR does (Le Roux et al. 2025, arXiv:2503.14286).
+    "topr": Objective(
+        standardised,
+        per_token,
+        LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.28),
+        equal="replace",
+        staleness=TAPERED,
+    ),
     # Reverse KL to a teacher on the policy's own texts (Agarwal et al. 2024, arXiv:2306.13649).
     "distillation": Objective(zero, per_token, LossTerms(surrogate=1.0), teacher=True, equal="keep"),
 }

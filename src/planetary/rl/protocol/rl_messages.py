@@ -10,6 +10,7 @@ import msgspec
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.protocol import messages as m
+from planetary.rl.objectives.staleness import StalenessBounds
 from planetary.rl.program.policy_shape import PolicyShape
 
 WEIGHTS_OF = "weights of a policy"
@@ -92,6 +93,7 @@ class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
     rate: float  # of all its steps
     reference: bool  # whether the loss has a term of the reference policy
     teacher: bool  # whether advantages are the reference's log-probabilities minus the sampled ones
+    staleness: StalenessBounds | None = None  # that weigh tokens of older versions
 
 
 class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):

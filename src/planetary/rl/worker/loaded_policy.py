@@ -211,6 +211,8 @@ class LoadedPolicy:
         self.require(message.version)
         self._restore_state(message.round)
         steps = len(batches[TOKENS])
+        weighed = message.staleness is not None
+        scores = [self._score(tokens) for tokens in batches[TOKENS][: steps if weighed else 1]]
         losses, grad_norm, tokens = [], 0.0, 0
         divergences: list[tuple[float, float]] = []
         entropy = divergence = 0.0
@@ -220,10 +222,9 @@ class LoadedPolicy:
             tokens += int(np.count_nonzero(own))
             arrays[REFERENCE] = np.zeros_like(arrays[SAMPLED])
             if index == 0:
-                self._resident.call(SCORE, arrays={TOKENS: arrays[TOKENS]})
-                found = self._resident.get((LOGPROBS, ENTROPY))
-                entropy = float(np.mean(found[ENTROPY][own])) if own.any() else 0.0
-                divergence = divergence_of(arrays[SAMPLED], found[LOGPROBS], own) if arrays[SAMPLED].any() else 0.0
+                logprobs, entropies = scores[0]
+                entropy = float(np.mean(entropies[own])) if own.any() else 0.0
+                divergence = divergence_of(arrays[SAMPLED], logprobs, own) if arrays[SAMPLED].any() else 0.0
             if message.reference:
                 names = {spec.name: _REFERENCE + spec.name for spec in self._params}
                 self._resident.call(SCORE, names, arrays={TOKENS: arrays[TOKENS]})
@@ -232,6 +233,10 @@ class LoadedPolicy:
                 divergences.append((divergence_of(arrays[SAMPLED], arrays[REFERENCE], own), count))
             if message.teacher:
                 arrays[ADVANTAGES] = np.where(own, arrays[REFERENCE] - arrays[SAMPLED], 0).astype(np.float32)
+            if message.staleness is not None:
+                begun = np.where(own, scores[index][0], 0).astype(np.float32)
+                arrays[ADVANTAGES] = message.staleness.weigh(arrays[ADVANTAGES], begun, arrays[SAMPLED])
+                arrays[SAMPLED] = begun
             step = np.array(message.first_step + index, np.int32)
             self._resident.call(TRAIN, arrays={**arrays, "step": step, "rate": np.array(message.rate, np.float32)})
             scalars = self._resident.get((LOSS, GRAD_NORM))
@@ -261,6 +266,12 @@ class LoadedPolicy:
             entropy,
             reference_divergence,
         )
+
+    def _score(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weights' log-probabilities of a batch's tokens and the entropies of their distributions."""
+        self._resident.call(SCORE, arrays={TOKENS: tokens})
+        found = self._resident.get((LOGPROBS, ENTROPY))
+        return np.array(found[LOGPROBS]), np.array(found[ENTROPY])
 
     def _check(self, weights: Tensors) -> None:
         for spec in self._params:

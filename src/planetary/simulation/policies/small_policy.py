@@ -315,6 +315,7 @@ class SmallPolicy:
                 rate=config.rl.learning_rate if versions else config.optimizer.learning_rate,
                 reference=compares and bool(versions),
                 teacher=teaches and bool(versions),
+                staleness=objective.staleness,
             )
             return policy.learn(message, arrays).parameters
 
@@ -353,7 +354,7 @@ def small_policy(
     verified: float = 0.25,
     checkpoint_every: int = 2,
     inner_steps: int = 1,
-    objective: Literal["dr-grpo", "dapo", "distillation"] = "dr-grpo",
+    objective: Literal["dr-grpo", "dapo", "topr", "distillation"] = "dr-grpo",
     kl: float = 0.0,
     imitation_goal: float = 0.0,
     outer: OuterConfig = AVERAGED,

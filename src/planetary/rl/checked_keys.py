@@ -21,6 +21,11 @@ def check_keys(config: Config) -> None:
             f"rl.imitation_goal = {rl.imitation_goal:g} ends an imitation by the reward of held-out prompts: set "
             "rl.imitated_rounds and rl.held_out, too"
         )
+    if rl.imitation_every and not (rl.imitated_rounds and rl.held_out):
+        raise UserError(
+            f"rl.imitation_every = {rl.imitation_every} evaluates an imitation by held-out prompts: set "
+            "rl.imitated_rounds and rl.held_out, too"
+        )
     if (rl.objective == "distillation") != bool(rl.teacher):
         raise UserError('rl.teacher and rl.objective = "distillation" belong together: set both, or neither')
     if rl.teacher and rl.kl:

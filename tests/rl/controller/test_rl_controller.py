@@ -72,6 +72,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "equal": "drop",
         "imitated": 1,
         "imitation_goal": 0.0,
+        "imitation_every": 2,
         "held_out": 3,
         "goal": 0.0,
         "ends": (0,),
@@ -343,6 +344,13 @@ def test_an_imitation_ends_at_its_goal_also_after_a_resume() -> None:
     again.join("a")
     again.run()
     assert [line.policy.imitates for line in again.metrics.values() if line.policy] == [False, False]
+
+
+def test_an_imitation_is_evaluated_at_a_rate_of_its_own() -> None:
+    fabric = Fabric(policy(imitated=3, imitation_every=1, eval_every=2, rounds=7))
+    fabric.join("a")
+    fabric.run()
+    assert [record.version for record in fabric.of(HeldOutJudged)] == [1, 2, 3, 4, 6, 7]
 
 
 def test_what_is_sampled_ahead_is_as_many_versions_old() -> None:

@@ -361,9 +361,10 @@ class RlConfig(msgspec.Struct, frozen=True):
     learning_rate: Positive = 3e-4  # of the rounds after the imitation; `[optimizer]` has the imitation's
     decay: RateDecay = "constant"  # of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
-    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every `eval.every`
-    # rounds; 0: none does
+    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
+    # `imitation_every` rounds; 0: none does
     imitation_goal: Fraction = 0.0
+    imitation_every: Index = 0  # rounds between two evaluations of the imitation; 0: `eval.every`
     lag: Index = 2  # versions that the weights that sampled a text may be behind those that train on it
     ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
     # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are

@@ -555,7 +555,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     def _evaluate(self) -> None:
         """Have the held-out prompts answered if this is due for the newest version."""
         policy = self.desk.policy
-        if policy.is_due(self.version, policy.eval_every, self._imitated):
+        every = policy.imitation_every if self.version < self._imitated else policy.eval_every
+        if policy.is_due(self.version, every, self._imitated):
             for number in range(policy.held_out):
                 self.pool.add(PromptGroup(number, held_out=True))
 

@@ -217,6 +217,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         equal=objective.equal if rl.equal == "objective" else rl.equal,
         imitated=rl.imitated_rounds,
         imitation_goal=rl.imitation_goal,
+        imitation_every=rl.imitation_every or config.eval.every,
         held_out=prepared.problems.held_out_count,
         goal=rl.goal,
         ends=prepared.limits.ends,

@@ -89,6 +89,11 @@ def held_out_loss(executor: IreeExecutor, tokens: np.ndarray, config: Config) ->
 
 def train(name: str, config: Config, points: int, cache: Path, threads: int | None) -> Curve:
     """Train as the fabric would with every worker in every round; evaluate at `points` equally spaced rounds."""
+    if config.sync.compression != "none" or config.outer.merge != "mean":
+        raise SystemExit(
+            "diloco_gap: whole parameters are averaged here; add --set sync.broadcast_compression=none --set "
+            "sync.start_compression=none --set sync.compression=none --set outer.merge=mean, or use bench/sync.py"
+        )
     curve = Curve(name, config.run.seed)
     prepared = prepare_run(config, cache, lambda stage: None)
     executors = open_executors(config, prepared, cache, threads)

@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
+from planetary.core.configuration.presets import preset_of
 from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
 from planetary.run.processes.announcement import read_announcement
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
@@ -55,14 +56,17 @@ class Link(msgspec.Struct, frozen=True):
 
 def run(way: str, settings: list[str], cache: Path, link: Link | None) -> Found:
     """Train once; `way` is the star, or the ring's `sync.overlap`."""
-    ring = [] if way == "star" else ["--set=sync.topology=ring", f"--set=sync.overlap={way}"]
+    plain = [f"--set={setting}" for setting in preset_of("ring").overrides(WORKERS)]
+    ring = ["--set=sync.topology=star"] if way == "star" else [f"--set=sync.overlap={way}"]
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="planetary-bench-")))
         announced = scratch / "announcement"
         everywhere = ["--plain-loopback", f"--cache={cache}"]
         command = [sys.executable, "-m", "planetary.cli.main", "gateway", *everywhere, "--port=0", "--gateway-port=0"]
         folders = [f"--announce={announced}", f"--run-dir={scratch / 'run'}", f"--state={scratch / 'authority'}"]
-        gateway = stack.enter_context(process([*command, *folders, f"--gateway-config={CONFIG}", *settings, *ring]))
+        gateway = stack.enter_context(
+            process([*command, *folders, f"--gateway-config={CONFIG}", *plain, *settings, *ring])
+        )
         while (announcement := read_announcement(announced)) is None:
             if gateway.poll() is not None:
                 raise SystemExit(f"the gateway ended with {gateway.returncode}")

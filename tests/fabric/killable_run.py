@@ -29,6 +29,10 @@ TINY = (
     "optimizer.schedule=constant",
     "eval.batches=2",
     "eval.every=1",
+    "sync.compression=none",
+    "sync.broadcast_compression=none",
+    "sync.start_compression=none",
+    "outer.merge=mean",
 )
 
 Event = dict[str, Any]

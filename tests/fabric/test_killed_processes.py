@@ -20,6 +20,12 @@ from planetary.machine.journal import replay
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 Start = Callable[..., KillableRun]
+RELAYED = (
+    "--set=sync.compression=sign",
+    "--set=sync.broadcast_compression=relay",
+    "--set=sync.start_compression=int8",
+    "--set=outer.merge=rda",
+)
 
 
 @pytest.fixture
@@ -69,7 +75,7 @@ def test_a_killed_worker_comes_back_and_trains_its_lease(start: Start) -> None:
 
 def test_a_killed_gateway_is_resumed_from_the_last_finished_round(start: Start) -> None:
     """Workers with relayed updates get whole parameters once, and have the gateway's bits in every round after it."""
-    run = start("--rounds=8", "--preset=rda-relay")
+    run = start("--rounds=8", *RELAYED)
     run.wait_for_event("round_finished", round=3)
     run.wait_for_event("lease_started", round=4)
     kill(run.child("gateway").pid)

@@ -34,6 +34,10 @@ TINY = [
     "fabric.workers=1",
     "fabric.threads=1",
     "eval.batches=2",
+    "sync.compression=none",
+    "sync.broadcast_compression=none",
+    "sync.start_compression=none",
+    "outer.merge=mean",
 ]
 
 

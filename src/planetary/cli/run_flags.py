@@ -32,6 +32,11 @@ def add_run_flags(parser: Any, *, config: str, json: str, cache: str) -> None:
     parser.add_argument("--cache", type=Path, metavar="DIR", help=cache)
 
 
+def add_preset_flag(parser: Any) -> None:
+    """Add `--preset`, of the commands that begin a run whose workers synchronise."""
+    parser.add_argument("--preset", metavar="NAME", help="a published way to synchronise (docs/synchronisation.md)")
+
+
 def add_folder_flags(parser: Any) -> None:
     """Add the flags of every command that begins a run or goes on with one: its folder, and changes of its keys."""
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
@@ -70,6 +75,26 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
     from planetary.cli.key_flags import TRAIN_FLAGS, settings_of
 
     return [*args.set, *settings_of(args, TRAIN_FLAGS)]
+
+
+def with_preset(args: argparse.Namespace, command: str, overrides: Sequence[str], path: Path | None) -> list[str]:
+    """Return the settings of `--preset`, and behind them `overrides`; `path`: the configuration, None to resume.
+
+    Raises:
+        UserError: there is no such preset, or the run goes on and has its way to synchronise.
+    """
+    from planetary.core.configuration.presets import preset_of
+    from planetary.core.errors import UserError
+    from planetary.run.choice import read_config
+
+    if args.preset is None:
+        return list(overrides)
+    preset = preset_of(args.preset)
+    if path is None:
+        raise UserError(f"{command}: --preset is for a new run; one that goes on keeps its way to synchronise")
+    # Not the other settings: they may fit the preset alone, and not the file.
+    workers = [override for override in overrides if override.partition("=")[0].strip() == "fabric.workers"]
+    return [*preset.overrides(read_config(path, workers).fabric.workers), *overrides]
 
 
 def local_run_of(args: argparse.Namespace, overrides: Sequence[str]) -> tuple[Config, LocalRunOptions]:

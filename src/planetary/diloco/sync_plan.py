@@ -35,6 +35,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
         "arXiv:2503.09799, C4, H 30, tuned; one run a cell",
     ),
     "rda": ("+0.56 % ± 1.3", "an open LoRA study of a 27B model, 43 outer steps"),
+    "ring": ("not published", "measured here with M 2: bench/results/diloco_gap.md"),
     "eager-diloco": ("that of diloco +0.7 %", "arXiv:2502.12996, 500M, M 2, H 30; one run"),
     "streaming-diloco": ("that of diloco +0.0 %", "arXiv:2502.12996, 500M, M 2, H 30, delay 1; one run"),
     "decoupled-diloco": (

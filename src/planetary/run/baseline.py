@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.config import Config
+from planetary.core.configuration.schema import SyncConfig
 from planetary.monitor.run_folder import BASELINE, METRICS, load_history
 
 
@@ -25,7 +26,9 @@ def baseline_of(config: Config, folder: Path) -> tuple[Config, Path] | None:
         config,
         run=replace(config.run, name=f"{config.run.name}-baseline"),
         train=replace(config.train, rounds=leases),
-        outer=replace(config.outer, learning_rate=1.0, momentum=0.0),
+        # A codec, a radial average, or an outer optimizer with state would make it another training.
+        outer=replace(config.outer, optimizer="nesterov", learning_rate=1.0, momentum=0.0, merge="mean"),
+        sync=SyncConfig(),
         fabric=replace(config.fabric, workers=1, quorum=1, port=0),
         eval=replace(config.eval, every=config.eval.every * config.fabric.workers),
         checkpoint=replace(config.checkpoint, every=max(1, leases // 4), keep=1),

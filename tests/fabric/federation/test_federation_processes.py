@@ -42,6 +42,9 @@ SHARED = (
     "eval.batches=2",
     "eval.every=50",
     "fabric.threads=1",
+    "sync.compression=none",
+    "sync.broadcast_compression=none",
+    "sync.start_compression=none",
 )
 
 

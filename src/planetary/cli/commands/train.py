@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.run_flags import add_run_flags
+from planetary.cli.run_flags import add_preset_flag, add_run_flags
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--full", action="store_true", help="train all of the configuration's rounds, however long that takes here"
     )
-    parser.add_argument("--preset", metavar="NAME", help="a published way to synchronise (docs/synchronisation.md)")
+    add_preset_flag(parser)
     return parser
 
 
@@ -53,28 +53,19 @@ def run(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
     from planetary.cli.exit_codes import EXIT_OK
-    from planetary.cli.run_flags import check_run_flags, local_run_of, overrides_of
+    from planetary.cli.run_flags import check_run_flags, local_run_of, overrides_of, with_preset
     from planetary.core.config import load_config
-    from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
-    from planetary.run.choice import read_config
     from planetary.run.kinds import kind_of
     from planetary.run.results import write_results
 
     check_run_flags(args, "train", "examples/stdlib.toml")
-    if args.preset is not None and args.resume is not None:
-        raise UserError("train: --preset is for a new run; one that goes on keeps its way to synchronise")
     overrides = overrides_of(args)
     overrides += ["train.target_minutes=0"] if args.full else []
-    if args.preset is not None:
-        from planetary.core.configuration.presets import preset_of
-
-        preset = preset_of(args.preset)
-        overrides = [*preset.overrides(read_config(args.config, overrides).fabric.workers), *overrides]
-    config, options = local_run_of(args, overrides)
+    config, options = local_run_of(args, with_preset(args, "train", overrides, args.config))
     folder = options.folder
     kind = kind_of(config)
     if args.baseline:

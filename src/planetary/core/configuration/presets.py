@@ -14,7 +14,13 @@ from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError, did_you_mean
 
 _STAR = {"sync.topology": "star", "sync.overlap": "none"}
-_WHOLE = {"sync.compression": "none", "sync.broadcast_compression": "none"}
+
+
+def _coded(up: str, down: str, start: str = "none") -> dict[str, str]:
+    return {"sync.compression": up, "sync.broadcast_compression": down, "sync.start_compression": start}
+
+
+_WHOLE = _coded("none", "none")
 
 
 class Preset(msgspec.Struct, frozen=True):
@@ -66,14 +72,19 @@ PRESETS: Mapping[str, Preset] = {
             {**_STAR, **_WHOLE, "train.inner_steps": 30, **_outer(1.0, 0.0, "rda")},
         ),
         Preset(
+            "ring",
+            "workers reduce their deltas among themselves, in float32, and the gateway sends nothing but leases",
+            "the ring all-reduce of PCCL (arXiv:2505.14065); H 10 for runs of fewer than about 200 rounds of 30",
+            {**_WHOLE, "sync.topology": "ring", "sync.overlap": "none", "train.inner_steps": 10, **_outer(1.0, 0.0)},
+        ),
+        Preset(
             "eager-diloco",
             "the next round is trained while the contributions to one travel, from the worker's own part of it",
             "Kale et al. 2025, arXiv:2502.12996 (the update, H 30); rate 1, no momentum: the update has no state then",
             {
                 **_STAR,
                 "sync.overlap": "eager",
-                "sync.compression": "float32",
-                "sync.broadcast_compression": "none",
+                **_coded("float32", "none"),
                 "train.inner_steps": 30,
                 **_outer(1.0, 0.0),
             },
@@ -88,8 +99,7 @@ PRESETS: Mapping[str, Preset] = {
                 "sync.fragments": 3,
                 "sync.delay": 1,
                 "sync.mixing": 0.5,
-                "sync.compression": "fp4",
-                "sync.broadcast_compression": "none",
+                **_coded("fp4", "none"),
                 "train.inner_steps": 10,
                 **_outer(0.7, 0.9),
             },
@@ -108,8 +118,7 @@ PRESETS: Mapping[str, Preset] = {
                 "sync.grace_factor": 1.0,
                 "sync.grace_steps": 1.0,
                 "fabric.quorum": 1,
-                "sync.compression": "float32",
-                "sync.broadcast_compression": "none",
+                **_coded("float32", "none"),
                 "train.inner_steps": 2,
                 **_outer(0.7, 0.9),
             },
@@ -122,8 +131,7 @@ PRESETS: Mapping[str, Preset] = {
                 **_STAR,
                 "train.inner_steps": 30,
                 **_outer(0.7, 0.9),
-                "sync.compression": "int4",
-                "sync.broadcast_compression": "int4",
+                **_coded("int4", "int4"),
             },
         ),
         Preset(
@@ -134,8 +142,7 @@ PRESETS: Mapping[str, Preset] = {
                 **_STAR,
                 "train.inner_steps": 30,
                 **_outer(1.0, 0.0, "senders"),
-                "sync.compression": "sparse",
-                "sync.broadcast_compression": "sparse",
+                **_coded("sparse", "sparse"),
             },
         ),
         Preset(
@@ -146,8 +153,7 @@ PRESETS: Mapping[str, Preset] = {
                 **_STAR,
                 "train.inner_steps": 36,
                 **_outer(1.0, 0.0, "rda"),
-                "sync.compression": "sign",
-                "sync.broadcast_compression": "sign",
+                **_coded("sign", "sign"),
             },
         ),
         Preset(
@@ -159,9 +165,7 @@ PRESETS: Mapping[str, Preset] = {
                 **_STAR,
                 "train.inner_steps": 36,
                 **_outer(1.0, 0.0, "rda"),
-                "sync.compression": "sign",
-                "sync.broadcast_compression": "relay",
-                "sync.start_compression": "int8",
+                **_coded("sign", "relay", "int8"),
             },
         ),
         Preset(

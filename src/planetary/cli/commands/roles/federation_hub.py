@@ -40,11 +40,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from planetary.cli.run_flags import with_preset
     from planetary.core.errors import UserError
     from planetary.run.choice import new_run, resumed_run
     from planetary.run.places import default_state_folder
 
     places_jobs = is_site(args)
+    if not places_jobs:
+        args.set = with_preset(args, "federation-hub", args.set, args.gateway_config)
     if not places_jobs and (args.gateway_config is None) != (args.resume is None):
         config = (
             resumed_run(args.resume, args.set, args.checkpoint)[0]

@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, default_api_port: int) -> None:
     """Add the flags that every gateway has; the two ports are those that it has by default."""
     from planetary.cli.key_flags import add_key_flag
-    from planetary.cli.run_flags import add_folder_flags
+    from planetary.cli.run_flags import add_folder_flags, add_preset_flag
 
     parser.add_argument(
         "--gateway-config",
@@ -62,6 +62,7 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
         help="configuration of a run (TOML or experiment.json), or of controllers (TOML or gateway.json)",
     )
     add_folder_flags(parser)
+    add_preset_flag(parser)
     add_key_flag(parser, "--host", "fabric.host")
     parser.add_argument(
         "--port", type=port, help=f"port that workers connect to (default: fabric.port, else {default_port})"
@@ -97,8 +98,10 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from planetary.cli.run_flags import with_preset
+
     if not is_site(args):
-        args.set = [*args.set, *_settings(args)]
+        args.set = with_preset(args, "gateway", [*args.set, *_settings(args)], args.gateway_config)
     return run_gateway(args, HostedAs("gateway", WORKER_PORT, API_PORT, _join_as_worker))
 
 
@@ -202,7 +205,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
     from planetary.site.site import SiteOptions
     from planetary.site.site_config import load_site
 
-    for flag in ("resume", "checkpoint", "set", "run_dir", "local_threads"):
+    for flag in ("resume", "checkpoint", "set", "preset", "run_dir", "local_threads"):
         if getattr(args, flag):
             raise UserError(
                 f"gateway: --{flag.replace('_', '-')} is for one run, and {args.gateway_config} has controllers: "

@@ -10,14 +10,23 @@ import pytest
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.events import Append, Close, Closed, Event, Received, Send, Tick
 from planetary.machine.journal import replay
-from planetary.site.placement.placed_jobs import HubNamed, HubRecord, PlacedJob, PlacementAsked, PlacementBook
+from planetary.site.placement.placed_jobs import (
+    HubNamed,
+    HubRecord,
+    JobSpread,
+    PlacedJob,
+    PlacementAsked,
+    PlacementBook,
+)
 from planetary.site.placement.placement_machine import (
     BURST,
     PACE_S,
     REST_S,
+    SETTLE_S,
     JobAsked,
     JobUnwanted,
     LineCarried,
+    OuterRunEnded,
     PlacementMachine,
     SiteCame,
 )
@@ -30,7 +39,7 @@ from planetary.site.placement.placement_messages import (
     SiteNews,
     WorkerGroup,
 )
-from planetary.site.placement.site_choice import PlaceableJob
+from planetary.site.placement.site_choice import JobNeeds, PlaceableJob
 from planetary.site.site_config import SitePolicy
 
 PATIENCE = 10.0
@@ -81,6 +90,22 @@ class Hub:
     def submit(self, name: str) -> list[tuple[str, object]]:
         placeable = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
         return self.tell(JobAsked(asked=PlacementAsked(job=name, kind="rounds", placeable=placeable, config="")))
+
+    def spread(self, name: str, *sites: str) -> list[tuple[str, object]]:
+        """Submit a job over several sites; one of two parts, each for any site, where none are named."""
+        placeable = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
+        parts = tuple(
+            PlaceableJob(controller="training", roles=("trainer",), data_sets=(), needs=JobNeeds(site=site))
+            for site in sites or ("", "")
+        )
+        asked = PlacementAsked(job=name, kind="hub", placeable=placeable, config="", parts=parts)
+        return self.tell(JobAsked(asked=asked))
+
+    def end_run(self, name: str, *, ok: bool = True, reason: str = "all rounds") -> list[tuple[str, object]]:
+        return self.tell(OuterRunEnded(job=name, ok=ok, reason=reason))
+
+    def states(self, *names: str) -> list[str]:
+        return [self.job(name).state.value for name in names]
 
     def report(
         self, site: str, job: str, attempt: int, state: AttemptState, **more: object
@@ -399,3 +424,156 @@ def test_the_newest_of_many_states_is_shown_at_once_and_written_when_it_is_time(
     assert len(hub.journal) == written + 1
     assert job.state_there == "cancelling"
     assert hub.machine.next_deadline() is None
+
+
+# --- jobs over several sites -----------------------------------------------------------------------------------------
+
+
+def spread(*names: str) -> Hub:
+    """A hub whose job w has its two parts at the first two sites; all of them are here."""
+    hub = Hub(*names)
+    for name in names:
+        hub.come(name)
+    assert hub.spread("w") == [offer(names[0], "w.1", 1), offer(names[1], "w.2", 1)]
+    for number, name in enumerate(names[:2], 1):
+        hub.report(name, f"w.{number}", 1, "running", name=f"w.{number}")
+    assert hub.states("w", "w.1", "w.2") == ["placed"] * 3
+    return hub
+
+
+def test_parts_are_placed_together_once_there_are_enough_sites() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    assert hub.spread("w") == []
+    assert hub.machine.choices["w"].why == "1 of 2 sites can take a part now; b: it is away"
+    assert hub.states("w", "w.1", "w.2") == ["waiting"] * 3
+    assert hub.come("b") == [offer("a", "w.1", 1), offer("b", "w.2", 1)]
+    assert hub.job("w").members == {"a": 1, "b": 2}
+
+
+def test_a_hub_that_was_killed_between_the_records_of_the_parts_offers_the_rest() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    hub.come("b")
+    hub.spread("w")
+    for last in range(1, 4):  # job_spread alone, or with the offers of some parts
+        again = Hub("a", "b")
+        spread_at = next(at for at, one in enumerate(hub.journal) if isinstance(one, JobSpread))
+        again.journal = hub.journal[: spread_at + last]
+        again.restart()
+        again.come("a")
+        again.come("b")
+        assert sorted(again.job("w").members.items()) == [("a", 1), ("b", 2)]
+        assert again.states("w", "w.1", "w.2") == ["placed", "offered", "offered"]
+
+
+def test_named_sites_get_the_parts_in_their_order() -> None:
+    hub = Hub("a", "b", "c")
+    for name in ("a", "b", "c"):
+        hub.come(name)
+    assert hub.spread("w", "c", "a") == [offer("c", "w.1", 1), offer("a", "w.2", 1)]
+    hub = Hub("a", "b")
+    assert hub.spread("w", "b", "a") == []
+    assert hub.machine.choices["w"].why == "0 of 2 sites can take a part now; a: it is away; b: it is away"
+
+
+def test_a_job_over_several_sites_ends_with_the_hubs_run_and_its_parts_by_themselves() -> None:
+    hub = spread("a", "b")
+    assert hub.end_run("w") == []
+    assert (hub.job("w").state, hub.job("w").reason) == ("finished", "all rounds")
+    hub.report("a", "w.1", 1, "finished")
+    assert hub.wait(SETTLE_S - 1) == []
+    assert cancels(hub.wait(1)) == [("b", "w.2", 1)]  # its site had the time to take the last version
+    hub.report("b", "w.2", 1, "cancelled")
+    assert hub.states("w", "w.1", "w.2") == ["finished", "finished", "cancelled"]
+    assert hub.machine.next_deadline() is None
+    assert hub.end_run("w", ok=False) == []
+    assert hub.job("w").state == "finished"
+
+
+def test_a_part_that_waits_at_its_site_is_cancelled_as_soon_as_the_run_is_over() -> None:
+    hub = spread("a", "b")
+    hub.report("b", "w.2", 1, "queued")
+    assert cancels(hub.end_run("w")) == [("b", "w.2", 1)]
+
+
+def test_cancelling_a_job_cancels_its_parts_at_once() -> None:
+    hub = spread("a", "b")
+    assert cancels(hub.tell(JobUnwanted(job="w", reason="enough"))) == [("a", "w.1", 1), ("b", "w.2", 1)]
+    assert hub.states("w", "w.1", "w.2") == ["cancelling"] * 3
+    hub.restart()  # and the hub's run is not there
+    hub.end_run("w", ok=False, reason="enough")
+    assert hub.job("w").state == "cancelled"
+    assert cancels(hub.come("a")) == [("a", "w.1", 1)]
+    hub.report("a", "w.1", 1, "cancelled")
+    hub.wait(PATIENCE)
+    assert hub.states("w.1", "w.2") == ["cancelled", "cancelled"]
+
+
+def test_a_run_that_fails_has_its_parts_cancelled() -> None:
+    hub = spread("a", "b")
+    assert len(cancels(hub.end_run("w", ok=False, reason="NaN"))) == 2
+    assert (hub.job("w").state, hub.job("w").reason) == ("failed", "NaN")
+    assert "the job w is over: NaN" in hub.job("w.1").reason
+
+
+def test_a_lost_part_waits_for_its_site_or_goes_to_one_without_a_part() -> None:
+    hub = spread("a", "b")
+    hub.go("a")
+    assert hub.wait(PATIENCE) == []
+    assert hub.states("w", "w.1", "w.2") == ["placed", "waiting", "placed"]
+    assert "b: it has, or had, another part of this job (w.2)" in hub.machine.choices["w.1"].why
+    assert hub.come("a") == [offer("a", "w.1", 1)]
+    hub.report("a", "w.1", 1, "running")
+
+    hub = spread("a", "b", "c")
+    hub.go("a")
+    assert hub.wait(PATIENCE) == [offer("c", "w.1", 2)]
+    assert hub.job("w").members == {"a": 1, "b": 2, "c": 1}
+    hub.report("c", "w.1", 2, "running")
+    assert cancels(hub.come("a")) == [("a", "w.1", 1)]
+    hub.report("a", "w.1", 1, "cancelled")
+    assert hub.states("w", "w.1", "w.2") == ["placed"] * 3
+
+
+def test_a_job_goes_on_while_one_part_does_and_ends_some_time_after_the_last() -> None:
+    hub = spread("a", "b")
+    hub.report("a", "w.1", 1, "failed", reason="site a differs from its hub")
+    assert hub.wait(10 * SETTLE_S) == []
+    assert hub.states("w", "w.1", "w.2") == ["placed", "failed", "placed"]
+    hub.report("b", "w.2", 1, "failed", reason="disk full")
+    hub.wait(SETTLE_S - 1)
+    assert hub.job("w").state == "placed"
+    hub.wait(1)
+    assert hub.job("w").state == "failed"
+    expected = "no site has a part of it any more: w.1 failed: site a differs from its hub; w.2 failed: disk full"
+    assert hub.job("w").reason == expected
+
+    hub = spread("a", "b")
+    hub.report("a", "w.1", 1, "finished", reason="all rounds")
+    hub.report("b", "w.2", 1, "cancelled", reason="by a person")
+    hub.wait(SETTLE_S)
+    assert hub.job("w").state == "finished"
+    assert hub.job("w").reason.startswith("its sites have trained all rounds of theirs: w.1 finished")
+
+
+def test_a_part_that_every_site_declines_for_good_fails_and_the_others_go_on() -> None:
+    hub = Hub("a", "b")
+    hub.come("a")
+    hub.come("b")
+    hub.spread("w")
+    hub.report("b", "w.2", 1, "running")
+    assert hub.report("a", "w.1", 1, "declined", reason="no such file", lasting=True) == []
+    assert hub.states("w", "w.1", "w.2") == ["placed", "failed", "placed"]
+    assert hub.job("w.1").reason.startswith("no site takes it: a: no such file; b: it has, or had, another part")
+
+
+def test_a_job_fails_when_too_few_sites_are_left_that_may_ever_take_a_part() -> None:
+    hub = Hub("a", "b")
+    hub.spread("w")
+    hub.policies = hub.policies[:1]
+    hub.restart()
+    hub.wait(1)
+    assert hub.job("w").state == "failed"
+    assert hub.job("w").reason == "too few sites take a part of it: 0 of 2 sites can take a part now; a: it is away"
+    assert hub.states("w.1", "w.2") == ["cancelled", "cancelled"]

@@ -325,11 +325,12 @@ class SiteRounds(Rounds):
         from planetary.fabric.federation.site_gateway import SiteGateway
         from planetary.fabric.federation.uplink import UplinkOptions, hub_address, hub_invite_in
 
-        federation = config.federation
+        federation, address = config.federation, options.uplink
         name = federation.site or config.run.name
-        token, key = hub_invite_in(federation.token_file), options.cache / "sites" / name / "identity.key"
-        address = hub_address(federation.hub, token, key, config.timings.connect_s)
-        site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs")
+        if address is None:
+            token, key = hub_invite_in(federation.token_file), options.cache / "sites" / name / "identity.key"
+            address = hub_address(federation.hub, token, key, config.timings.connect_s)
+        site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs", run=federation.run)
         return SiteGateway(config, options, security, site=site)
 
     def simulation(self, config: Config, cache: Path) -> Simulation:

@@ -142,6 +142,10 @@ class PlacedWork:
     async def _submit(self, offer: OfferJob, placed: HubAttempt) -> Job:
         tables = tomllib.loads(offer.config)
         tables["run"] = {**tables.get("run", {}), "name": offer.job}  # its folder; numbered where that is taken
+        if (federation := tables.get("federation", {})).get("run"):  # a part: its run meets the hub's on the link's way
+            address = self.link.options.address
+            upstream = {"hub": f"{address.host}:{address.port}", "site": self.link.options.name}
+            tables["federation"] = {**federation, **upstream}
         config = await asyncio.to_thread(config_of_tables, tables, (), self._data_sets)
         book = self._host.book
         if (known := book.attempt_of(placed)) is not None:

@@ -47,12 +47,14 @@ from planetary.site.jobs import (
     WorkerMoved,
     WorkerReleased,
 )
+from planetary.site.outer_runs import OuterRuns
 from planetary.site.placed_work import PlacedWork
 from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.placed_jobs import PlacedJob
 from planetary.site.placement.placement_messages import PLACEMENT_MESSAGES
 from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
-from planetary.site.submission import config_of_controller
+from planetary.site.submission import checked, config_of_controller, with_data_sets
 from planetary.site.worker_scheduler import (
     IDLE,
     Assign,
@@ -127,6 +129,7 @@ class Site:
         peers: connections of workers and supervisors.
         scheduler: places workers.
         hub: places jobs on other sites; None: this is no hub.
+        outer: the hub's own runs of jobs over several sites; None: this is no hub.
         placed: jobs of the hub above; None: there is none.
         started_at: Unix time in seconds.
     """
@@ -139,6 +142,7 @@ class Site:
         self.peers: list[SitePeer] = []
         self.scheduler = WorkerScheduler()
         self.hub: JobHub | None = None
+        self.outer: OuterRuns | None = None
         self.placed: PlacedWork | None = None
         self.started_at = 0.0
         self._wall = wall
@@ -178,6 +182,7 @@ class Site:
             options = self.options
             if options.policies:
                 self.hub = JobHub(options.name, folder, options.policies, self._timings, forgive=options.forgive)
+                self.outer = OuterRuns(self, self.hub, self._timings.connect_s)
             if options.link is not None:
                 self.placed = PlacedWork(self, options.link, options.controllers, options.data_sets)
         await self._reception.listen(self.options.host, self.options.port, self.security.tls)
@@ -222,6 +227,8 @@ class Site:
             self.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
         for job in self.book.of_state(JobState.RUNNING):
             self._begin(job)
+        if self.hub is not None:
+            self._show_ended_runs(self.hub)
         if self.placed is not None:
             self.placed.start()
         while self._stop is None:
@@ -229,12 +236,16 @@ class Site:
             self.look()
             if self.hub is not None:
                 self.hub.look()
+            if self.outer is not None:
+                self.outer.look()
             if self.placed is not None:
                 self.placed.look()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), LOOK_S)
         if self.placed is not None:
             await self.placed.stop(f"the gateway ends: {self._stop}")
+        if self.outer is not None:
+            await self.outer.finish()
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
 
@@ -303,6 +314,9 @@ class Site:
         self.book.apply(record)
         if self._journal is not None:
             self._journal.append(record, durable=True)
+        self._has_grown()
+
+    def _has_grown(self) -> None:
         self._grown.set()
         self._grown = asyncio.Event()
 
@@ -423,6 +437,9 @@ class Site:
             ConflictError: it is over, or is being cancelled.
         """
         job = self.job(name)
+        if self.hub is not None and name in self.hub.book.jobs and self.hub.book.jobs[name].parts:
+            self.hub.cancel(name, by=by, reason=reason)
+            return job
         if job.over or job.state is JobState.CANCELLING:
             raise ConflictError(f"the job {name} cannot be cancelled: it is {job.state.value}", code="job_over")
         why = reason or (f"cancelled by {by}" if by else "cancelled")
@@ -468,9 +485,13 @@ class Site:
         log.info("job %s %s: %s", job.job, job.state.value, reason)
 
     async def _run_in(self, job: Job) -> Finish:
-        folder = Path(job.folder)
+        return await self._host(job, await asyncio.to_thread(self._config_of, job))
+
+    async def _host(self, job: Job, config: Config) -> Finish:
+        """Run a job to its end, or go on with the run in its folder. Raises as `HostedRun`."""
+        folder, link = Path(job.folder), self.options.link
         resume = await asyncio.to_thread(has_run, folder)
-        config = await asyncio.to_thread(self._config_of, job)
+        is_part = job.placed is not None and bool(config.federation.run)
         options = GatewayOptions(
             folder=folder,
             cache=self.options.cache,
@@ -478,6 +499,7 @@ class Site:
             port=self.port,
             resume=resume,
             on_loan=True,
+            uplink=link.address if link is not None and is_part else None,
         )
         run = HostedRun(config, options, self.security)
         await run.open()
@@ -490,10 +512,70 @@ class Site:
         path = Path(job.folder) / "job.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(job.config)
-        config = load_config(path)
-        # A run whose workers were lent to others waits for them.
-        fabric = msgspec.structs.replace(config.fabric, abandon_after_s=0.0)
-        return msgspec.structs.replace(config, fabric=fabric)
+        return _waiting(load_config(path))
+
+    # --- the hub's own runs: see `OuterHost` -------------------------------------------------------------------
+
+    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
+        """See `OuterHost`."""
+        config = await asyncio.to_thread(self._fitted, config)
+        shown = self._show_outer(job)
+        ok, reason = False, "an error"
+        try:
+            end = await self._host(shown, config)
+            ok, reason = end.ok, end.reason
+            return end
+        except PlanetaryError as error:
+            reason = str(error)
+            raise
+        finally:
+            self.runs.pop(job.job, None)
+            self._tell(RunOver(job.job))
+            self.book.apply(JobEnded(job=job.job, ok=ok, reason=reason, t=self._wall()))
+            self._has_grown()
+
+    def stop_outer(self, name: str, reason: str) -> None:
+        """See `OuterHost`."""
+        if name in self.runs:
+            self.runs[name].gateway.stop(reason)
+
+    async def attend_outer(self, name: str, connection: Connection, hello: m.Hello) -> None:
+        """See `OuterHost`."""
+        if (run := self.runs.get(name)) is None:
+            no = Refused(code="busy", reason=f"the run of {name} is being opened", retry=True)
+            await answer_hello(connection, no, self._timings.connect_s)
+            return
+        await run.gateway.attend(connection, hello)
+
+    def _fitted(self, config: Config) -> Config:
+        return checked(with_data_sets(_waiting(config), self.options.data_sets))
+
+    def _show_ended_runs(self, hub: JobHub) -> None:
+        """List the runs of jobs that were over before this process began; the others are listed as they begin."""
+        for job in hub.book.jobs.values():
+            if job.parts and job.over and job.members:
+                self._show_outer(job)
+                ended = JobEnded(job=job.job, ok=job.state == "finished", reason=job.reason, t=job.ended_at or 0.0)
+                self.book.apply(ended)
+
+    def _show_outer(self, job: PlacedJob) -> Job:
+        """List a job's outer run among the jobs of this process. The hub's journal has it, and no other one."""
+        assert self.options.folder is not None
+        submitted = JobSubmitted(
+            job=job.job,
+            controller="",
+            kind=job.kind,
+            folder=str(self.options.folder / job.job),
+            config=job.config,
+            priority=job.priority or 0,
+            by=job.by,
+            t=job.submitted_at,
+        )
+        self.book.jobs.pop(job.job, None)  # of an earlier beginning
+        self.book.apply(submitted)
+        self.book.apply(JobStarted(job=job.job, t=self._wall()))
+        self._has_grown()
+        return self.book.jobs[job.job]
 
     # --- workers ----------------------------------------------------------------------------------------------
 
@@ -598,6 +680,9 @@ class Site:
         if hello.role == "site":
             await self._take_site(connection, hello)
             return
+        if hello.role == "worker" and hello.run and self.outer is not None:
+            await self.outer.attend(connection, hello)
+            return
         if hello.role == "worker":
             before = [one for one in self.peers if one.hello.role == "worker" and one.hello.worker == hello.worker]
             if not any(one.hello.identity != hello.identity for one in before):
@@ -662,3 +747,8 @@ class Site:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _waiting(config: Config) -> Config:
+    """Return the configuration of a run that waits for workers which were lent to others, and for lost sites."""
+    return msgspec.structs.replace(config, fabric=msgspec.structs.replace(config.fabric, abandon_after_s=0.0))

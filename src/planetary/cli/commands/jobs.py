@@ -31,6 +31,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary jobs list --gateway http://gateway.example:18010 --token-file token.txt",
             "planetary jobs cancel stdlib",
             "planetary jobs submit examples/stdlib.toml --gateway http://hub.example:18020 --needs backend=cuda",
+            "planetary jobs submit examples/stdlib.toml --gateway http://hub.example:18020 --sites 3",
         ],
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -53,6 +54,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="of the site, where a hub chooses one: site=NAME, backend=cuda, workers=N, memory_mb=N, trust=judged",
+    )
+    submit.add_argument(
+        "--sites",
+        type=int,
+        metavar="N",
+        help="of a hub that train the job together, each a part of its data (default: one has it alone; those of "
+        "federation.sites, where the configuration names some)",
     )
     _action(actions, "list", "list jobs", "planetary jobs list")
     show = _action(actions, "show", "show a job", "planetary jobs show stdlib")
@@ -112,8 +120,8 @@ def run(args: argparse.Namespace) -> int:
         case "submit" if hub:
             answer = client.post(PLACED, _placement(args, body))
         case "submit":
-            if args.needs:
-                raise UserError("jobs submit: --needs is for a hub; this gateway has workers of its own")
+            if args.needs or args.sites is not None:
+                raise UserError("jobs submit: --needs and --sites are for a hub; this gateway has workers of its own")
             if args.send_files:
                 body["files"] = _send_files(body.get("config", {}), client)
             answer = client.post(path, body)
@@ -207,7 +215,9 @@ def _placement(args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]
         key, sign, value = text.partition("=")
         if not sign or not value:
             raise UserError(f"--needs: expected KEY=VALUE, found {text!r}")
-        needs[key] = int(value) if value.isdigit() and key in ("workers", "memory_mb") else value
+        needs[key] = int(value) if value.isdigit() and key in ("workers", "memory_mb", "sites") else value
+    if args.sites is not None:
+        needs["sites"] = args.sites
     return {**body, "needs": needs}
 
 
@@ -286,7 +296,7 @@ def placed_table(jobs: list[dict[str, Any]]) -> str:
         return "No jobs were submitted."
     rows = [("JOB", "CONTROLLER", "STATE", "SITE", "THERE", "SUBMITTED", "WHY")]
     for job in jobs:
-        there = " ".join(filter(None, (job["state_there"], job["name_there"]))) or "-"
+        there = job["progress"] or " ".join(filter(None, (job["state_there"], job["name_there"]))) or "-"
         why = "; ".join(filter(None, (job["why"], job["reason"])))
         site = job["site"] or "-"
         rows.append((job["job_id"], job["controller"], job["state"], site, there, _date(job["submitted_at"]), why))
@@ -299,7 +309,10 @@ def _placed_lines(job: dict[str, Any]) -> list[str]:
         "job": job["job_id"],
         "controller": f"{job['controller']} ({job['kind']})",
         "state": job["state"] + (f": {job['reason']}" if job["reason"] else ""),
-        "site": job["site"] or "none",
+        "part of": job["whole"],
+        "parts": ", ".join(job["parts"]),
+        "run": job["progress"],
+        "sites" if job["parts"] else "site": job["site"] or "none",
         "why": job["why"],
         "there": " ".join(filter(None, (job["state_there"], job["name_there"]))),
         "given up at": strays,

@@ -321,6 +321,9 @@ class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trust: Literal["full", "judged"] = "full"  # "judged": its contribution counts only if the others' are like it
     # of its line to the hub: a round waits for it as much longer as the parameters take both ways; 0: not known
     mbit_per_s: NotNegative = 0.0
+    # number of the part of the hub's data that it trains, from 1; 0: its place among the sites that train a part. A
+    # site that replaces another one has the same number
+    part: Index = 0
 
 
 class FederationConfig(msgspec.Struct, frozen=True):
@@ -334,6 +337,7 @@ class FederationConfig(msgspec.Struct, frozen=True):
     parts: Index = 0
     hub: str = ""  # of a site: "HOST:PORT" of the hub that it belongs to; empty: it trains alone
     site: str = ""  # of a site: its name at the hub; empty: the name of the run
+    run: str = ""  # of a site: the job that it trains a part of, where its hub has several runs; empty: the hub has one
     token_file: str = ""  # of a site: path of the hub's invite; empty: no TLS, which is for loopback only
     # of a site: how long it waits between two rounds for a hub that does not answer, before it goes on alone
     patience_s: NotNegative = 60.0

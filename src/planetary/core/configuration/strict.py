@@ -428,7 +428,8 @@ def _check_federation(config: Config, origin: str) -> None:
     names = [site.name for site in federation.sites]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{where}.sites names {twice[0]} twice")
-    parts = sum(site.data == "part" for site in federation.sites)
+    divided = [site for site in federation.sites if site.data == "part"]
+    parts = max(sum(not site.part for site in divided), *(site.part for site in divided), 0)
     if 0 < federation.parts < parts:
         raise UserError(
             f"{where}.parts: expected at least {parts}, one for each site that trains a part of the data, found "

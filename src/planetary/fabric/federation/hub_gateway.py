@@ -75,6 +75,10 @@ class HubGateway(RoundsGateway):
     def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
+    def _is_on_loan(self, hello: m.Hello) -> bool:
+        """See `Gateway`: a site's run ends with the hub's, whatever other runs the hub has."""
+        return super()._is_on_loan(hello) and hello.backend != SITE
+
     def roll_out(self, wanted: StepWanted) -> None:
         """See `Gateway`."""
         raise ConflictError(

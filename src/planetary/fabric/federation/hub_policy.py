@@ -100,9 +100,10 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
 def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub: str) -> HubPolicy:
     """Return the constants of a hub of this configuration, from those of a run in rounds; `hub`: which one it is."""
     federation = config.federation
-    length = msgspec.structs.replace(
-        policy.length, leases=0, inner_steps=federation.every_rounds, workers=len(federation.sites)
-    )
+    facts, sites = facts_of(config, prepared), terms_of(config)
+    # A site that was replaced is not awaited.
+    awaited = len({name if terms.entry.data == "own" else terms.part for name, terms in sites.items()})
+    length = msgspec.structs.replace(policy.length, leases=0, inner_steps=federation.every_rounds, workers=awaited)
     fields = {name: getattr(policy, name) for name in policy.__struct_fields__}
     trusted = frozenset(site.name for site in federation.sites if site.trust == "full")
     round_ = msgspec.structs.replace(policy.round, grace_s=policy.round.grace_s + _slowest_s(policy, config))
@@ -113,7 +114,6 @@ def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub
         "judge": trusting(policy.judge, trusted),
     }
     label = hashlib.sha256(f"site {policy.spec.stablehlo_digest}".encode()).hexdigest()
-    facts, sites = facts_of(config, prepared), terms_of(config)
     return HubPolicy(**fields, hub=hub, facts=facts, sites=sites, site_artifact=label)
 
 
@@ -138,12 +138,15 @@ def trusting(judge: Judge, trusted: frozenset[str]) -> Judge:
 
 
 def terms_of(config: Config) -> dict[str, SiteTerms]:
-    """Return the terms of each site; sites that train a part of the hub's data get the parts in their order."""
+    """Return the terms of each site; sites that train a part of the hub's data get the parts in their order.
+
+    A site whose entry has the number of a part gets that one.
+    """
     sites = config.federation.sites
     divided = [site.name for site in sites if site.data == "part"]
-    parts = config.federation.parts or len(divided)
+    parts = config.federation.parts or max(len(divided), *(site.part for site in sites), 0)
     return {
-        site.name: SiteTerms(entry=site, part=divided.index(site.name), parts=parts)
+        site.name: SiteTerms(entry=site, part=site.part - 1 if site.part else divided.index(site.name), parts=parts)
         if site.data == "part"
         else SiteTerms(entry=site, part=0, parts=1)
         for site in sites

@@ -50,6 +50,7 @@ class UplinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     address: Address
     name: str
     cache: Path  # of blobs
+    run: str = ""  # of the hub that it joins; "": the hub has one
 
 
 def hub_invite_in(path: str) -> str:
@@ -139,6 +140,7 @@ class Uplink:
             state=options.cache,
             roles=(SITE,),
             give_up_s=0.0,
+            run=options.run,
         )
 
     # --- as a `RoleLoader` ------------------------------------------------------------------------------------

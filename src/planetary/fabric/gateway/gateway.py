@@ -46,7 +46,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.status import MOST_EVENTS, Leave, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import WorkerTraffic
-from planetary.fabric.shell.shell import Answer, Background, Read, ServerShell, SessionTerms, TensorSource
+from planetary.fabric.shell.shell import Address, Answer, Background, Read, ServerShell, SessionTerms, TensorSource
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.net.authority import Authority
@@ -75,6 +75,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     # they are anywhere, and `train.rounds` counts
     local_threads: int | None = None
     on_loan: bool = False  # its workers go on with other runs when this one has ended, or has banned them
+    uplink: Address | None = None  # of the hub that the run is a part for; None: as its configuration says
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -463,7 +464,6 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             source=self._source,
             background=self._work,
             shutdown_s=self.config.timings.shutdown_s,
-            on_loan=self.options.on_loan,
         )
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
@@ -522,17 +522,22 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             busy = m.Refused(code="busy", reason=why, retry=True)
             await answer_hello(connection, busy, self.config.timings.connect_s)
             return
-        await self._shell.attend(connection, hello, self._terms(is_worker=hello.role == "worker"))
+        await self._shell.attend(connection, hello, self._terms(hello))
 
-    def _terms(self, *, is_worker: bool) -> SessionTerms:
+    def _is_on_loan(self, hello: m.Hello) -> bool:
+        """Whether a peer goes on with other runs when this one has ended."""
+        return self.options.on_loan
+
+    def _terms(self, hello: m.Hello) -> SessionTerms:
         """Return which messages a peer with a valid token may send; only a worker's have tensors."""
-        timings = self.config.timings
+        timings, is_worker = self.config.timings, hello.role == "worker"
         return SessionTerms(
             limits=self._limits() if is_worker else None,
             allocate=self._allocate if is_worker else refuse_tensors,
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,
             traffic=self.traffic if is_worker else None,
+            on_loan=self._is_on_loan(hello),
         )
 
     def _post(self, event: e.Event) -> None:

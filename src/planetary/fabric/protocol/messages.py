@@ -87,6 +87,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
     memory: int = 0  # worker only: bytes that were free on its machine as the process started; 0: not known
     probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
+    run: str = ""  # worker only: the run of a gateway with several that it joins; "": the gateway chooses
 
     def sender(self) -> str:
         """Return the role and the name."""

@@ -166,7 +166,7 @@ class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
     controller: str  # "training", "rl" or "inference"
     kind: str  # of run
     state: str  # one of PLACED_STATES
-    site: str  # that was offered the job, or has or had it; "": none
+    site: str  # that was offered the job, or has or had it; "": none. Over several sites: those of its parts
     why: str  # it is at that site; of a waiting job: why no site has it
     reason: str  # why it ended, is to end, or waits again
     attempt: int  # how many sites were asked, the present one included
@@ -178,6 +178,9 @@ class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float  # Unix time in seconds, as these
     placed_at: float | None  # since when a site has it; None: none has had it
     ended_at: float | None
+    whole: str = ""  # job over several sites that it is a part of; "": none
+    parts: tuple[str, ...] = ()  # jobs that are its parts; empty: it is for one site
+    progress: str = ""  # of the hub's own run of a job over several sites, in words
 
 
 class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -395,6 +395,7 @@ class SessionTerms:
         heartbeat_s: as of `Connection.keep_alive`.
         silent_after_s: as of `Connection.keep_alive`.
         traffic: counts the peer's bytes; None: they are not counted.
+        on_loan: whether the peer goes on with other runs, so that a `Shutdown` only ends its connection.
     """
 
     limits: Limits | None = None
@@ -402,6 +403,7 @@ class SessionTerms:
     heartbeat_s: float
     silent_after_s: float
     traffic: WorkerTraffic | None = None
+    on_loan: bool = False
 
 
 class ServerShell(Shell[Result]):
@@ -419,7 +421,6 @@ class ServerShell(Shell[Result]):
         source: Callable[[Payload | None], TensorSource | None],
         background: Background,
         shutdown_s: float,
-        on_loan: bool = False,
     ) -> None:
         """Prepare; `run` begins.
 
@@ -433,12 +434,12 @@ class ServerShell(Shell[Result]):
             source: returns the tensors of a message that the machine sends.
             background: gets answers and closing connections.
             shutdown_s: until a closing peer has to have taken its last messages, in seconds.
-            on_loan: peers go on with other runs, so that a `Shutdown` only ends their connections.
         """
         super().__init__(machine, self._carry_out_own, clock, observe)
         self._carry_out_other = carry_out
         self._read, self._answers, self._source = read, answers, source
-        self._background, self._shutdown_s, self._on_loan = background, shutdown_s, on_loan
+        self._background, self._shutdown_s = background, shutdown_s
+        self._on_loan: set[int] = set()  # sessions
         self._sessions = 0
         self._queues: dict[int, SendQueues] = {}
 
@@ -456,6 +457,8 @@ class ServerShell(Shell[Result]):
 
         queues = SendQueues(connection, sent, lambda reason: self.post(SendFailed(session, reason)))
         self._queues[session] = queues
+        if terms.on_loan:
+            self._on_loan.add(session)
         reason = "the connection ended"
         try:
             connection.accept_peer(terms.limits, self._announcing(session, terms.allocate))
@@ -474,6 +477,7 @@ class ServerShell(Shell[Result]):
         finally:
             queues.abandon()
             self._queues.pop(session, None)
+            self._on_loan.discard(session)
             silent_s = asyncio.get_running_loop().time() - connection.last_received
             self.post(Closed(session, reason, silent_s=silent_s))
 
@@ -511,7 +515,7 @@ class ServerShell(Shell[Result]):
             self.answer(partial(answer, instruction))
             return None
         match instruction:
-            case Send(message=Shutdown(reason=reason)) if self._on_loan:
+            case Send(message=Shutdown(reason=reason)) if instruction.session in self._on_loan:
                 self._end_session(instruction.session, reason)
             case Send():
                 queues = self._queues.get(instruction.session)

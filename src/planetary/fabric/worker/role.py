@@ -41,6 +41,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str = ""  # why the machine chose this backend, in words
     roles: tuple[str, ...] = ()  # those that it may be given; empty: all that a run has
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
+    run: str = ""  # of the gateway that it joins; "": the gateway chooses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ class WorkerShell:
             roles=options.roles,
             codecs=(*CODECS, RELAY),
             memory=system.memory() or 0,
+            run=options.run,
         )
         self._shell = self.shell_type(
             machine,

@@ -69,15 +69,15 @@ def page_of(site: Site) -> PageOperations:
         return site.book.jobs[name] if name else next(reversed(running or list(site.book.jobs.values())), None)
 
     async def status(request: Request) -> RunStatus:
+        if site.hub is not None and not request.query_params.get("job", ""):
+            return hub_run_status(site)
         found = job(request)
-        if found is None and site.hub is not None:
-            return hub_run_status(site.options.name, site.hub)
         if found is None:
             return RunStatus(run=site.options.name, state="waiting", stage="no job was submitted")
         return await status_of(site, found)
 
     def files(request: Request) -> tuple[Path | None, Path | None]:
-        found = job(request)
+        found = job(request) if site.hub is None or request.query_params.get("job", "") else None
         return (None, None) if found is None else (Path(found.folder) / METRICS, Path(found.folder) / CONFIG)
 
     return PageOperations(status, files)

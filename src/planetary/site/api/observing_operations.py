@@ -134,7 +134,7 @@ class ObservingOperations:
 
             hub, statuses = self._site.hub, list(runs.values())
             if hub is not None:
-                statuses.append(hub_run_status(self._site.options.name, hub))
+                statuses.append(hub_run_status(self._site))
             return Response(exposition(*statuses), media_type=PROMETHEUS)
         return MetricsView(runs=runs)
 

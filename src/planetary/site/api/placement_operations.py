@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,8 +24,10 @@ from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
 from planetary.site.placement.placement_messages import WorkerGroup
 from planetary.site.placement.site_choice import JobNeeds
+from planetary.site.placement.spread_jobs import sites_wanted
 from planetary.site.site import Site
 from planetary.site.site_config import ANY_DATA, SitePolicy
+from planetary.site.submission import require_files, with_data_sets
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
 from planetary.web.operations import EVENTS as EVENT_STREAM
@@ -142,11 +145,11 @@ class PlacementOperations:
         if state and state not in list(PlacementState):
             raise wrong("state", f"expected one of {', '.join(PlacementState)}, found {state!r}")
         return PlacedJobList(
-            jobs=tuple(_job_status(hub, job) for job in hub.book.jobs.values() if state in ("", job.state))
+            jobs=tuple(_job_status(self._site, job) for job in hub.book.jobs.values() if state in ("", job.state))
         )
 
     async def _show(self, request: Request) -> PlacedJobStatus:
-        return _job_status(self._hub(), self._job(request))
+        return _job_status(self._site, self._job(request))
 
     async def _sites(self, request: Request) -> HubSiteList:
         hub = self._hub()
@@ -156,23 +159,27 @@ class PlacementOperations:
         hub, asked = self._hub(), request.state.body
         if self._site.is_stopping:
             raise ConflictError("this hub ends and takes no jobs", code="ending")
-        config = await asyncio.to_thread(_config_of, asked)
+        options = self._site.options
+        config = await asyncio.to_thread(_config_of, asked, options.data_sets, options.folder)
         job = hub.submit(config, asked.needs, name=asked.name, priority=asked.priority, by=request.state.user)
-        return _job_status(hub, job)
+        return _job_status(self._site, job)
 
     async def _cancel(self, request: Request) -> PlacedJobStatus:
         asked: CancelRequest = request.state.body or CancelRequest()
         job = self._job(request)
         self._hub().cancel(job.job, by=request.state.user, reason=asked.reason)
-        return _job_status(self._hub(), job)
+        return _job_status(self._site, job)
 
     async def _events(self, request: Request) -> Response:
         hub, site = self._hub(), self._site
         return event_stream(event_lines(hub.path, after_event(request), hub.wait_for_events, lambda: site.is_stopping))
 
 
-def _config_of(asked: PlacementRequest) -> Config:
-    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
+def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path | None) -> Config:
+    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`.
+
+    `data_sets`, `runs`: of the hub, which has a run of its own for a job over several sites.
+    """
     if (asked.config is None) == (asked.toml is None):
         raise wrong("config", "expected the configuration of a job: config (tables) or toml (a text), one of the two")
     tables: Any = asked.config
@@ -181,17 +188,25 @@ def _config_of(asked: PlacementRequest) -> Config:
             tables = tomllib.loads(asked.toml)
         except tomllib.TOMLDecodeError as error:
             raise wrong("toml", f"this is no TOML: {error}") from None
-    return config_from_tables(tables, asked.overrides)
+    config = config_from_tables(tables, asked.overrides)
+    if sites_wanted(config, asked.needs) > 1 or config.federation.sites:
+        try:
+            require_files(with_data_sets(config, data_sets), runs)
+        except UserError as error:
+            raise UserError(f"a job over several sites has a run at the hub, too: {error}") from None
+    return config
 
 
-def hub_run_status(name: str, hub: JobHub) -> RunStatus:
+def hub_run_status(site: Site) -> RunStatus:
     """Return the status that the hub's page shows."""
-    jobs = tuple(_job_status(hub, job) for job in hub.book.jobs.values())
+    hub = site.hub
+    assert hub is not None
+    jobs = tuple(_job_status(site, job) for job in hub.book.jobs.values())
     sites = tuple(_site_status(hub, one) for one in hub.policies)
     waiting = sum(job.state == PlacementState.WAITING for job in jobs)
-    here = sum(site.connected for site in sites)
+    here = sum(one.connected for one in sites)
     return RunStatus(
-        run=name,
+        run=site.options.name,
         state="waiting",
         stage=f"places jobs: {here} of {len(sites)} sites are here, jobs that wait for a site: {waiting}",
         events=tuple(hub.events),
@@ -199,13 +214,15 @@ def hub_run_status(name: str, hub: JobHub) -> RunStatus:
     )
 
 
-def _job_status(hub: JobHub, job: PlacedJob) -> PlacedJobStatus:
+def _job_status(site: Site, job: PlacedJob) -> PlacedJobStatus:
+    hub = site.hub
+    assert hub is not None
     return PlacedJobStatus(
         job_id=job.job,
         controller=job.placeable.controller,
         kind=job.kind,
         state=job.state.value,
-        site=job.site,
+        site=", ".join(part.site for part in hub.book.parts_of(job) if part.site) if job.parts else job.site,
         why=hub.waits_for(job) or job.why,
         reason=job.reason,
         attempt=job.attempts,
@@ -217,7 +234,21 @@ def _job_status(hub: JobHub, job: PlacedJob) -> PlacedJobStatus:
         submitted_at=job.submitted_at,
         placed_at=job.placed_at,
         ended_at=job.ended_at,
+        whole=job.whole,
+        parts=job.parts,
+        progress=_progress_of(site, job),
     )
+
+
+def _progress_of(site: Site, job: PlacedJob) -> str:
+    """Describe the hub's own run of a job over several sites; "" where it is not there."""
+    run = site.runs.get(job.job)
+    if run is None or not job.parts:
+        return ""
+    status = run.status()
+    loss = f", loss {status.loss[-1][1]:.3f}" if status.loss else ""
+    rounds = f"round {status.rounds_finished} of {status.rounds}{loss}" if status.rounds else status.state
+    return "; ".join(filter(None, (rounds, status.stage)))
 
 
 def _site_status(hub: JobHub, policy: SitePolicy) -> HubSiteStatus:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import tomllib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.core.config import Config, to_toml
-from planetary.core.configuration.schema import Timings
+from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.configuration.schema import FederationConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.core.printable import NAME_RULE, is_name
 from planetary.fabric.protocol import admission
@@ -40,16 +42,19 @@ from planetary.site.placement.placed_jobs import (
     PlacementState,
     SiteForgiven,
     news_of,
+    part_names,
 )
 from planetary.site.placement.placement_machine import (
     JobAsked,
     JobUnwanted,
     LineCarried,
+    OuterRunEnded,
     PlacementMachine,
     SiteCame,
     SiteSession,
 )
 from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, policy_obstacle
+from planetary.site.placement.spread_jobs import outer_config, part_config, parts_of, sites_wanted, with_members
 from planetary.site.site_config import DATA_SCHEME, SitePolicy, WorkerRole
 from planetary.wire.streams import refuse_tensors
 
@@ -57,6 +62,8 @@ log = logging.getLogger(__name__)
 
 DAY_S = 86400
 IDENTITY_BYTES = 6
+SPREAD_KIND = "hub"
+"""Kind of the hub's own run of a job over several sites."""
 
 
 class HubTerms(msgspec.Struct, frozen=True):
@@ -96,11 +103,12 @@ class SiteLine(msgspec.Struct):
     """A site's connection.
 
     Attributes:
+        queues: of the messages about jobs; None: it is the uplink of a part, which the hub's run attends.
         counted: bytes of it that the machine knows.
     """
 
     connection: Connection
-    queues: SendQueues
+    queues: SendQueues | None
     hello: Hello
     counted: int = 0
 
@@ -166,7 +174,11 @@ class JobHub:
 
     async def attend(self, connection: Connection, hello: Hello) -> None:
         """Attend a site whose token was checked, until its connection ends."""
-        connected = {line.hello.worker: (line.hello.node, line.hello.identity) for line in self._lines.values()}
+        connected = {
+            line.hello.worker: (line.hello.node, line.hello.identity)
+            for line in self._lines.values()
+            if line.queues is not None
+        }
         terms = HubTerms(self.book.hub, tuple(self.machine.policies))
         if (refusal := refusal_of(hello, terms, self.book, connected)) is not None:
             log.warning("the site %s is refused: %s", hello.worker, refusal.reason)
@@ -178,7 +190,8 @@ class JobHub:
             return
         self._sessions += 1
         session, site, reason = self._sessions, hello.worker, "the connection ended"
-        self._lines[session] = SiteLine(connection, SendQueues(connection), hello)
+        queues = SendQueues(connection)
+        self._lines[session] = SiteLine(connection, queues, hello)
         try:
             self._tell(SiteCame(session=session, site=site, identity=hello.identity))
             log.info("site %s has come from %s", site, connection.peer_host)
@@ -190,10 +203,26 @@ class JobHub:
             raise
         finally:
             log.info("site %s is away: %s", site, reason)
-            line = self._lines.pop(session)
-            line.queues.abandon()
-            self._count(line)
+            queues.abandon()
+            self._count(self._lines.pop(session))
             self._tell(Closed(session, reason))
+
+    async def attend_uplink(
+        self, connection: Connection, hello: Hello, attend: Callable[[Connection, Hello], Awaitable[None]]
+    ) -> None:
+        """Have the hub's run of a job attend a site that has a part of it, and count the bytes of its line."""
+        terms = HubTerms(self.book.hub, tuple(self.machine.policies))
+        if (refusal := refusal_of(hello, terms, self.book, {})) is not None:
+            log.warning("the site %s is refused by the run %s: %s", hello.worker, hello.run, refusal.reason)
+            await answer_hello(connection, refusal, self._timings.connect_s)
+            return
+        self._sessions += 1
+        session = self._sessions
+        self._lines[session] = SiteLine(connection, None, hello)
+        try:
+            await attend(connection, hello)
+        finally:
+            self._count(self._lines.pop(session))
 
     def look(self) -> None:
         """Let time pass: jobs of sites that are away for too long are placed elsewhere. Called every moment.
@@ -232,53 +261,70 @@ class JobHub:
             by: name of the token.
 
         Raises:
-            UserError: it is of a kind that no site hosts, or the policy of every site forbids it.
+            UserError: it is of a kind that no site hosts, or the policies of too many sites forbid it.
             ConflictError: the name is taken.
         """
-        kind = kind_of(config)
+        sites = sites_wanted(config, needs)
+        spread = bool(config.federation.sites) or sites > 1
+        config = outer_config(config, sites) if spread else config
+        kind = kind_of(msgspec.structs.replace(config, federation=FederationConfig()) if spread else config)
         if not kind.controller:
-            raise UserError(
-                f"a run of the kind {kind.name!r} is none that a site hosts: it has its own command (planetary "
-                "federation-hub with the configuration of the run)"
-            )
+            raise UserError(f"a run of the kind {kind.name!r} is none that a site hosts: it has its own command")
         placeable = PlaceableJob(
             controller=kind.controller,
             roles=cast(tuple[WorkerRole, ...], kind.roles or ("trainer",)),
             data_sets=data_sets_of(config),
             needs=needs,
         )
-        if needs.site and needs.site not in self.machine.policies:
-            raise UserError(
-                f"needs.site: this hub has no site {needs.site!r}; it has {', '.join(self.machine.policies)}"
-            )
-        asked_of = [one for one in self.policies if needs.site in ("", one.name)]
-        obstacles = {one.name: policy_obstacle(placeable, one) for one in asked_of}
-        if all(obstacles.values()):
-            reasons = "; ".join(f"{site}: {reason}" for site, reason in obstacles.items())
-            raise UserError(f"no site may take a job of the kind {kind.name!r}: {reasons}")
+        parts = parts_of(placeable, config.federation.sites, sites) if spread else ()
+        self._require_sites(parts or (placeable,), kind.name)
+        name = self._name_for(name, config.run.name, len(parts))
         asked = PlacementAsked(
-            job=self._name_for(name, config.run.name),
-            kind=kind.name,
+            job=name,
+            kind=SPREAD_KIND if spread else kind.name,
             placeable=placeable,
             config=to_toml(config),
             priority=priority,
             by=by,
+            parts=parts,
+            part_config=to_toml(part_config(config, name)) if spread else "",
         )
         self._tell(JobAsked(asked=asked))
         return self.book.jobs[asked.job]
 
-    def _name_for(self, given: str, wanted: str) -> str:
+    def _require_sites(self, wanted: Sequence[PlaceableJob], kind: str) -> None:
+        """Refuse a job whose sites the hub does not have, or that the policies of too many forbid."""
+        for site in filter(None, (one.needs.site for one in wanted)):
+            if site not in self.machine.policies:
+                raise UserError(f"this hub has no site {site!r}; it has {', '.join(self.machine.policies)}")
+        obstacles: dict[str, str] = {}
+        for one in self.policies:
+            asked = next((part for part in wanted if part.needs.site in ("", one.name)), None)
+            if asked is not None:
+                obstacles[one.name] = policy_obstacle(asked, one)
+        if sum(not reason for reason in obstacles.values()) >= len(wanted):
+            return
+        reasons = "; ".join(f"{site}: {reason}" for site, reason in obstacles.items() if reason)
+        if len(wanted) == 1:
+            raise UserError(f"no site may take a job of the kind {kind!r}: {reasons}")
+        reasons = reasons or f"the hub has {len(self.policies)} ({', '.join(self.machine.policies)})"
+        raise UserError(f"fewer than {len(wanted)} sites may take a part of a job of the kind {kind!r}: {reasons}")
+
+    def _name_for(self, given: str, wanted: str, parts: int) -> str:
         name = given or wanted or "job"
         if not is_name(name) or "/" in name or name in (".", ".."):
             raise UserError(f"name: expected the name of one folder ({NAME_RULE}, without /), found {name[:128]!r}")
-        if name not in self.book.jobs:
+        if not self._is_taken(name, parts):
             return name
         if given:
             raise ConflictError(f"the hub has had a job {name}: take another name, or none", code="name_taken")
-        number = 2
-        while f"{name}-{number}" in self.book.jobs:
-            number += 1
-        return f"{name}-{number}"
+        numbers = (f"{name}-{number}" for number in itertools.count(2))
+        return next(one for one in numbers if not self._is_taken(one, parts))
+
+    def _is_taken(self, name: str, parts: int) -> bool:
+        """Whether a job of so many parts, 0 for one of a single site, cannot have a name."""
+        names = (name, *part_names(name, parts))
+        return any(one in self.book.jobs for one in names) or (parts > 0 and (self.path.parent / name).exists())
 
     def cancel(self, name: str, *, by: str = "", reason: str = "") -> PlacedJob:
         """End a job: at once, where its site is here; else as soon as it is back.
@@ -293,6 +339,20 @@ class JobHub:
         self._tell(JobUnwanted(job=name, by=by, reason=reason))
         return job
 
+    def outer_config(self, job: PlacedJob) -> Config:
+        """Return the configuration of the hub's own run of a job over several sites, with its present sites.
+
+        Raises:
+            UserError: the hub's version of planetary refuses it.
+        """
+        config = config_from_tables(tomllib.loads(job.config))
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=job.job))
+        return with_members(config, job.members, self.policies)
+
+    def end_outer_run(self, name: str, *, ok: bool, reason: str) -> None:
+        """Take the end of the hub's own run of a job, which is that of the job."""
+        self._tell(OuterRunEnded(job=name, ok=ok, reason=reason))
+
     def job(self, name: str) -> PlacedJob:
         """Return a job. Raises `UserError` when there is none of this name."""
         if name not in self.book.jobs:
@@ -301,6 +361,10 @@ class JobHub:
 
     def waits_for(self, job: PlacedJob) -> str:
         """Return why no site has a waiting job; "": it does not wait."""
+        if job.whole and job.state is PlacementState.WAITING:
+            whole = self.book.job(job.whole)
+            if whole.state is PlacementState.WAITING:
+                return f"its parts are placed together: {self.waits_for(whole)}"
         choice = self.machine.choices.get(job.job)
         return choice.why if choice is not None and job.state is PlacementState.WAITING else ""
 
@@ -339,8 +403,8 @@ class JobHub:
         match instruction:
             case Append():
                 self._append(cast(HubRecord, instruction.record))
-            case Send() if instruction.session in self._lines:
-                self._lines[instruction.session].queues.put(instruction.message)
+            case Send() if (line := self._lines.get(instruction.session)) is not None and line.queues is not None:
+                line.queues.put(instruction.message)
             case Close() if instruction.session in self._lines:
                 closing = self._lines[instruction.session].connection.close(instruction.reason)
                 task = asyncio.get_running_loop().create_task(closing)

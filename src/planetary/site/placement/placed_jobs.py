@@ -22,7 +22,7 @@ class PlacementState(StrEnum):
 
     WAITING = "waiting"  # no site has it
     OFFERED = "offered"  # a site has been asked, and may have taken it
-    PLACED = "placed"  # a site has taken it
+    PLACED = "placed"  # a site has taken it; over several sites: each of its parts has one, and the hub has its run
     CANCELLING = "cancelling"  # it is to end at its site
     FINISHED = "finished"
     FAILED = "failed"
@@ -32,6 +32,7 @@ class PlacementState(StrEnum):
 PLACED_JOB: Table = {
     (PlacementState.WAITING, "offer"): PlacementState.OFFERED,
     (PlacementState.WAITING, "return"): PlacementState.PLACED,  # its lost site is back, and has it still
+    (PlacementState.WAITING, "spread"): PlacementState.PLACED,  # over several sites: each part has one
     (PlacementState.WAITING, "cancel"): PlacementState.CANCELLED,
     (PlacementState.WAITING, "fail"): PlacementState.FAILED,  # every site refuses it for good
     (PlacementState.OFFERED, "accept"): PlacementState.PLACED,
@@ -53,6 +54,7 @@ PLACED_JOB: Table = {
     (PlacementState.CANCELLING, "stop"): PlacementState.CANCELLED,
 }
 
+AT_SITE = frozenset({PlacementState.OFFERED, PlacementState.PLACED, PlacementState.CANCELLING})
 HUB_ENDS = frozenset({PlacementState.FINISHED, PlacementState.FAILED, PlacementState.CANCELLED})
 
 
@@ -81,9 +83,18 @@ class PlacementAsked(Record, frozen=True, kw_only=True, tag="placement_asked"):
     job: str
     kind: str  # of run
     placeable: PlaceableJob
-    config: str  # TOML
+    config: str  # TOML; over several sites: of the hub's own run
     priority: int | None = None
     by: str = ""  # name of the token
+    parts: tuple[PlaceableJob, ...] = ()  # over several sites: each of them; empty: it is for one site
+    part_config: str = ""  # TOML, of a site's run
+
+
+class JobSpread(Record, frozen=True, kw_only=True, tag="job_spread"):
+    """The hub has a site for each part of a job over several sites, and begins its own run."""
+
+    job: str
+    sites: tuple[str, ...]  # of the parts, in their order
 
 
 class JobOffered(Record, frozen=True, kw_only=True, tag="job_offered"):
@@ -173,6 +184,7 @@ HubRecord: TypeAlias = (
     | SiteJoined
     | SiteForgiven
     | PlacementAsked
+    | JobSpread
     | JobOffered
     | JobDeclined
     | JobAccepted
@@ -195,6 +207,8 @@ def news_of(record: HubRecord) -> str:
             return f"the name {record.site} may belong to another machine"
         case PlacementAsked():
             return f"job {record.job} ({record.kind}) was submitted" + (f" by {record.by}" if record.by else "")
+        case JobSpread():
+            return f"job {record.job} is trained by {', '.join(record.sites)}"
         case JobOffered():
             return f"job {record.job} is offered to {record.site}: {record.why}"
         case JobDeclined():
@@ -228,6 +242,15 @@ class Stray(msgspec.Struct):
     recalled: bool = False
 
 
+PART_KIND = "site"
+"""Kind of run of a part: that of a gateway that belongs to a hub."""
+
+
+def part_names(job: str, parts: int) -> tuple[str, ...]:
+    """Return the names of the parts of a job over several sites."""
+    return tuple(f"{job}.{number}" for number in range(1, parts + 1))
+
+
 class PlacedJob(msgspec.Struct, kw_only=True):
     """One job of a hub.
 
@@ -238,6 +261,10 @@ class PlacedJob(msgspec.Struct, kw_only=True):
         strays: by attempt.
         refused: site -> why it will never take it.
         why: it is at its site.
+        whole: job over several sites that it is a part of; "": none.
+        part: its number among the parts, from 1.
+        parts: names of its own parts, in their order; empty: it is for one site.
+        members: of a job over several sites: site -> number of the part that it has, or had.
     """
 
     job: str
@@ -256,6 +283,10 @@ class PlacedJob(msgspec.Struct, kw_only=True):
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     why: str = ""
     reason: str = ""  # why it ended, is to end, or waits again
+    whole: str = ""
+    part: int = 0
+    parts: tuple[str, ...] = ()
+    members: dict[str, int] = msgspec.field(default_factory=dict)
     submitted_at: float = 0.0  # Unix time in seconds, as all of these
     placed_at: float | None = None
     ended_at: float | None = None
@@ -267,8 +298,8 @@ class PlacedJob(msgspec.Struct, kw_only=True):
 
     @property
     def is_at_site(self) -> bool:
-        """Whether its site has it, or may have."""
-        return self.state in (PlacementState.OFFERED, PlacementState.PLACED, PlacementState.CANCELLING)
+        """Whether its site has it, or may have; never of a job over several sites, whose parts are at theirs."""
+        return not self.parts and self.state in AT_SITE
 
     def advance(self, event: str) -> None:
         """Take a step of `PLACED_JOB`."""
@@ -318,9 +349,10 @@ class PlacementBook:
         if not record.t or isinstance(record, HubNamed | SiteJoined | SiteForgiven | LineUsed):
             return
         job = self.job(record.job)
-        job.submitted_at = job.submitted_at or record.t
+        for one in (job, *self.parts_of(job)):
+            one.submitted_at = one.submitted_at or record.t
         match record:  # and not the job's state, which later records of the same moment may have changed already
-            case JobAccepted() | JobReturned():
+            case JobAccepted() | JobReturned() | JobSpread():
                 job.placed_at = job.placed_at or record.t
             case PlacedJobEnded() | PlacementCancelled() | JobDeclined() | JobLost() if job.over:
                 job.ended_at = job.ended_at or record.t
@@ -336,16 +368,33 @@ class PlacementBook:
         return [job for job in self.jobs.values() if job.is_at_site and job.site == site]
 
     def _add(self, record: PlacementAsked) -> None:
-        if record.job in self.jobs:
-            raise LocalProtocolError(f"the job {record.job} was submitted before")
-        self.jobs[record.job] = PlacedJob(
+        names = part_names(record.job, len(record.parts))
+        if known := [name for name in (record.job, *names) if name in self.jobs]:
+            raise LocalProtocolError(f"the job {known[0]} was submitted before")
+        self.jobs[record.job] = whole = PlacedJob(
             job=record.job,
             kind=record.kind,
             placeable=record.placeable,
             config=record.config,
             priority=record.priority,
             by=record.by,
+            parts=names,
         )
+        for number, (name, placeable) in enumerate(zip(names, record.parts, strict=True), 1):
+            self.jobs[name] = PlacedJob(
+                job=name,
+                kind=PART_KIND,
+                placeable=placeable,
+                config=record.part_config,
+                priority=record.priority,
+                by=record.by,
+                whole=whole.job,
+                part=number,
+            )
+
+    def parts_of(self, job: PlacedJob) -> list[PlacedJob]:
+        """Return the parts of a job over several sites, in their order."""
+        return [self.jobs[name] for name in job.parts]
 
     def _change(self, record: HubRecord, job: PlacedJob) -> None:
         match record:
@@ -355,6 +404,11 @@ class PlacementBook:
                 job.advance("offer")
                 job.attempt = job.attempts = record.attempt
                 job.site, job.why, job.reason, job.state_there, job.name_there = record.site, record.why, "", None, ""
+                if job.whole:
+                    self.jobs[job.whole].members[record.site] = job.part
+            case JobSpread():
+                job.advance("spread")
+                job.reason = ""
             case StrayRecalled():
                 job.strays[record.attempt].recalled = True
             case StrayEnded():

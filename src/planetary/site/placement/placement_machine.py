@@ -7,6 +7,12 @@ own was away for longer than its patience. The attempt that was given up is a *s
 is not offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the job if no
 other site was asked in the meantime.
 
+A job over several sites is a *whole* with *parts*. The hub trains it in a run of its own, whose workers are the sites
+that have its parts; it begins once there is a site for every part, and its end is the end of the whole. A part is
+offered, lost, returned and cancelled like any job. The whole goes on while one part does: a part that its site ended
+is not placed again. Parts that outlive their whole are cancelled, after a while in which their sites can take the last
+version.
+
 A site that alternates between two states (queued and running, there and away, taking a job and declining it) does not
 grow the journal at the rate of its connection: offers, losses and changes of a job's state there are *paced*, and of
 the changes in between the newest counts.
@@ -29,6 +35,7 @@ from planetary.site.placement.placed_jobs import (
     JobLost,
     JobOffered,
     JobReturned,
+    JobSpread,
     LineUsed,
     PlacedJob,
     PlacedJobEnded,
@@ -41,7 +48,7 @@ from planetary.site.placement.placed_jobs import (
     StrayRecalled,
 )
 from planetary.site.placement.placement_messages import CancelJob, JobReport, OfferJob, SiteNews
-from planetary.site.placement.site_choice import SiteChoice, SiteNow, choose_site
+from planetary.site.placement.site_choice import SiteChoice, SiteNow, choose_site, choose_sites
 from planetary.site.site_config import SitePolicy
 
 REST_S = 30.0
@@ -50,6 +57,8 @@ MOST_REASON = 2000
 """Characters that are kept of a site's reason."""
 PACE_S, BURST = 60.0, 20
 """Offers, losses and changes of state of a job: `BURST` at once, then one each `PACE_S` seconds; most have four."""
+SETTLE_S = 60.0
+"""How long parts may outlive the hub's run of their job, and that run all of its parts."""
 LINE_STEPS = 50
 """Parts of a daily budget: a line's bytes are written to the journal whenever another part is used."""
 
@@ -74,6 +83,14 @@ class JobUnwanted(Event, frozen=True, kw_only=True):
     job: str
     by: str = ""
     reason: str = ""
+
+
+class OuterRunEnded(Event, frozen=True, kw_only=True):
+    """The hub's own run of a job over several sites is over."""
+
+    job: str
+    ok: bool
+    reason: str
 
 
 class LineCarried(Event, frozen=True, kw_only=True):
@@ -122,6 +139,7 @@ class PlacementMachine:
         self._rests: dict[tuple[str, str], tuple[float, str]] = {}  # job and site -> until when, and why
         self._paced: dict[str, float] = {}  # job -> when all that was written of it has been paid for
         self._held: dict[str, JobReport] = {}  # job -> state at its site that is not in the journal yet
+        self._settles: dict[str, float] = {}  # whole -> since when either it or all of its parts are over
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
@@ -131,6 +149,7 @@ class PlacementMachine:
         self._take_held(now)
         self._give_up(now)
         self._place(now)
+        self._end_wholes(now)
         return self._out
 
     def next_deadline(self) -> float | None:
@@ -139,6 +158,7 @@ class PlacementMachine:
         times += [until for until, _ in self._rests.values()]
         times += [self._free_at(job) for job in self._held]
         times += [self._free_at(job) for job, choice in self.choices.items() if choice.site]
+        times += [since + SETTLE_S for since in self._settles.values()]
         return min(times, default=None)
 
     def state_there(self, job: PlacedJob) -> str:
@@ -157,8 +177,17 @@ class PlacementMachine:
             refused=job.refused.get(name, ""),
             rests=self._rests.get((job.job, name), (0.0, ""))[1],
             stray=any(stray.site == name for stray in job.strays.values()),
+            part=self._other_part(name, job),
             nbytes=self.nbytes_today(name),
         )
+
+    def _other_part(self, site: str, job: PlacedJob) -> str:
+        """Return the part of the same job that a site has, or had, if it is another one than this."""
+        if not job.whole:
+            return ""
+        whole = self.book.job(job.whole)
+        number = whole.members.get(site, job.part)
+        return "" if number == job.part else whole.parts[number - 1]
 
     def nbytes_today(self, name: str) -> int:
         """Return the bytes that a site's line has carried today, both ways."""
@@ -178,6 +207,10 @@ class PlacementMachine:
             strays = [stray.site for stray in job.strays.values()]
             yield not job.is_at_site or job.site not in strays, f"{name} is at {job.site} twice"
             yield len(strays) == len(set(strays)), f"{name} has two strays at one site"
+            sites = [part.site for part in self.book.parts_of(job) if part.is_at_site]
+            yield len(sites) == len(set(sites)), f"{name} has two parts at one site: {sites}"
+            early = job.state is PlacementState.WAITING and any(part.attempts for part in self.book.parts_of(job))
+            yield not early, f"{name} waits, and a part of it was offered"
             yield job.job not in self._held or job.is_at_site, f"{name} is at no site, and a state there is not written"
 
     # --- events -----------------------------------------------------------------------------------------------
@@ -198,6 +231,9 @@ class PlacementMachine:
                 self._append(event.asked)
             case JobUnwanted():
                 self._cancel(event)
+            case OuterRunEnded() if not (whole := self.book.job(event.job)).over:
+                state = "finished" if event.ok else "failed"
+                self._append(PlacedJobEnded(job=whole.job, state=state, reason=event.reason))
             case LineCarried() if event.site in self.sites:
                 self._count(event)
             case Tick():
@@ -356,10 +392,45 @@ class PlacementMachine:
                 self._recall(job, attempt, reason)
         self._rests = {key: rest for key, rest in self._rests.items() if now < rest[0]}
 
+    def _end_wholes(self, now: float) -> None:
+        """End parts whose whole is over, and wholes whose parts are."""
+        for whole in [job for job in self.book.jobs.values() if job.parts]:
+            parts = self.book.parts_of(whole)
+            open_ = [part for part in parts if not part.over and part.state is not PlacementState.CANCELLING]
+            ends = whole.over or whole.state is PlacementState.CANCELLING
+            if not open_ if ends else not all(part.over for part in parts):
+                self._settles.pop(whole.job, None)
+                continue
+            settled = now >= self._settles.setdefault(whole.job, now) + SETTLE_S
+            if ends:
+                finished = whole.state is PlacementState.FINISHED
+                for part in open_:
+                    trains = part.state is PlacementState.PLACED and self.state_there(part) == "running"
+                    if settled or not (finished and trains):
+                        why = f"the job {whole.job} is {'over' if whole.over else 'to end'}: {whole.reason}"
+                        self._cancel(JobUnwanted(job=part.job, reason=why))
+            elif settled:
+                self._exhausted(whole, parts)
+
+    def _exhausted(self, whole: PlacedJob, parts: Sequence[PlacedJob]) -> None:
+        """End a job whose parts have all ended, while its run waits for more contributions."""
+        reasons = "; ".join(f"{part.job} {part.state}: {part.reason}" for part in parts)
+        if any(part.state is PlacementState.FINISHED for part in parts):
+            reason = f"its sites have trained all rounds of theirs: {reasons}"
+            self._append(PlacedJobEnded(job=whole.job, state="finished", reason=reason))
+        else:
+            reason = f"no site has a part of it any more: {reasons}"
+            self._append(PlacedJobEnded(job=whole.job, state="failed", reason=reason))
+
     def _place(self, now: float) -> None:
         waiting = [job for job in self.book.jobs.values() if job.state is PlacementState.WAITING]
         self.choices = {}
         for job in sorted(waiting, key=lambda job: -(job.priority or 0)):
+            if job.parts:
+                self._spread(job, now)
+                continue
+            if job.state is not PlacementState.WAITING or self._waits_for_whole(job):
+                continue
             choice = choose_site(job.placeable, [self.now_of(name, job) for name in self.policies])
             if choice.site and not self._is_free(job.job, now):
                 rests = f"{choice.site} gets it in a while: it was offered, lost or changed too often"
@@ -372,6 +443,25 @@ class PlacementMachine:
                 self._append(PlacedJobEnded(job=job.job, state="failed", reason=reason))
             else:
                 self.choices[job.job] = choice
+
+    def _waits_for_whole(self, job: PlacedJob) -> bool:
+        return bool(job.whole) and self.book.job(job.whole).state is not PlacementState.PLACED
+
+    def _spread(self, whole: PlacedJob, now: float) -> None:
+        """Offer every part of a job to a site of its own, once there are enough."""
+        parts = self.book.parts_of(whole)
+        sites = [self.now_of(name, whole) for name in self.policies]
+        choice = choose_sites([part.placeable for part in parts], sites)
+        if choice.sites:
+            self._append(JobSpread(job=whole.job, sites=choice.sites))
+            for part, site, why in zip(parts, choice.sites, choice.why, strict=True):
+                self._append(JobOffered(job=part.job, attempt=part.attempts + 1, site=site, why=why))
+                self._ask(part, now)
+        elif choice.hopeless:
+            reason = f"too few sites take a part of it: {choice.why[0]}"
+            self._append(PlacedJobEnded(job=whole.job, state="failed", reason=reason))
+        else:
+            self.choices[whole.job] = SiteChoice(site="", why=choice.why[0], obstacles={})
 
     # --- small things -----------------------------------------------------------------------------------------
 

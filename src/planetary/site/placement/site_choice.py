@@ -11,6 +11,10 @@ A site can take a job unless one of these holds, in this order:
 
 Of several sites the one with the most idle workers that fit gets it, then the one with the most workers, then with the
 fewest jobs of the hub, then the first by name.
+
+A job over several sites is divided into parts. Its parts are placed together, each on a site of its own: `choose_sites`
+finds none before there is one for every part. Later a part is placed like any job, but not on a site that has, or had,
+another part: a site's tokens in the merged model belong to one part of the data.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from planetary.core.configuration.ranges import Index
+from planetary.core.configuration.ranges import Count, Index
 from planetary.site.placement.placement_messages import SiteNews, WorkerGroup
 from planetary.site.site_config import ANY_DATA, SitePolicy, Trust, WorkerRole
 
@@ -32,6 +36,7 @@ class JobNeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: Index = 1  # at least so many that fit are there; 0: they may come later
     memory_mb: Index = 0  # free on each worker's machine as it started, in MiB
     trust: Trust = "full"  # "judged": a site that is not trusted will do
+    sites: Count = 1  # that train it together, each a part; 1: one site has it alone
 
 
 class PlaceableJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +56,7 @@ class SiteNow(msgspec.Struct, frozen=True, kw_only=True):
     placed: int = 0  # jobs of the hub that its controller has
     refused: str = ""  # why it refused this job for good
     rests: str = ""  # why it is not asked again for a while
+    part: str = ""  # another part of the same job that it has or had; "": none
     stray: bool = False  # whether an earlier attempt of this job may still run there
     nbytes: int = 0  # that its line has carried today
 
@@ -75,6 +81,20 @@ class SiteChoice(msgspec.Struct, frozen=True, kw_only=True):
         return not self.site and all(one.lasting for one in self.obstacles.values())
 
 
+class SitesChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision on a job over several sites.
+
+    Attributes:
+        sites: of the parts, in their order; empty: there are not enough.
+        why: of each of them; where there are not enough, one reason.
+        hopeless: whether there will never be enough.
+    """
+
+    sites: tuple[str, ...]
+    why: tuple[str, ...]
+    hopeless: bool = False
+
+
 def choose_site(job: PlaceableJob, sites: Sequence[SiteNow]) -> SiteChoice:
     """Return the site that gets a job, with the reason, and the obstacles of the others."""
     obstacles: dict[str, Obstacle] = {}
@@ -94,9 +114,37 @@ def choose_site(job: PlaceableJob, sites: Sequence[SiteNow]) -> SiteChoice:
 
 def obstacle_of(job: PlaceableJob, site: SiteNow) -> Obstacle | None:
     """Return why a site cannot take a job; None: it can."""
-    if lasting := policy_obstacle(job, site.policy) or site.refused:
+    if lasting := policy_obstacle(job, site.policy) or site.refused or _other_part(site):
         return Obstacle(lasting, lasting=True)
     return next((Obstacle(reason, lasting=False) for reason in _present_obstacles(job, site)), None)
+
+
+def choose_sites(parts: Sequence[PlaceableJob], sites: Sequence[SiteNow]) -> SitesChoice:
+    """Return the sites that get the parts of a job, in the order of the parts, each with the reason."""
+    left, chosen, obstacles = list(sites), list[SiteChoice](), dict[str, Obstacle]()
+    for part in parts:
+        choice = choose_site(part, left)
+        passing = {name for name, one in obstacles.items() if not one.lasting}  # to a part that was named for the site
+        obstacles |= {name: one for name, one in choice.obstacles.items() if name not in passing}
+        if choice.site:
+            chosen.append(choice)
+            left = [site for site in left if site.policy.name != choice.site]
+    if len(chosen) == len(parts):
+        return SitesChoice(sites=tuple(one.site for one in chosen), why=tuple(one.why for one in chosen))
+    # A site of the chosen ones is no obstacle, though it could not take the part that it was named for.
+    names = {one.site for one in chosen}
+    blocked = {name: one for name, one in obstacles.items() if name not in names}
+    possible = sum(not one.lasting for one in blocked.values()) + len(chosen)
+    reasons = "; ".join(f"{name}: {one.reason}" for name, one in blocked.items()) or "the hub has no more sites"
+    return SitesChoice(
+        sites=(),
+        why=(f"{len(chosen)} of {len(parts)} sites can take a part now; {reasons}",),
+        hopeless=possible < len(parts),
+    )
+
+
+def _other_part(site: SiteNow) -> str:
+    return f"it has, or had, another part of this job ({site.part})" if site.part else ""
 
 
 def policy_obstacle(job: PlaceableJob, policy: SitePolicy) -> str:

@@ -1,0 +1,131 @@
+"""The hub's own runs of jobs over several sites: begun, continued and ended as the hub's book says.
+
+`OuterRuns.look` compares the runs that are there with those that the book wants, so that a hub that was killed goes on
+from its journal alone: no other record says that a run has begun. A run whose sites have changed is stopped and goes on
+with the new ones, as a hub's run does that an operator resumes with other sites.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from planetary.core.config import Config
+from planetary.core.errors import PlanetaryError
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.fabric_events import Finish
+from planetary.net.connection import Connection
+from planetary.net.handshake import answer_hello
+from planetary.net.session import Refused
+from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
+from planetary.wire.streams import refuse_tensors
+
+log = logging.getLogger(__name__)
+
+DONE_S = 10.0
+"""Limit for a site to take the message that its run is over."""
+
+
+class OuterHost(Protocol):
+    """The process that has the runs."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it is about to end."""
+        ...
+
+    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
+        """Run a job's outer run to its end, or go on with it. Raises `PlanetaryError`."""
+        ...
+
+    def stop_outer(self, name: str, reason: str) -> None:
+        """End a run in order, if it is there; it can go on."""
+        ...
+
+    async def attend_outer(self, name: str, connection: Connection, hello: m.Hello) -> None:
+        """Attend a site of a run until its connection ends. Raises as `Connection.receive`."""
+        ...
+
+
+class OuterRuns:
+    """See the module. Its methods are called on the event loop."""
+
+    def __init__(self, host: OuterHost, hub: JobHub, connect_s: float) -> None:
+        """`connect_s`: limit of a handshake."""
+        self._host, self._hub, self._connect_s = host, hub, connect_s
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._members: dict[str, Mapping[str, int]] = {}  # with which each run began
+
+    def look(self) -> None:
+        """Begin, stop and end runs, as the book says. Called every moment."""
+        for job in [one for one in self._hub.book.jobs.values() if one.parts]:
+            wanted, is_there = job.state is PlacementState.PLACED, job.job in self._tasks
+            if wanted and not is_there and not self._host.is_stopping:
+                self._begin(job)
+            elif wanted and is_there and self._members[job.job] != job.members:
+                self._host.stop_outer(job.job, f"the run goes on with other sites: {', '.join(job.members)}")
+            elif is_there and not wanted:
+                self._host.stop_outer(job.job, job.reason or f"the job is {job.state.value}")
+            elif job.state is PlacementState.CANCELLING and not is_there:
+                self._hub.end_outer_run(job.job, ok=False, reason=job.reason)
+
+    async def finish(self) -> None:
+        """Wait until no run is left; the process ends."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+
+    def _begin(self, job: PlacedJob) -> None:
+        self._members[job.job] = dict(job.members)
+        run = self._run(job)
+        self._tasks[job.job] = asyncio.get_running_loop().create_task(run, name=f"outer run of {job.job}")
+
+    async def _run(self, job: PlacedJob) -> None:
+        ok, reason = False, ""
+        try:
+            end = await self._host.run_outer(job, self._hub.outer_config(job))
+            ok, reason = end.ok, end.reason
+        except PlanetaryError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the run of %s failed", job.job)
+            reason = f"internal error: {type(error).__name__}: {error}"
+        finally:
+            del self._tasks[job.job]
+        restarts = not ok and job.state is PlacementState.PLACED and self._members[job.job] != job.members
+        if not restarts and (ok or not self._host.is_stopping):  # else it goes on
+            self._hub.end_outer_run(job.job, ok=ok, reason=reason)
+
+    # --- sites ------------------------------------------------------------------------------------------------
+
+    async def attend(self, connection: Connection, hello: m.Hello) -> None:
+        """Attend the uplink of a site, whose greeting names a run, until its connection ends."""
+        job = self._hub.book.jobs.get(hello.run)
+        if job is not None and job.state is PlacementState.FINISHED:
+            await self._dismiss(connection, job.reason)
+            return
+        joined = job is not None and job.job in self._tasks and hello.worker in self._members[job.job]
+        if job is not None and joined:
+
+            async def attend(connection: Connection, hello: m.Hello) -> None:
+                await self._host.attend_outer(hello.run, connection, hello)
+
+            await self._hub.attend_uplink(connection, hello, attend)
+            return
+        if job is None or not job.parts:
+            why = f"the hub {self._hub.book.hub} has no job {hello.run!r} over several sites"
+        elif job.over:
+            why = f"the job {job.job} is {job.state.value}: {job.reason}"  # its part is cancelled over the site's link
+        else:
+            why = f"the hub's run of {job.job} does not have {hello.worker} yet"
+        await answer_hello(connection, Refused(code="busy", reason=why, retry=True), self._connect_s)
+
+    async def _dismiss(self, connection: Connection, reason: str) -> None:
+        """Tell a site that was away at the end of its run that it is over."""
+        welcome = m.Welcome(run=self._hub.book.hub, heartbeat_s=self._connect_s, silent_after_s=2 * self._connect_s)
+        if await answer_hello(connection, welcome, self._connect_s, refuse_tensors):
+            async with asyncio.timeout(DONE_S):
+                await connection.send(m.Shutdown(reason=reason, ok=True, kind="done"))
+            await connection.close("the run is over")

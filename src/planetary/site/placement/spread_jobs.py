@@ -1,0 +1,108 @@
+"""Configurations of a job over several sites: of the hub's own run, and of the run of each part.
+
+The job's configuration is that of the hub's run: `train.rounds` counts its versions, and `[outer]` is its step. A site
+contributes after `federation.every_rounds` rounds of its own, and takes the mean of its workers' end parameters as they
+are: rate 1 without momentum, the identity where a site has one worker.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.configuration.schema import FederationConfig, SiteEntry
+from planetary.core.errors import UserError
+from planetary.run.kinds import kind_of
+from planetary.site.placement.site_choice import JobNeeds, PlaceableJob
+from planetary.site.site_config import SitePolicy
+
+KIND = "rounds"
+"""The kind of run that is divided among sites."""
+
+
+def sites_wanted(config: Config, needs: JobNeeds) -> int:
+    """Return how many sites train a job; 1: one has it alone. Raises `UserError` where two numbers are given."""
+    named = len(config.federation.sites)
+    if named and needs.sites not in (1, named):
+        raise UserError(f"needs.sites = {needs.sites}: federation.sites of the configuration names {named}; give one")
+    if named and needs.site:
+        raise UserError(f"needs.site = {needs.site}: federation.sites of the configuration names the sites; give one")
+    return named or needs.sites
+
+
+def outer_config(config: Config, sites: int) -> Config:
+    """Return the configuration of the hub's own run of a job over so many sites.
+
+    Raises:
+        UserError: it is none of a training in rounds, or one that a federation refuses.
+    """
+    replace = msgspec.structs.replace
+    named = config.federation.sites
+    alone = replace(config, federation=FederationConfig())
+    if (kind := kind_of(alone)).name != KIND:
+        raise UserError(f"a job over several sites is a training in rounds; this is one of the kind {kind.name!r}")
+    if any(entry.part for entry in named):
+        raise UserError("federation.sites: the hub numbers the parts; leave `part` out")
+    parts = sum(entry.data == "part" for entry in named) if named else sites
+    federation = replace(config.federation, parts=parts, hub="", site="", run="", token_file="")
+    outer = replace(config, federation=federation, train=replace(config.train, target_minutes=0.0))
+    with_members(outer, {name: number for number, name in enumerate(_names(named, sites), 1)}, ())
+    return outer
+
+
+def _names(named: Sequence[SiteEntry], sites: int) -> Sequence[str]:
+    return [entry.name for entry in named] or [f"site-{number}" for number in range(sites)]
+
+
+def with_members(config: Config, members: Mapping[str, int], policies: Sequence[SitePolicy]) -> Config:
+    """Return the configuration of the hub's run with the sites that have, or had, its parts; strictly checked.
+
+    Args:
+        config: of `outer_config`.
+        members: site -> number of its part, from 1.
+        policies: of the hub: a site that is judged there is judged in the run.
+
+    Raises:
+        UserError: a federation refuses it.
+    """
+    named, judged = config.federation.sites, {one.name for one in policies if one.trust == "judged"}
+    divided = [entry.name for entry in named if entry.data == "part"]
+    entries = []
+    for site, number in sorted(members.items(), key=lambda item: item[1]):
+        given = named[number - 1] if named else SiteEntry(name=site)
+        part = divided.index(given.name) + 1 if named and given.data == "part" else 0 if named else number
+        trust = "judged" if site in judged else given.trust
+        entries.append(msgspec.structs.replace(given, name=site, part=part, trust=trust))
+    federation = msgspec.structs.replace(config.federation, sites=tuple(entries))
+    return config_from_tables(tomllib.loads(to_toml(msgspec.structs.replace(config, federation=federation))))
+
+
+def part_config(config: Config, job: str) -> Config:
+    """Return the configuration of a site's run of its part, from that of the hub's run of the job.
+
+    The site adds the address of its hub and its own name there.
+    """
+    replace = msgspec.structs.replace
+    federation = config.federation
+    every = max([federation.every_rounds, *(entry.every_rounds for entry in federation.sites)])
+    return replace(
+        config,
+        train=replace(config.train, rounds=config.train.rounds * every),
+        outer=replace(config.outer, optimizer="nesterov", learning_rate=1.0, momentum=0.0),
+        federation=FederationConfig(run=job, patience_s=federation.patience_s),
+    )
+
+
+def parts_of(placeable: PlaceableJob, named: Sequence[SiteEntry], sites: int) -> tuple[PlaceableJob, ...]:
+    """Return the parts of a job as their placement sees them; `named`: the sites that its configuration names.
+
+    A site that the hub judges will do: the hub's run compares its contributions with the others'.
+    """
+    needs = msgspec.structs.replace(placeable.needs, sites=1, trust="judged")
+    sites_of = [entry.name for entry in named] or [needs.site] * sites
+    return tuple(
+        msgspec.structs.replace(placeable, needs=msgspec.structs.replace(needs, site=name)) for name in sites_of
+    )

@@ -1,8 +1,9 @@
 """Random fault schedules of a hub and its sites in a simulated world, and what must be true during and after each.
 
 Hub and links are the production shells, over the simulated network and with a journal on a simulated disk. A site's
-jobs are the fold of its journal, and a job "runs" for some seconds. A schedule is a function of its seed; one that
-fails is run again with
+jobs are the fold of its journal, and a job "runs" for some seconds; a part of a job over several sites does until its
+site sees that the hub's run is over, and that run for some seconds of which a part runs. A schedule is a function of
+its seed; one that fails is run again with
 
     PYTHONPATH=src:tests/site python tests/site/placement_schedules.py 44
 """
@@ -22,10 +23,11 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.core.config import config_from_tables
+from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import ClosedError, ResourceError
 from planetary.fabric.gateway.reception import Reception
+from planetary.fabric.protocol.fabric_events import Finish
 from planetary.fabric.protocol.messages import FABRIC
 from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
@@ -37,9 +39,10 @@ from planetary.simulation.process import Process
 from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 from planetary.site.jobs import CancelRequested, HubAttempt, JobBook, JobEnded, JobStarted, JobSubmitted, SiteRecord
+from planetary.site.outer_runs import OuterRuns
 from planetary.site.placement.hub_link import EndJob, HubLink, HubLinkOptions, TakeJob
 from planetary.site.placement.job_hub import JobHub
-from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacementBook, PlacementState
+from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacedJob, PlacementBook, PlacementState
 from planetary.site.placement.placement_messages import (
     PLACEMENT_MESSAGES,
     ControllerRoom,
@@ -176,24 +179,70 @@ class SimSite:
             self._append(JobStarted(job=name))
             self.link.report(self._report(name))
         left = self.world.source.uniform(0.0, END_S)
+        assert job.placed is not None
+        whole = job.placed.job.rpartition(".")[0]
         while left > 0 and job.state == "running":
             await asyncio.sleep(0.25)
-            left -= 0.25
+            left = left - 0.25 if not whole else 0.0 if self.link.machine.connected and self._is_over(whole) else 1.0
         if job.state == "cancelling":
             await asyncio.sleep(self.world.source.uniform(0.0, CANCEL_S))
         if not job.over:
             self._append(JobEnded(job=name, ok=job.state == "running", reason="it has ended"))
             self.link.report(self._report(name))
 
+    def _is_over(self, whole: str) -> bool:
+        """Whether the hub, which is reached, says that the run of a job over several sites has finished."""
+        hub = self.world.hub
+        found = hub.book.jobs.get(whole) if hub is not None and self.world.hub_process.alive else None
+        return found is not None and found.state is PlacementState.FINISHED
+
     def running(self) -> set[tuple[str, int]]:
         """Return the attempts that are not over in its journal."""
         return {(j.placed.job, j.placed.attempt) for j in self.book.jobs.values() if j.placed and not j.over}
 
 
+class SimRuns:
+    """The hub's own runs, as `OuterRuns` has them."""
+
+    is_stopping = False
+
+    def __init__(self, world: PlacementWorld) -> None:
+        self.world = world
+        self.stops: dict[str, str] = {}
+        self.here: set[str] = set()
+
+    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
+        members = dict(job.members)
+        assert {site.name: site.part for site in config.federation.sites} == members
+        assert config.federation.parts == len(job.parts)
+        assert job.job not in self.here, f"{job.job} runs twice at the hub"
+        self.here.add(job.job)
+        self.stops.pop(job.job, None)
+        self.world.outer_runs[job.job] += 1
+        left = self.world.source.uniform(2.0, END_S)
+        try:
+            while left > 0:
+                await asyncio.sleep(0.25)
+                if job.job in self.stops:
+                    return Finish(False, self.stops[job.job], "stopped")
+                trains = [site for site in self.world.sites.values() if site.process.alive and site.name in members]
+                names = {name for site in trains for name, _ in site.running()}
+                left -= 0.25 if names & set(job.parts) else 0.0
+            return Finish(True, "all rounds", "done")
+        finally:
+            self.here.discard(job.job)
+
+    def stop_outer(self, name: str, reason: str) -> None:
+        self.stops[name] = reason
+
+    async def attend_outer(self, name: str, connection: object, hello: object) -> None:
+        raise NotImplementedError  # uplinks have simulations of their own, in tests/fabric/federation
+
+
 class PlacementWorld:
     """A hub, its sites, submissions and faults, all drawn from one seed."""
 
-    def __init__(self, seed: int, folder: Path, sites: int = 3, jobs: int = 6) -> None:
+    def __init__(self, seed: int, folder: Path, sites: int = 3, jobs: int = 5, spread: int = 2) -> None:
         self.source = random.Random(seed)
         self.world, self.folder = World(seed), folder
         self.policies = [
@@ -209,7 +258,12 @@ class PlacementWorld:
         self.submitted: list[str] = []
         self.cancelled: set[str] = set()
         self.unsure: set[str] = set()  # jobs whose cancellation the hub died over
+        self.loose: set[str] = set()  # jobs over several sites of which a part may have been cancelled
+        self.outer_runs = collections.Counter[str]()  # beginnings
         self.struck = collections.Counter[str]()
+        for number in range(spread):
+            needs = JobNeeds(sites=self.source.choice([2, 2, sites]))
+            self._submit_at(self.source.uniform(0.0, 30.0), f"w{number}", needs)
         for number in range(jobs):
             needs = JobNeeds(site=self.source.choice(["", "", "", self.policies[0].name]))
             name = f"j{number}" + (REFUSES if self.source.random() < 0.15 else "")
@@ -250,8 +304,10 @@ class PlacementWorld:
         reception = Reception(hub.attend, FABRIC.extended(*PLACEMENT_MESSAGES), TIMINGS, system=system)
         await reception.listen(HOST, PORT, None)
         self.hub = hub
+        runs = OuterRuns(SimRuns(self), hub, TIMINGS.connect_s)
         while True:
             hub.look()
+            runs.look()
             await asyncio.sleep(0.25)
 
     def _submit_at(self, at: float, name: str, needs: JobNeeds) -> None:
@@ -315,6 +371,7 @@ class PlacementWorld:
             return False
         name = self.source.choice(open_)
         hub = self.hub
+        self.loose |= {hub.book.jobs[name].whole} - {""}
         try:
             self.hub_process.in_context(lambda: hub.cancel(name, reason="enough"))
             self.cancelled.add(name)
@@ -386,7 +443,8 @@ class PlacementWorld:
         book = PlacementBook()
         path = self.folder / "hub" / HUB_JOURNAL
         replay(read_json_lines(path, HubRecord), book, path)
-        assert sorted(book.jobs) == sorted(self.submitted), "a submission is lost"
+        submitted = [job.job for job in book.jobs.values() if not job.whole]
+        assert sorted(submitted) == sorted(self.submitted), "a submission is lost"
         assert book.jobs == self.hub.book.jobs, "the journal folds to another state"
         for job in book.jobs.values():
             states = {
@@ -395,8 +453,14 @@ class PlacementWorld:
             }
             where = f"{job.job} {job.state} ({job.reason}), at sites {states}"
             assert not any(site.running() for site in self.sites.values()), where
-            if job.job in self.unsure:
+            if job.job in self.unsure or job.job in self.loose or job.whole:
                 assert job.over, where
+                wholes = [book.jobs[job.whole]] if job.whole else []
+                finished = any(w.state is PlacementState.FINISHED and w.job not in self.loose for w in wholes)
+                assert not finished or job.state is not PlacementState.FAILED, where
+            elif job.parts and job.job not in self.cancelled:
+                assert job.state is PlacementState.FINISHED, where
+                assert self.outer_runs[job.job] > 0, where
             elif job.job in self.cancelled:
                 assert job.state is PlacementState.CANCELLED, where
             elif REFUSES in job.job:

@@ -577,3 +577,19 @@ def test_a_job_fails_when_too_few_sites_are_left_that_may_ever_take_a_part() -> 
     assert hub.job("w").state == "failed"
     assert hub.job("w").reason == "too few sites take a part of it: 0 of 2 sites can take a part now; a: it is away"
     assert hub.states("w.1", "w.2") == ["cancelled", "cancelled"]
+
+
+def test_a_part_that_was_cancelled_before_there_were_enough_sites_is_offered_to_none() -> None:
+    hub = Hub("a", "b")
+    hub.spread("w")
+    hub.tell(JobUnwanted(job="w.1", reason="enough"))
+    assert hub.come("b") == [offer("b", "w.2", 1)]
+    assert hub.states("w", "w.1", "w.2") == ["placed", "cancelled", "offered"]
+
+    hub = Hub("a", "b")
+    hub.spread("w")
+    hub.tell(JobUnwanted(job="w.1", reason="enough"))
+    hub.tell(JobUnwanted(job="w.2", reason="enough"))
+    assert hub.come("b") == []
+    hub.wait(SETTLE_S)
+    assert hub.job("w").state == "failed"

@@ -96,7 +96,10 @@ class OuterRuns:
             del self._tasks[job.job]
         restarts = not ok and job.state is PlacementState.PLACED and self._members[job.job] != job.members
         if not restarts and (ok or not self._host.is_stopping):  # else it goes on
-            self._hub.end_outer_run(job.job, ok=ok, reason=reason)
+            try:
+                self._hub.end_outer_run(job.job, ok=ok, reason=reason)
+            except PlanetaryError as error:  # the journal is lost: the next look at the hub ends the process
+                log.error("the end of the run of %s could not be written: %s", job.job, error)
 
     # --- sites ------------------------------------------------------------------------------------------------
 

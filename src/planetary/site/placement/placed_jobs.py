@@ -94,7 +94,7 @@ class JobSpread(Record, frozen=True, kw_only=True, tag="job_spread"):
     """The hub has a site for each part of a job over several sites, and begins its own run."""
 
     job: str
-    sites: tuple[str, ...]  # of the parts, in their order
+    sites: tuple[str, ...]  # of the parts that were not cancelled before, in their order
 
 
 class JobOffered(Record, frozen=True, kw_only=True, tag="job_offered"):

@@ -449,7 +449,9 @@ class PlacementMachine:
 
     def _spread(self, whole: PlacedJob, now: float) -> None:
         """Offer every part of a job to a site of its own, once there are enough."""
-        parts = self.book.parts_of(whole)
+        parts = [part for part in self.book.parts_of(whole) if not part.over]  # a user may have cancelled some
+        if not parts:
+            return
         sites = [self.now_of(name, whole) for name in self.policies]
         choice = choose_sites([part.placeable for part in parts], sites)
         if choice.sites:

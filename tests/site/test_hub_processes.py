@@ -1,4 +1,6 @@
-"""A hub and two sites in real processes over TLS: a job outlives kill -9 of the hub, and of its site at another one."""
+"""A hub and two sites in real processes over TLS: a job outlives kill -9 of the hub, and of its site at another one; a
+job over both sites outlives that of the hub.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,11 @@ class Federation:
         self.folder, self.others = folder, []
         (folder / "notes.txt").write_text("the quick brown fox jumps over the lazy dog. " * 2000)
         sites = ", ".join(f'{{ name = "{name}", patience_s = 3 }}' for name in SITES)
-        (folder / "hub.toml").write_text(f'gateway_id = "hub"\nruns_dir = "hub"\n[federation]\nsites = [{sites}]\n')
-        shared = f"--cache={cache}"
+        (folder / "hub.toml").write_text(
+            f'gateway_id = "hub"\nruns_dir = "hub"\n[federation]\nsites = [{sites}]\n'
+            'data_sets = { notes = "notes.txt" }\n'
+        )
+        self.shared = shared = f"--cache={cache}"
         self.hub = Member(folder, "hub", "federation-hub", f"--gateway-config={folder / 'hub.toml'}", shared)
         invite = folder / "hub-state" / "newest-invite.txt"
         self.until(invite.exists, "the hub has an invite")
@@ -89,21 +94,25 @@ class Federation:
             )
             file = f"--gateway-config={folder / name}.toml"
             self.sites[name] = Member(folder, name, "gateway", file, shared)
-        paris = self.sites["paris"]
-        token = folder / "paris-state" / "newest-invite.txt"
-        self.until(token.exists, "paris has an invite")
+        self.add_worker("paris")
+
+    def add_worker(self, site: str) -> None:
+        """Start a node with one worker."""
+        folder = self.folder
+        token = folder / f"{site}-state" / "newest-invite.txt"
+        self.until(token.exists, f"{site} has an invite")
         self.others.append(
             started(
-                folder / "node.log",
+                folder / f"node-{site}.log",
                 "node-manager",
                 "--host=127.0.0.1",
-                f"--port={paris.port}",
+                f"--port={self.sites[site].port}",
                 "--scale=1",
                 f"--token-file={token}",
                 "--node-name=n",
-                shared,
-                f"--state={folder / 'node'}",
-                f"--logs={folder / 'logs'}",
+                self.shared,
+                f"--state={folder / f'node-{site}'}",
+                f"--logs={folder / f'logs-{site}'}",
             )
         )
 
@@ -201,3 +210,45 @@ def test_jobs_outlive_the_hub_and_their_site_and_are_cancelled_in_a_round(federa
         ("other", 1, "tokyo"),
         ("other", 2, "paris"),
     ]
+
+
+def test_one_job_over_two_sites_outlives_the_hub_and_ends_at_all_of_them(
+    federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run at the hub, whose workers are the sites, goes on from the hub's journal alone."""
+    (federation.folder / "job.toml").write_text(JOB)
+    sizes = ("--set=train.rounds=8", "--set=federation.every_rounds=10")
+    assert federation.command("jobs", "submit", str(federation.folder / "job.toml"), "--sites=2", *sizes) == 0
+    waiting = federation.until_job("tiny", state="waiting")
+    assert "1 of 2 sites can take a part now" in waiting["why"] or "0 of 2" in waiting["why"]
+    federation.add_worker("tokyo")
+    federation.until_job("tiny", state="placed")
+    for part, site in (("tiny.1", "paris"), ("tiny.2", "tokyo")):
+        federation.until_job(part, state="placed", site=site, state_there="running", whole="tiny")
+
+    def merged() -> int:
+        return federation.hub.get("/v1/jobs/tiny/status").get("rounds_finished", 0)
+
+    federation.until(lambda: merged() >= 2, "the hub has merged two versions")
+    before = merged()
+    federation.hub.kill()
+    federation.hub.start()
+    federation.until(lambda: merged() > before, "the hub merges again")
+    assert federation.command("jobs", "list") == 0
+    shown = capsys.readouterr().out
+    assert "paris, tokyo" in shown
+    assert "of 8" in shown
+    for job in ("tiny", "tiny.1", "tiny.2"):
+        federation.until_job(job, state="finished", attempt=0 if job == "tiny" else 1)
+    assert merged() == 8
+    assert (federation.folder / "hub" / "tiny" / "report.json").exists()
+    for site, name in zip(SITES, ("tiny.1", "tiny.2"), strict=True):
+        adopted = federation.sites[site].get(f"/v1/jobs/{name}")
+        assert (adopted["state"], adopted["kind"]) == ("finished", "site")
+        journal = (federation.folder / site / name / "events.jsonl").read_text().splitlines()
+        versions = [one["version"] for one in map(json.loads, journal) if one["event"] == "version_adopted"]
+        assert versions[0] == 0
+        assert versions[-1] == 8
+    journal = map(json.loads, (federation.folder / "hub" / "hub.jsonl").read_text().splitlines())
+    events = [one["event"] for one in journal]
+    assert (events.count("job_spread"), events.count("job_offered")) == (1, 2)

@@ -223,7 +223,7 @@ def _job_status(site: Site, job: PlacedJob) -> PlacedJobStatus:
         kind=job.kind,
         state=job.state.value,
         site=", ".join(part.site for part in hub.book.parts_of(job) if part.site) if job.parts else job.site,
-        why=hub.waits_for(job) or job.why,
+        why=hub.waits_for(job) or _without(hub, job) or job.why,
         reason=job.reason,
         attempt=job.attempts,
         state_there=hub.state_there(job),
@@ -238,6 +238,16 @@ def _job_status(site: Site, job: PlacedJob) -> PlacedJobStatus:
         parts=job.parts,
         progress=_progress_of(site, job),
     )
+
+
+def _without(hub: JobHub, job: PlacedJob) -> str:
+    """Return which parts of a job have ended before it, and how; "" where it has none, or was cancelled."""
+    if job.state in (PlacementState.CANCELLING, PlacementState.CANCELLED):
+        return ""
+    ended = (PlacementState.FAILED, PlacementState.CANCELLED)
+    lost = [part for part in hub.book.parts_of(job) if part.state in ended and part.ended_at]
+    early = [part for part in lost if job.ended_at is None or (part.ended_at or 0.0) < job.ended_at]
+    return f"without {', '.join(f'{part.job} ({part.state.value})' for part in early)}" if early else ""
 
 
 def _progress_of(site: Site, job: PlacedJob) -> str:

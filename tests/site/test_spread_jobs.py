@@ -10,6 +10,7 @@ import pytest
 from planetary.core.config import Config, config_from_tables, config_hash, to_toml
 from planetary.core.configuration.schema import SiteEntry
 from planetary.core.errors import UserError
+from planetary.data.fitting import length_of
 from planetary.fabric.federation.hub_policy import terms_of
 from planetary.site.placement.placement_messages import ControllerRoom, SiteNews, WorkerGroup
 from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, SiteNow, choose_sites
@@ -54,6 +55,10 @@ def test_a_site_trains_the_rounds_between_all_versions_and_merges_with_the_ident
     assert (part.outer.optimizer, part.outer.learning_rate, part.outer.momentum) == ("nesterov", 1.0, 0.0)
     federation = part.federation
     assert (federation.run, federation.patience_s, federation.hub, federation.sites) == ("j", 7.0, "", ())
+    length = length_of(part, 10**6)  # it goes on for its hub, which ends it, and the schedule is that of its own rounds
+    assert (length.expected_rounds, length.most_rounds) == (15, 60)
+    assert length.schedule_steps == 15 * part.train.inner_steps
+    assert length.first_step(16, 0) == 15 * part.train.inner_steps
     tables = tomllib.loads(to_toml(part))
     tables["federation"] |= {"hub": "127.0.0.1:9", "site": "a"}
     assert config_from_tables(tables).federation.run == "j"

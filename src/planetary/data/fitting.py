@@ -73,6 +73,12 @@ class StepLeases:
         return with_fitting_warmup(shorter, shorter.total_inner_steps)
 
 
+BEYOND = 3
+"""Times its rounds that a site may train a part of a job beyond them. A site that trained alone has trained them before
+its hub has all versions; and one whose hub never comes back is to end at some time.
+"""
+
+
 def length_of(config: Config, tokens: int) -> RunLength:
     """Return the limits of a run in rounds on a data set of so many training tokens."""
     return RunLength(
@@ -81,6 +87,7 @@ def length_of(config: Config, tokens: int) -> RunLength:
         inner_steps=config.train.inner_steps,
         workers=config.fabric.workers,
         parts=config.leases_per_slice,
+        beyond=BEYOND * config.train.rounds if config.federation.run else 0,
     )
 
 

@@ -16,6 +16,7 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
         inner_steps: of an average worker in a round.
         workers: how many are expected to take part in a round.
         parts: leases that an average worker trains in a round.
+        beyond: rounds that may follow `rounds`, at the schedule's last rate: of a site, until its hub ends the run.
     """
 
     rounds: int
@@ -23,6 +24,12 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
     inner_steps: int
     workers: int
     parts: int = 1
+    beyond: int = 0
+
+    @property
+    def most_rounds(self) -> int:
+        """The rounds after which the run ends by itself."""
+        return self.rounds + self.beyond
 
     @property
     def lease_steps(self) -> int:

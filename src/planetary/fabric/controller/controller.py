@@ -352,8 +352,8 @@ class Controller(RunController[RoundsDesk]):
         if kept < done:
             what = f"all {done} rounds are trained, but the result of the last one could not be kept"
             return "resource", f"{what}; round {kept} is the newest that is: {self.training.checkpoint.unkept}"
-        reason = f"all {length.rounds} rounds are done"
-        if done < length.rounds:
+        reason = f"all {length.most_rounds} rounds are done"
+        if done < length.most_rounds:
             reason = f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds"
         return "done", "; ".join(filter(None, (reason, self.guard.rise())))
 

@@ -135,7 +135,7 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
 
     def goes_on_after(self, round_: int) -> bool:
         """Whether another round can be opened after `round_`."""
-        return round_ < self.policy.length.rounds and self.has_lease
+        return round_ < self.policy.length.most_rounds and self.has_lease
 
     @property
     def first_step(self) -> int:
@@ -158,7 +158,7 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
         A result that is lost in its reduction makes a lease free again, and the run goes on.
         """
         opened = self.state.open
-        return round_ >= self.policy.length.rounds or not (
+        return round_ >= self.policy.length.most_rounds or not (
             self.has_lease or (opened is not None and opened.round > round_)
         )
 

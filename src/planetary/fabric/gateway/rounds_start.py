@@ -118,7 +118,7 @@ def _resume(
     if checkpoint is not None:
         _check_same(checkpoint, prepared, policy)
     mark, outer = outer_state_of(checkpoint, prepared)
-    if mark.round > config.train.rounds:
+    if mark.round > policy.length.most_rounds:
         raise UserError(
             f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
         )

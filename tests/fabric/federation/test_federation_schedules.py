@@ -7,8 +7,10 @@ import shutil
 import pytest
 from federation_schedules import check, federation_of, history_of, run_schedule
 
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
 SEEDS, SLOW_SEEDS = range(2), range(100, 124)
 
@@ -104,3 +106,18 @@ def test_a_hub_that_lost_its_newest_versions_gets_what_sites_trained_since() -> 
         later = [r for r in journal if isinstance(r, VersionAdopted) and r.t > back.t]
         assert later, "it went on with the hub"
         assert not any(r.why for r in later)
+
+
+@pytest.mark.timeout(120)
+def test_a_site_with_fewer_workers_than_it_expects_waits_for_a_hub_that_is_away() -> None:
+    """The time for its workers to come passes first, and is due for ever: its process took all of one core, deaf."""
+    config = small_training(rounds=3, workers=2).config
+    hub = hub_config(config, (SiteEntry("a"),), rounds=3)
+    site = site_config(config, "a", workers=2, outer=config.outer)
+    federation = SimFederation(5, SmallTraining(hub), {"a": SmallTraining(site)})
+    away_s = 4 * config.timings.startup_grace_s
+    federation.cut_off("a", away_s)
+    assert federation.run(away_s + 300.0)
+    assert federation.world.now > away_s
+    assert federation.hub.finished is not None
+    assert federation.hub.finished.ok, federation.hub.finished.reason

@@ -88,7 +88,7 @@ class Controller(RunController[RoundsDesk]):
         return (
             self.training.ask_again_at,
             self.training.checkpoint.again_at,
-            self._startup_deadline(),
+            self._startup_tick(),
             self.topology.next_deadline(),
         )
 
@@ -383,6 +383,10 @@ class Controller(RunController[RoundsDesk]):
 
     def _is_idle(self, worker: WorkerSession) -> bool:
         return super()._is_idle(worker) and not self.topology.keeps(worker)
+
+    def _startup_tick(self) -> float | None:
+        """Return when the first round may begin without more workers; None when something else is waited for."""
+        return self._startup_deadline()
 
     def _startup_deadline(self) -> float | None:
         """Until when the first round waits for more workers; None when it need not."""

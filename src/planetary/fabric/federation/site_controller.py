@@ -73,6 +73,10 @@ class SiteController(Controller):
         between = self.state.open is None
         return (*super()._deadlines(), self.border.next_deadline() if between and not self._may_pass else None)
 
+    def _startup_tick(self) -> float | None:
+        """See `Controller`: a deadline that has passed while the hub is waited for would be due for ever."""
+        return None if self.border.wait() else super()._startup_tick()
+
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
             case s.VersionArrived():

@@ -24,9 +24,10 @@ from planetary.run.kinds import kind_of
 from planetary.run.processes.announcement import Announcement
 from planetary.site.api.control_api import control_api
 from planetary.site.site import Site, SiteOptions
-from planetary.site.site_config import Controllers, SiteConfig
+from planetary.site.site_config import BURST_S, Api, Controllers, SiteConfig
 from planetary.web.access import Access, AccessTokens, Scope, new_token
 from planetary.web.http_server import WebServer
+from planetary.web.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         state: folder of the certificate authority and of the API's tokens.
         plain: no TLS and no invites; loopback addresses only.
         api_host, api_port: that the control API listens on; port 0: any.
+        requests_per_s: that a token may send, on average; 0: any number.
         api_tls: whether it shows the certificate that workers see, and speaks HTTPS alone.
         api_unencrypted: whether it may speak plain HTTP beyond loopback.
         ends_with_parent: whether it ends when the process does that started it.
@@ -51,6 +53,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool
     api_host: str
     api_port: int
+    requests_per_s: float = Api().requests_per_s
     api_tls: bool = False
     api_unencrypted: bool = False
     ends_with_parent: bool = False
@@ -150,7 +153,9 @@ class _GatewayProcess:
     async def __aenter__(self) -> _GatewayProcess:
         options, loop = self._options, asyncio.get_running_loop()
         await self.site.open()
-        app = control_api(self.site, self._access, host=options.api_host, lab=self._lab)
+        per_second = options.requests_per_s
+        rate = RateLimit(per_second, max(1, round(BURST_S * per_second))) if per_second else None
+        app = control_api(self.site, self._access, host=options.api_host, lab=self._lab, rate=rate)
         try:
             self._server = await WebServer.start(
                 app, options.api_host, options.api_port, what="the control API", tls=self._tls

@@ -55,6 +55,10 @@ class Controllers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return getattr(self, name, None) or ControllerOptions()
 
 
+BURST_S = 4.0
+"""A client may have sent no request for so long, and then all of them at once."""
+
+
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`api`: where dashboard and control API listen."""
 
@@ -62,6 +66,8 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port | None = None  # TCP port; 0: any; without: as `--gateway-port`
     tls: bool = False  # HTTPS, with the certificate that workers see
     allow_unencrypted: bool = False  # plain HTTP beyond loopback: a proxy with TLS is in front
+    # requests of one token, or without one of one address, on average; BURST_S seconds' worth at once. 0: no limit
+    requests_per_s: NotNegative = 50.0
     token_env: str | None = None  # environment variable with the token that may do everything; without: none
     internal_token_env: str | None = None  # PCP's, without effect
 

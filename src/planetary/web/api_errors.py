@@ -41,6 +41,10 @@ CODES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "too_large": ((413,), "the body is too large"),
     "range": ((416,), "the range begins beyond the end of the file"),
     "wrong_host": ((421,), "the name in the address is not one of this machine's"),
+    "too_many_requests": (
+        (429,),
+        "the token has sent too many requests in a short time; `Retry-After` has the seconds",
+    ),
     "internal_error": ((500,), "a fault of the gateway; its log has it"),
     "no_model": ((503,), "no such model is served now"),
     "unavailable": ((503,), "the disk, or another machine, does not do its part now"),

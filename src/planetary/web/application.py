@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import secrets
 import socket
+import time
 import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -28,9 +30,10 @@ from planetary.core.errors import (
     UserError,
     did_you_mean,
 )
-from planetary.web.access import Access
+from planetary.web.access import Access, Scope, TokenGrant
 from planetary.web.api_errors import ApiError
 from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document, template_of
+from planetary.web.rate_limit import RateLimit
 from planetary.web.request_bodies import parsed, read_body
 
 log = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ def application(
     title: str,
     text: str,
     most_body: int = MOST_BODY,
+    rate: RateLimit | None = None,
 ) -> Any:
     """Return the ASGI application.
 
@@ -64,6 +68,7 @@ def application(
         host: the listening host; see `HostGuard`.
         title, text: title and description of the document at `/v1/openapi.json`.
         most_body: largest request body, in bytes.
+        rate: of each token's requests, and without a token of each address; None: there is no limit.
     """
     operations = [operation for group in groups for operation in group.operations()]
 
@@ -82,7 +87,7 @@ def application(
     described = openapi_document([*operations, own], title, text)
     by_path: dict[str, dict[str, Handler]] = {}
     for one in [*operations, own]:
-        by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body))
+        by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body, rate))
     routes: list[Any] = [Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()]
     return HostGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
 
@@ -101,11 +106,16 @@ def _by_method(handlers: Mapping[str, Handler]) -> Handler:
     return answer
 
 
-def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
+def _answered(operation: Operation, access: Access, most_body: int, rate: RateLimit | None) -> Handler:
     async def answer(request: Request) -> Response:
         number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
         try:
-            _allow(operation, access, request)
+            request.state.user = ""
+            if operation.scope is not None:
+                grant = access.grant(request)
+                _limit(grant, request, rate)
+                _allow(operation, operation.scope, grant)
+                request.state.user = grant.name if grant is not None else ""
             _check_query(operation, request.query_params)
             if operation.body is not None:
                 data = await read_body(request, most_body)
@@ -132,28 +142,40 @@ def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
     return answer
 
 
-def _allow(operation: Operation, access: Access, request: Request) -> None:
-    """Raise `ApiError` unless a request's token allows an operation; leave the token's name in the request's state."""
-    request.state.user = ""
-    if operation.scope is None:
+def _limit(grant: TokenGrant | None, request: Request, rate: RateLimit | None) -> None:
+    """Raise `ApiError` for a request that comes too soon after the others of its token, or of its address."""
+    if rate is None:
         return
-    grant = access.grant(request)
-    if grant is None or (grant.scope < operation.scope and not grant.name):
+    address = request.client.host if request.client is not None else ""
+    client = f"token {grant.name}" if grant is not None and grant.name else f"address {address}"
+    wait = rate.wait(client, time.monotonic())
+    if wait > 0:
+        whose = f"the token {grant.name!r}" if grant is not None and grant.name else "requests without a known token"
+        raise ApiError(
+            429,
+            f"{whose}: too many requests in a short time; ask again after {wait:.1f} s, or wait for events in place of "
+            "asking for a state",
+            code="too_many_requests",
+            headers={"retry-after": str(math.ceil(wait))},
+        )
+
+
+def _allow(operation: Operation, scope: Scope, grant: TokenGrant | None) -> None:
+    """Raise `ApiError` unless a token allows an operation of a scope."""
+    if grant is None or (grant.scope < scope and not grant.name):
         raise ApiError(
             401,
-            f"a token with the scope {operation.scope.word} is needed: Authorization: Bearer TOKEN "
-            "(`planetary token` makes one)",
+            f"a token with the scope {scope.word} is needed: Authorization: Bearer TOKEN (`planetary token` makes one)",
             code="token_needed",
             headers={"www-authenticate": "Bearer"},
         )
-    if grant.scope < operation.scope:
+    if grant.scope < scope:
         raise ApiError(
             403,
             f"the token {grant.name!r} has the scope {grant.scope.word}; {operation.method} "
-            f"{template_of(operation.path)} needs {operation.scope.word}",
+            f"{template_of(operation.path)} needs {scope.word}",
             code="scope",
         )
-    request.state.user = grant.name
 
 
 def _check_query(operation: Operation, given: Collection[str]) -> None:

@@ -159,7 +159,7 @@ def openapi_document(operations: Sequence[Operation], title: str, text: str) -> 
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    refuses = {*operation.refuses, *({401, 403} if operation.scope is not None else ())}
+    refuses = {*operation.refuses, *({401, 403, 429} if operation.scope is not None else ())}
     refuses |= {400, 413} if operation.body is not None else {400}
     described: dict[str, Any] = {
         "operationId": operation.name,

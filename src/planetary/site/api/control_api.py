@@ -26,6 +26,7 @@ from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
 from planetary.web.application import application
 from planetary.web.operations import EVENTS, JSON, Operation, Operations
+from planetary.web.rate_limit import RateLimit
 
 TITLE = "planetary control API"
 TEXT = (
@@ -51,11 +52,22 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
     )
 
 
-def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[Operations] = ()) -> Any:
-    """Return the ASGI application of a site that listens on `host`; `more`: groups of others, e.g. a hub's."""
+def control_api(
+    site: Site,
+    access: Access,
+    *,
+    host: str,
+    lab: str = "",
+    more: Sequence[Operations] = (),
+    rate: RateLimit | None = None,
+) -> Any:
+    """Return the ASGI application of a site that listens on `host`.
+
+    `more`: groups of others, e.g. a hub's; `rate`: see `application`.
+    """
     groups = (*operations_of(site, lab=lab), *more)
     groups = (*groups, InferenceOperations(site, access))
-    return application(groups, access, host=host, title=TITLE, text=TEXT)
+    return application(groups, access, host=host, title=TITLE, text=TEXT, rate=rate)
 
 
 def page_of(site: Site) -> PageOperations:

@@ -181,6 +181,7 @@ def _host_options(args: argparse.Namespace, host: str, port: int, api: Api) -> H
         plain=args.plain_loopback,
         api_host=args.gateway_host or host,
         api_port=args.gateway_port if args.gateway_port is not None else port,
+        requests_per_s=api.requests_per_s,
         api_tls=args.api_tls or api.tls,
         api_unencrypted=args.allow_unencrypted or api.allow_unencrypted,
         ends_with_parent=args.end_with_parent,

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 from controller_bench import Bench
 
+from planetary.fabric.controller.membership import AWAY_FACTOR
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerBanned, WorkerLeft, WorkerLost
@@ -62,8 +63,8 @@ def test_every_loss_has_its_kind() -> None:
     assert left(bench) == []
 
 
-def test_a_run_whose_workers_were_moved_or_drained_is_not_deserted() -> None:
-    """It waits, and tells for which workers, until the desertion of a lost worker counts."""
+def test_a_run_waits_longer_for_workers_that_were_moved_or_drained() -> None:
+    """It tells for which, until the desertion of a lost worker counts."""
     bench = Bench()
     for kind in ("drained", "moved"):
         session = bench.join("a")
@@ -80,6 +81,22 @@ def test_a_run_whose_workers_were_moved_or_drained_is_not_deserted() -> None:
     bench.tell(e.Tick())
     assert bench.finish is not None
     assert bench.finish.kind == "deserted"
+
+
+def test_a_run_whose_drained_worker_never_comes_back_is_deserted_at_last() -> None:
+    bench = Bench()
+    session = bench.join("a")
+    bench.tell(e.LetGo("a/0", "the operator needs it", "drained"))
+    bench.tell(e.Received(session, m.TaskFailed(task=bench.task_of(session), reason="no room", kind="resource")))
+    limit_s = AWAY_FACTOR * bench.policy.abandon_after_s
+    bench.now += limit_s - 1
+    bench.tell(e.Tick())
+    assert bench.finish is None
+    bench.now += 1
+    bench.tell(e.Tick())
+    assert bench.finish is not None
+    assert (bench.finish.kind, bench.finish.ok) == ("deserted", False)
+    assert bench.finish.reason.startswith(f"no worker was connected for {limit_s:.0f} s; a/0 was drained")
 
 
 def test_a_ban_beside_a_drained_worker_does_not_end_the_run() -> None:

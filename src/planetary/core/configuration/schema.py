@@ -181,7 +181,9 @@ class FabricConfig(msgspec.Struct, frozen=True):
     quorum: Count = 1  # contributions that suffice to close a round once its deadline has passed
     latency_budget_s: Positive = 2.0  # how long a healthy peer may take to answer; all time limits derive from it
     round_deadline_s: NotNegative = 0.0  # 0: derived from the observed time per inner step
-    abandon_after_s: NotNegative = 600.0  # a run without any connected worker fails after this; 0: never
+    # a run without any connected worker fails after this, one whose workers were drained or moved after 24 times as
+    # long; 0: never
+    abandon_after_s: NotNegative = 600.0
     host: Text = "127.0.0.1"  # address that the gateway listens on for workers
     port: Port = 0  # TCP port that the gateway listens on for workers; 0: any free one
     # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine; "rocm" is "hip"

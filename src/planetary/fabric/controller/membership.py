@@ -30,6 +30,11 @@ DOUBTED_ROUNDS = 10  # in which refused contributions add up
 Target = tuple[str, str, str]  # backend, target, features of a compiled module
 
 
+AWAY_FACTOR = 24
+"""A run whose workers were moved or drained waits for them this many times as long as for lost ones: four hours by
+default, in which a machine is repaired. One that never comes back must not keep its run for ever."""
+
+
 class Membership:
     """Admits, equips, loses and bans workers."""
 
@@ -318,12 +323,13 @@ class Membership:
 
     @property
     def desertion_deadline(self) -> float | None:
-        """When the run ends because no worker is connected (monotonic seconds); None while one is, or never.
+        """When the run ends because no worker is connected (monotonic seconds); None while one is, or never."""
+        return self.deserted_at + self._patience_s if self.deserted_at is not None and self._patience_s > 0 else None
 
-        A run whose workers were moved or drained is not deserted: it waits for them.
-        """
-        limit_s = self._desk.policy.abandon_after_s
-        return self.deserted_at + limit_s if self.deserted_at is not None and limit_s > 0 and not self.away else None
+    @property
+    def _patience_s(self) -> float:
+        """How long the run waits without a worker; longer for those that were moved or drained."""
+        return self._desk.policy.abandon_after_s * (AWAY_FACTOR if self.away else 1)
 
     @property
     def away(self) -> dict[str, str]:
@@ -333,7 +339,7 @@ class Membership:
     @property
     def desertion(self) -> str:
         """Why the run ends at its desertion deadline."""
-        reason = f"no worker was connected for {self._desk.policy.abandon_after_s:.0f} s"
+        reason = f"no worker was connected for {self._patience_s:.0f} s{self.absences}"
         return reason if not self.banned else f"{reason}; the last failure: {self.last_failure[1]}"
 
     @property

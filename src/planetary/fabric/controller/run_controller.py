@@ -116,8 +116,7 @@ class RunController(ABC, Generic[DeskT]):
         names = [worker.worker for worker in workers]
         yield len(set(names)) == len(names), f"a worker has two connections: {sorted(names)}"
         deserted = self.desk.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None
-        awaited = bool(workers) or bool(self.membership.away)
-        yield awaited or not deserted, "no worker is connected, and nothing ends the wait for one"
+        yield bool(workers) or not deserted, "no worker is connected, and nothing ends the wait for one"
 
     def _waits(self) -> Iterable[Wait]:
         """Return the waits for workers that have to show progress."""

@@ -2,7 +2,7 @@
 
 The generic cell rate algorithm in its virtual-scheduling form (ITU-T I.371, annex A): a client has one number, the time
 at which all of its requests are paid for. It is apart from the queue of a served model (`serve.queue`), which bounds
-the texts that wait for workers, whoever sent them.
+the texts that wait for workers, of all clients together.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def main() -> None:
             model = load_traced(config)
             shape = model.shape(config.serve)
             program = model.program(shape)
-            spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest)
+            spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest, program.weights)
             target = Target("cpu", "host", host_features())
             artifact = compile_program(program.portable, spec, target, BlobStore(Path(scratch) / precision))
             runner = open_program(artifact.data, Program(b"", program.functions), backend="cpu")

@@ -81,7 +81,7 @@ def loaded(
     shape = model.shape(config_from_tables({"serve": {"model": "x", **serve}}).serve)
     shape = msgspec.structs.replace(shape, batches=(1, 8), chunks=(chunk,), scores_prompts=False)
     program = model.program(shape)
-    spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest)
+    spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest, program.weights)
     target = Target(backend, "stablehlo" if backend.startswith("pjrt") else "host", host_features())
     artifact = compile_program(program.portable, spec, target, BlobStore(scratch / "cache"))
     runner = open_program(

@@ -60,3 +60,4 @@ class ProgramSpec(msgspec.Struct, frozen=True):
     functions: dict[str, FunctionSpec]
     integers_below: int  # exclusive bound of integer arguments, for checks on random numbers: sizes of vocabularies
     stablehlo_digest: str  # sha256 of the portable artifact that all functions were compiled from
+    weights: tuple[str, ...] = ()  # arguments that stay on a device for many calls, in any layout

@@ -1,9 +1,9 @@
-"""Names, shapes and element types of tensors, in StableHLO's spelling."""
+"""Names, shapes and element types of tensors, in StableHLO's spelling, and the layout of a CPU's weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -93,3 +93,51 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 # A named tensor tree, flattened: the order of the names is the order of the graph's arguments.
 Tensors = Mapping[str, np.ndarray]
+
+
+BLOCK = 32
+"""Outputs that are neighbours in memory: two vector registers of AVX-512, so that two chains of additions are in flight
+in a product with a single row."""
+
+
+class WeightBlocks(msgspec.Struct, frozen=True):
+    """The layout of a weight on a CPU: blocks [⌈N / `BLOCK`⌉, K, `BLOCK`] of neighbouring outputs, input by input.
+
+    N are the weight's outputs, K its inputs; zeros fill the last block. A product of any number of rows with such a
+    weight reads memory in order, in whole vector registers. With [outputs, inputs] or [inputs, outputs], IREE 3.13
+    computes products of one row, of eight and of a hundred at a third to two thirds of that rate.
+
+    Attributes:
+        name: of the tensor, as an argument of functions.
+        outputs: its dimensions that a product keeps, in order.
+        inputs: its dimensions that a product sums over, in order.
+    """
+
+    name: str
+    outputs: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+    def counts(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Return N and K of a tensor of a shape."""
+        return math.prod(shape[d] for d in self.outputs), math.prod(shape[d] for d in self.inputs)
+
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """Return the stored form's shape."""
+        outputs, inputs = self.counts(shape)
+        return -(-outputs // BLOCK), inputs, BLOCK
+
+    def store(self, array: np.ndarray) -> np.ndarray:
+        """Return the stored form of an array, of the same dtype, contiguous."""
+        outputs, inputs = self.counts(array.shape)
+        rows = array.transpose(*self.outputs, *self.inputs).reshape(outputs, inputs)
+        blocks, _, _ = self.stored_shape(array.shape)
+        if blocks * BLOCK != outputs:
+            rows = np.concatenate([rows, np.zeros((blocks * BLOCK - outputs, inputs), array.dtype)])
+        return np.ascontiguousarray(rows.reshape(blocks, BLOCK, inputs).transpose(0, 2, 1))
+
+    def restore(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """Reverse `store` for a tensor of a shape."""
+        outputs, inputs = self.counts(shape)
+        rows = stored.transpose(0, 2, 1).reshape(-1, inputs)[:outputs]
+        order = (*self.outputs, *self.inputs)
+        return np.ascontiguousarray(rows.reshape([shape[d] for d in order]).transpose(np.argsort(order)))

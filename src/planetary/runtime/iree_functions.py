@@ -10,7 +10,7 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.core.step import FunctionSpec
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import TensorSpec, WeightBlocks
 from planetary.runtime.device_program import Handle
 from planetary.runtime.iree_executor import name_of_device, open_device
 from planetary.runtime.iree_memory import IreeMemory
@@ -25,6 +25,7 @@ class IreeFunctions:
         backend: it was compiled for, e.g. `"cpu"`.
         threads: of a CPU device; None: all usable cores.
         device_id: which device of the backend.
+        blocks: layouts of the arguments that the functions take in blocks; here they have their own shapes.
 
     Raises:
         ResourceError: the device cannot be opened or the module not be loaded.
@@ -38,8 +39,10 @@ class IreeFunctions:
         backend: str,
         threads: int | None = None,
         device_id: int = 0,
+        blocks: Sequence[WeightBlocks] = (),
     ) -> None:
         self._backend, self._signatures = backend, functions
+        self._blocks = {layout.name: layout for layout in blocks}
         self._device = open_device(backend, device_id, threads)
         self.device_name = name_of_device(backend, device_id)
         self._memory = IreeMemory(self._device, backend)
@@ -63,11 +66,16 @@ class IreeFunctions:
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         """See `DeviceProgram`."""
-        return self._memory.upload(spec, array)
+        layout = self._blocks.get(spec.name)
+        return self._memory.upload(spec, array if layout is None else layout.store(array))
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
         """See `DeviceProgram`."""
-        return np.array(self._memory.read(spec, handle))
+        layout = self._blocks.get(spec.name)
+        if layout is None:
+            return np.array(self._memory.read(spec, handle))
+        stored = TensorSpec(spec.name, spec.dtype, layout.stored_shape(spec.shape))
+        return layout.restore(self._memory.read(stored, handle), spec.shape)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
         """See `DeviceProgram`."""

@@ -25,11 +25,13 @@ class Program:
     Attributes:
         portable: the module as a portable artifact.
         functions: signatures by name.
+        weights: arguments that stay on a device for many calls, in a layout that suits it.
         digest: sha256 of `portable`.
     """
 
     portable: bytes = field(repr=False)
     functions: Mapping[str, FunctionSpec]
+    weights: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -154,8 +156,9 @@ def open_program(
     from planetary.runtime.iree_executor import check_label
     from planetary.runtime.iree_functions import IreeFunctions
 
-    check_label(
-        read_label(artifact), runtime_version=runtime_version(backend), backend=backend, features=host_features()
+    label = read_label(artifact)
+    check_label(label, runtime_version=runtime_version(backend), backend=backend, features=host_features())
+    loaded = IreeFunctions(
+        artifact, program.functions, backend=backend, threads=threads, device_id=device_id, blocks=label.blocks
     )
-    loaded = IreeFunctions(artifact, program.functions, backend=backend, threads=threads, device_id=device_id)
     return ProgramRunner(program, loaded)

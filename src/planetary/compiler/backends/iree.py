@@ -18,10 +18,12 @@ from planetary.compiler.backends.flag_choice import flag_key, read_choice
 from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.backends.targets import Target, compiler_flags, nearest
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.weight_blocks import store_in_blocks
 from planetary.compiler.step.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec
+from planetary.core.tensors import WeightBlocks
 
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
@@ -47,9 +49,11 @@ class Artifact:
     cached: bool
 
 
-def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[str] = ()) -> str:
-    """Return the cache key of a target's artifact, as readable JSON."""
-    key = {
+def artifact_key(
+    stablehlo_digest: str, target: Target, further_flags: Sequence[str] = (), weights: Sequence[str] = ()
+) -> str:
+    """Return the cache key of a target's artifact, as readable JSON; `weights` are a program's."""
+    key: dict[str, object] = {
         "stablehlo": stablehlo_digest,
         "iree": compiler_version(),
         "backend": target.backend,
@@ -58,6 +62,8 @@ def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[
         "flags": [*compiler_flags(target), *further_flags],
         "pipeline": PIPELINE_VERSION,
     }
+    if weights:
+        key["weights"] = hashlib.sha256("\n".join(weights).encode()).hexdigest()
     return "vmfb " + json.dumps(key, sort_keys=True)
 
 
@@ -117,13 +123,14 @@ def compile_artifact(
     return replace(entry, flags=flags).made(run_compiler(text, flags))
 
 
-def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
+def _label(target: Target, stablehlo_digest: str, blocks: tuple[WeightBlocks, ...] = ()) -> ArtifactLabel:
     return ArtifactLabel(
         iree=compiler_version(),
         backend=target.backend,
         target=target.name,
         features=target.features,
         stablehlo=stablehlo_digest,
+        blocks=blocks,
     )
 
 
@@ -131,8 +138,8 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
     """Compile all functions of a module for `target` into one labelled artifact, or return the cached one.
 
     For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`.
-    A function writes over the arguments that its results replace (`FunctionSpec.replaced`). The PJRT backends take
-    the module as it is.
+    A function writes over the arguments that its results replace (`FunctionSpec.replaced`). A CPU's functions take
+    weights in blocks, of which the label tells. The PJRT backends take the module as it is.
 
     Args:
         portable: the module.
@@ -148,14 +155,15 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
     if target.is_pjrt:
         return _portable_entry(portable, spec, target, cache).made(portable)
     flags = compiler_flags(target)
-    entry = _Entry(cache, portable, spec, target, artifact_key(digest, target), flags)
+    entry = _Entry(cache, portable, spec, target, artifact_key(digest, target, weights=spec.weights), flags)
     known = entry.known()
     if known is not None:
         return known
     with ir.new_context():
         module = ir.parse_module(portable)
+        blocks = store_in_blocks(module, spec.functions, spec.weights) if target.backend == "cpu" else ()
         _prepare_functions(module, spec.functions)
-        normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest))
+        normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest, blocks))
         text = ir.to_text(module)
     return entry.made(run_compiler(text, flags))
 

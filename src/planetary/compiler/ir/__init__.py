@@ -106,6 +106,7 @@ from planetary.compiler.ir.graph import (
     replace_captured,
     replace_uses,
     terminator,
+    uses_of,
     walk,
 )
 from planetary.compiler.ir.handles import Attribute, Block, Location, Module, Operation, Type, Value
@@ -256,6 +257,7 @@ __all__ = [
     "to_text",
     "transpose_kind",
     "transpose_kind_of",
+    "uses_of",
     "verify",
     "walk",
     "width_of",

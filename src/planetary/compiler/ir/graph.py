@@ -67,6 +67,11 @@ def has_uses(value: Value) -> bool:
     return any(True for _ in value.uses)
 
 
+def uses_of(value: Value) -> list[tuple[Operation, int]]:
+    """The operations that use a value, each with the operand's position."""
+    return [(use.owner.operation, use.operand_number) for use in value.uses]
+
+
 _EFFECTS = {"stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send", "stablehlo.recv"}
 
 

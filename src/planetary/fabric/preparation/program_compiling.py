@@ -64,7 +64,7 @@ async def compile_program_apart(
     """
 
     def write(folder: Path) -> None:
-        spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest)
+        spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest, program.weights)
         (folder / "request.json").write_bytes(msgspec.json.encode(_ProgramRequest(target, spec, str(cache))))
         (folder / "program.mlirbc").write_bytes(program.portable)
 
@@ -139,11 +139,12 @@ def compared(
         CompileError: a result is another one.
     """
     from planetary.compiler.check.verification_report import VerifyReport
+    from planetary.core.artifact_label import read_label
     from planetary.runtime.device_check import check_program
     from planetary.runtime.iree_functions import IreeFunctions
 
     began = time.monotonic()
-    loaded = IreeFunctions(module, spec.functions, backend=target.backend)
+    loaded = IreeFunctions(module, spec.functions, backend=target.backend, blocks=read_label(module).blocks)
     found = check_program(loaded, reference, spec.functions)
     made_for = f"{target.backend} {target.name}"
     return VerifyReport(

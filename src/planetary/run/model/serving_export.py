@@ -57,7 +57,7 @@ def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple
 def _verified(model: ExportedModel, config: Config, scratch: Path) -> str:
     shape = model.shape(config.serve)
     program = model.program(shape)
-    spec = ProgramSpec(model.name, dict(program.functions), shape.integers_below, program.digest)
+    spec = ProgramSpec(model.name, dict(program.functions), shape.integers_below, program.digest, program.weights)
     artifact = compile_program(
         program.portable, spec, Target("cpu", "host", host_features()), BlobStore(scratch / "cache")
     )

@@ -172,7 +172,8 @@ def read_exported(folder: Path) -> ExportedModel:
     shape = manifest.shape
     if manifest.functions != shape.functions(manifest.params) or set(manifest.options) != set(FIXED):
         raise TrustError(f"{folder / MANIFEST} contradicts itself: its functions are not those of its sizes")
-    program = Program(_checked(folder, PROGRAM, manifest), manifest.functions)
+    weights = tuple(spec.name for spec in manifest.params)
+    program = Program(_checked(folder, PROGRAM, manifest), manifest.functions, weights)
     _checked(folder, WEIGHTS, manifest)
     specs, values = read_safetensors(folder / WEIGHTS)
     if specs != manifest.params:

@@ -54,7 +54,7 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
             chlo.expand(one)
             ir.copy_function(ir.main_function(one), module, name)
         ir.verify(module)
-        return Program(ir.to_portable_artifact(module), functions)
+        return Program(ir.to_portable_artifact(module), functions, tuple(spec.name for spec in specs))
 
 
 _CONTEXTS: Mapping[type[TextMemory], Callable[..., PagedContext | StateContext | WholeCall]] = {

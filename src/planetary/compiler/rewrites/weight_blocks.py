@@ -1,0 +1,209 @@
+"""Weights that stay on a CPU for many calls, in the layout `core.tensors.WeightBlocks`, which products read in order.
+
+The functions of the module take these arguments in blocks, and the runtime stores them so. Everything outside of the
+compiled module, signatures among it, keeps the tensors' own shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from planetary.compiler import ir, ops
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import BLOCK, WeightBlocks
+
+LEAST = 1024  # scalars of a weight, below which its products take no time
+MOST_PADDED = 1.125  # a weight does not grow by more
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A use of a weight as a factor: directly, or after a conversion or a transpose.
+
+    Attributes:
+        op: the product, or the look-up of rows.
+        position: of the weight among its operands.
+        order: dimension d of the operand is dimension `order[d]` of the weight.
+        element: type of the operand's numbers.
+    """
+
+    op: ir.Operation
+    position: int
+    order: tuple[int, ...]
+    element: ir.Type
+
+    @property
+    def inputs(self) -> tuple[int, ...] | None:
+        """The weight's dimensions that a product sums over; None for a look-up."""
+        return None if self.op.name == "stablehlo.gather" else tuple(sorted(self.order[d] for d in _contracted(self)))
+
+
+def store_in_blocks(
+    module: ir.Module, functions: Mapping[str, FunctionSpec], weights: Sequence[str]
+) -> tuple[WeightBlocks, ...]:
+    """Let functions take weights in blocks, in place, where every use of a weight in every function can.
+
+    Uses that can are products without batch dimensions that sum over the same dimensions of the weight, and look-ups of
+    its rows where products sum over the whole rows. Arguments that a function overwrites stay as they are.
+
+    Args:
+        module: with the functions.
+        functions: their signatures.
+        weights: names of arguments that stay on a device for many calls.
+
+    Returns:
+        the layouts of those that are in blocks.
+    """
+    bodies = ir.functions(module)
+    found = []
+    for name in dict.fromkeys(weights):
+        places = [
+            (bodies[function], index, index in spec.replaced)
+            for function, spec in functions.items()
+            for index, one in enumerate(spec.arguments)
+            if one.name == name
+        ]
+        arguments = [ir.entry_block(function).arguments[index] for function, index, _ in places]
+        if any(overwritten for _, _, overwritten in places) or len({argument.type for argument in arguments}) != 1:
+            continue
+        uses = [_uses(argument) for argument in arguments]
+        layout = (
+            None
+            if any(one is None for one in uses)
+            else _layout(name, arguments[0], [u for one in uses for u in one or ()])
+        )
+        if layout is None:
+            continue
+        found.append(layout)
+        for argument, mine in zip(arguments, uses, strict=True):
+            _store(argument, layout, mine or [])
+    for function in bodies.values():
+        ir.erase_dead(ir.entry_block(function))
+        ir.refresh_function_type(function)
+    return tuple(found)
+
+
+def _uses(argument: ir.Value) -> list[_Use] | None:
+    """Return the uses of a weight; None if one of them is neither a product nor a look-up."""
+    shape = ir.shape_of(argument)
+    if len(shape) < 2 or math.prod(shape) < LEAST or str(ir.element_of(argument)) not in {"f32", "bf16"}:
+        return None
+    found: list[_Use] = []
+    open_: list[tuple[ir.Value, tuple[int, ...]]] = [(argument, tuple(range(len(shape))))]
+    while open_:
+        value, order = open_.pop()
+        for op, position in ir.uses_of(value):
+            use = _Use(op, position, order, ir.element_of(value))
+            match op.name:
+                case "stablehlo.convert" if str(ir.element_of(op.results[0])) == "f32":
+                    open_.append((op.results[0], order))
+                case "stablehlo.transpose":
+                    open_.append((op.results[0], tuple(order[d] for d in ir.ints(op, "permutation"))))
+                case "stablehlo.dot_general" if _is_product(use):
+                    found.append(use)
+                case "stablehlo.gather" if position == 0 and order == (0, 1) and _looks_up_rows(op):
+                    found.append(use)
+                case _:
+                    return None
+    return found
+
+
+def _is_product(use: _Use) -> bool:
+    numbers = ir.dot_numbers(use.op)
+    plain = not list(numbers.lhs_batching_dimensions) and ir.attribute(use.op, "algorithm") is None
+    return plain and use.op.operands[0] != use.op.operands[1] and len(_contracted(use)) < len(use.order)
+
+
+def _looks_up_rows(op: ir.Operation) -> bool:
+    """Whether a gather takes whole rows of a matrix, by one number each."""
+    numbers = ir.gather_numbers(op)
+    table, indices = op.operands
+    leading = len(ir.shape_of(indices)) - 1
+    return (
+        ir.ints(op, "slice_sizes") == [1, ir.shape_of(table)[1]]
+        and list(numbers.collapsed_slice_dims) == [0]
+        and list(numbers.start_index_map) == [0]
+        and list(numbers.offset_dims) == [leading]
+        and numbers.index_vector_dim == leading
+        and not list(numbers.operand_batching_dims)
+    )
+
+
+def _contracted(use: _Use, *, other: bool = False) -> list[int]:
+    """Return the dimensions of the weight's operand (or the other one) that a product sums over, pair by pair."""
+    numbers = ir.dot_numbers(use.op)
+    left = (use.position == 0) != other
+    return list(numbers.lhs_contracting_dimensions if left else numbers.rhs_contracting_dimensions)
+
+
+def _layout(name: str, argument: ir.Value, uses: Sequence[_Use]) -> WeightBlocks | None:
+    """Return the one layout for all uses of a weight; None if there is none, or it would waste memory."""
+    inputs = {use.inputs for use in uses} - {None}
+    if len(inputs) != 1:
+        return None
+    (contracted,) = inputs
+    shape = ir.shape_of(argument)
+    layout = WeightBlocks(name, tuple(d for d in range(len(shape)) if d not in (contracted or ())), contracted or ())
+    looked_up = any(use.inputs is None for use in uses)
+    blocks, _, _ = layout.stored_shape(shape)
+    outputs, _ = layout.counts(shape)
+    fits = blocks * BLOCK <= MOST_PADDED * outputs and not (looked_up and layout.inputs != (1,))
+    return layout if fits else None
+
+
+def _store(argument: ir.Value, layout: WeightBlocks, uses: Sequence[_Use]) -> None:
+    shape = ir.shape_of(argument)
+    argument.set_type(ir.tensor(layout.stored_shape(shape), ir.element_of(argument)))
+    for use in uses:
+        with ir.insert_before(use.op), ir.located(use.op):
+            if use.op.name == "stablehlo.gather":
+                found = _rows(argument, use.op, shape[0])
+                wide = found if ir.element_of(found) == use.element else ops.convert(found, use.element)
+            else:
+                blocks = argument if ir.element_of(argument) == use.element else ops.convert(argument, use.element)
+                wide = _product(blocks, layout, use, shape)
+            ir.replace_uses(use.op.results[0], wide)
+        use.op.erase()
+
+
+def _rows(blocks: ir.Value, op: ir.Operation, count: int) -> ir.Value:
+    """Emit the rows of a matrix in blocks that a gather takes; it clamps numbers beyond the matrix."""
+    indices = op.operands[1]
+    wanted = ops.minimum(ops.maximum(indices, ops.full_like(indices, 0)), ops.full_like(indices, count - 1))
+    size = ops.full_like(indices, BLOCK)
+    place = ops.concatenate([ops.divide(wanted, size), ops.remainder(wanted, size)], len(ir.shape_of(indices)) - 1)
+    leading = len(ir.shape_of(indices)) - 1
+    dimensions = ir.gather_dimensions([leading], [0, 2], [], [], [0, 2], leading)
+    inputs = ir.shape_of(blocks)[1]
+    kind = ir.tensor(ir.shape_of(op.results[0]), ir.element_of(blocks))
+    return ops.gather(blocks, place, dimensions, [1, inputs, 1], kind)
+
+
+def _product(blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[int]) -> ir.Value:
+    """Emit a product with a weight in blocks, in the shape that it has without them.
+
+    The other factor's rows [M, K] are multiplied with each block [K, `BLOCK`] of outputs.
+    """
+    other = use.op.operands[1 - use.position]
+    other_shape = ir.shape_of(other)
+    pairs = dict(zip((use.order[d] for d in _contracted(use)), _contracted(use, other=True), strict=True))
+    free = [d for d in range(len(other_shape)) if d not in pairs.values()]
+    count, (outputs, inputs) = math.prod(other_shape[d] for d in free), layout.counts(shape)
+    order = [*free, *(pairs[d] for d in layout.inputs)]
+    rows = ops.reshape(ops.transpose(other, order), [count, inputs])
+    number = ir.shape_of(blocks)[0]
+    spread = ops.broadcast_in_dim(rows, [number, count, inputs], [1, 2])
+    element = ir.element_of(use.op.results[0])
+    product = ops.dot_general(spread, blocks, batch=([0], [0]), contract=([2], [1]), element=element)
+    whole = ops.reshape(ops.transpose(product, [1, 0, 2]), [count, number * BLOCK])
+    if number * BLOCK != outputs:
+        whole = ops.slice_(whole, [0, 0], [count, outputs])
+    # The product's dimensions are the other factor's, then the weight's in the order of the operand's, or reversed.
+    kept = [d for d in use.order if d not in pairs]
+    mine = [layout.outputs.index(d) for d in kept]
+    result = ops.reshape(whole, [*(other_shape[d] for d in free), *(shape[d] for d in layout.outputs)])
+    rest = len(free)
+    back = [*range(rest), *(rest + place for place in mine)]
+    return ops.transpose(result, back if use.position == 1 else [*back[rest:], *back[:rest]])

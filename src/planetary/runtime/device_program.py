@@ -104,6 +104,7 @@ class ResidentTensors:
         self._program = program
         self._device: dict[str, tuple[TensorSpec, Handle]] = {}
         self._host: dict[str, np.ndarray] = {}
+        self._signatures: dict[str, tuple[FunctionSpec, tuple[int, ...]]] = {}  # with the arguments replaced
 
     def put(self, tensors: Tensors) -> None:
         """Replace tensors. An array that is here already is not sent again."""
@@ -147,7 +148,7 @@ class ResidentTensors:
             ResourceError: the device fails. Arguments that it was to overwrite then have the host's values, or are
                 gone.
         """
-        spec = self._program.signature(function)
+        spec, replaced = self._signature(function)
         missing = [s.name for s in spec.arguments if s.name not in arrays and not self._has(names.get(s.name, s.name))]
         if missing:
             raise LocalProtocolError(
@@ -160,7 +161,7 @@ class ResidentTensors:
             else self._handle(names.get(one.name, one.name), one)
             for one in spec.arguments
         ]
-        for index in spec.replaced:
+        for index in replaced:
             self._device.pop(names.get(spec.arguments[index].name, spec.arguments[index].name), None)
         results = self._program.invoke(function, handles)
         kept = tuple(names.get(one.name, one.name) for one in spec.results)
@@ -172,11 +173,17 @@ class ResidentTensors:
     def _has(self, name: str) -> bool:
         return name in self._device or name in self._host
 
+    def _signature(self, function: str) -> tuple[FunctionSpec, tuple[int, ...]]:
+        if function not in self._signatures:
+            spec = self._program.signature(function)
+            self._signatures[function] = spec, spec.replaced
+        return self._signatures[function]
+
     def _handle(self, name: str, spec: TensorSpec) -> Handle:
         if name not in self._device:
             self._device[name] = spec, self._program.put(spec, checked(spec, self._host[name]))
         held, handle = self._device[name]
-        if (held.dtype, held.shape) != (spec.dtype, spec.shape):
+        if held is not spec and (held.dtype, held.shape) != (spec.dtype, spec.shape):
             raise LocalProtocolError(
                 f"argument {spec.name!r} must be {spec.dtype}{list(spec.shape)}; tensor {name!r} on the device is "
                 f"{held.dtype}{list(held.shape)}"

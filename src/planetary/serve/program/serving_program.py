@@ -22,6 +22,7 @@ from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runtime.program_runner import Program
 from planetary.serve.program.call_context import PagedContext, StateContext, WholeCall, last_of
+from planetary.serve.program.likeliest import top_k
 from planetary.serve.program.serving_shape import LIKELIEST, SCORES, ServingShape
 from planetary.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState, TextMemory
 
@@ -72,7 +73,7 @@ def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[
     ) -> tuple[jax.Array, ...]:
         context = context_of(tokens, start, length, pages, cache)
         row = jax.nn.log_softmax(decode(params, tokens, context)[:, -1].astype(jnp.float32))
-        values, ids = jax.lax.top_k(row, shape.candidates)
+        values, ids = top_k(row, shape.candidates)
         return context.written(), values, ids, row
 
     def scoring_call(  # noqa: PLR0917 - the order of a compiled function's arguments
@@ -88,8 +89,8 @@ def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[
         rows = jax.nn.log_softmax(decode(params, tokens, context).astype(jnp.float32))
         chosen = targets[..., None] == jnp.arange(rows.shape[-1])
         row = last_of(rows, length)[:, 0]
-        values, ids = jax.lax.top_k(row, shape.candidates)
-        likeliest = jax.lax.top_k(rows, min(LIKELIEST, shape.candidates))
+        values, ids = top_k(row, shape.candidates)
+        likeliest = top_k(rows, min(LIKELIEST, shape.candidates))
         scores = jnp.sum(jnp.where(chosen, rows, 0), axis=-1)
         found = context.written(), values, ids, row, scores, *likeliest
         if not shape.hidden:

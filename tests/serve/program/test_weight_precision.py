@@ -17,6 +17,8 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
 from planetary.models.context import WholeText
 from planetary.models.initial import flat_names
+from planetary.serve.program.call_context import PagedContext
+from planetary.serve.program.text_memory import PAGE
 from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.program.weight_precision import Narrow, Precision, narrowed
 
@@ -104,3 +106,11 @@ def test_later_versions_are_narrowed_too() -> None:
     newer = narrow.refresh(0)
     assert newer is not None
     assert (newer.version, newer.specs) == (1, narrow.specs)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8", "int4"])
+def test_a_narrow_table_of_positions_is_looked_up(precision: Precision) -> None:
+    table = narrowed(model_of(gpt2), precision).params["wpe"]["weight"]
+    one, cache = jnp.ones((1,), jnp.int32), jnp.zeros((9, 2, 1, PAGE, 8))
+    context = PagedContext(one[None], 7 * one, one, jnp.ones((1, 8), jnp.int32), cache)
+    np.testing.assert_array_equal(context.rows(table)[0, 0], jnp.asarray(table)[7])

@@ -66,7 +66,7 @@ class PagedContext:
         """See `Context`."""
         # Clipped before it is looked up: a look-up that becomes a selection would find nothing beyond the table, and a
         # chunk's unused end may be there.
-        return jnp.take(table, jnp.clip(self._positions(), 0, len(table) - 1), axis=0, mode="clip")
+        return jnp.take(table, jnp.clip(self._positions(), 0, table.shape[0] - 1), axis=0, mode="clip")
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """See `Context`. One softmax over cached and new keys."""

@@ -85,6 +85,13 @@ WAYS = {
     "naive": Way(delay="naive"),
     "star-none": Way(overlap="none"),
     "star-eager": Way(up="float32", overlap="eager"),
+    "eager-sign": Way(up="sign", overlap="eager"),
+    "eager-sign-both": Way(up="sign", down="sign", overlap="eager"),
+    "eager-sign-int4": Way(up="sign", down="int4", overlap="eager"),
+    "eager-relay": Way(up="sign", down="relay", start="int8", overlap="eager"),
+    "eager-rda": Way("rda", up="float32", overlap="eager"),
+    "eager-rda-relay": Way("rda", up="sign", down="relay", start="int8", overlap="eager"),
+    "eager-rda-sign-both": Way("rda", up="sign", down="sign", overlap="eager"),
     "star-eager-int4": Way(up="int4", down="int4", overlap="eager"),
     "streaming": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
     "streaming-late": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=3, mixing=0.5)),
@@ -200,7 +207,9 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
         specs, initial_state(specs, prepared.params, way.outer), 0, codecs, fragments=count, optimizer=way.outer
     )
     rate = way.outer.eager_rate() if way.overlap == "eager" else 0.0
-    exchanges = [exchange_of(specs, codecs, rate, way.fragments) for _ in range(workers)]
+    exchanges = [
+        exchange_of(specs, codecs, rate, way.fragments, eager_radial=way.merge == "rda") for _ in range(workers)
+    ]
     own: list[int] = [0] * workers  # task of each worker in the round that is reduced
     moved = 0
 

@@ -99,8 +99,8 @@ def test_a_round_whose_uploads_all_break_off_goes_back_to_the_version_before() -
 
 @pytest.mark.parametrize(
     "given",
-    [EAGER, ("sync.overlap=async", "sync.compression=int8", *PLAIN)],
-    ids=["eager", "async-int8"],
+    [EAGER, (*EAGER, "outer.merge=rda"), ("sync.overlap=async", "sync.compression=int8", *PLAIN)],
+    ids=["eager", "eager-rda", "async-int8"],
 )
 def test_random_fault_schedules(given: tuple[str, ...]) -> None:
     assert sweep(range(4200, 4203), given=given).records[RoundFinished] >= 3 * ROUNDS

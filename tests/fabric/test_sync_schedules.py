@@ -73,17 +73,26 @@ def relayed(cluster: SimCluster) -> Counter[str]:
     return Counter(r.form for r in cluster.journal if isinstance(r, ParametersSent))
 
 
+EAGER_RELAY = (*coded("sign", "relay"), "sync.start_compression=int8", "sync.overlap=eager", "outer.loss_rise=0")
+EAGER_RADIAL = (*EAGER_RELAY, "outer.merge=rda")
+
+
 @pytest.mark.usefixtures("large")
-def test_relayed_updates_survive_random_faults() -> None:
-    forms = sum((relayed(run_schedule(seed, given=RELAY)) for seed in range(4500, 4503)), Counter())
+@pytest.mark.parametrize("given", [RELAY, EAGER_RELAY, EAGER_RADIAL], ids=["none", "eager", "eager-rda"])
+def test_relayed_updates_survive_random_faults(given: tuple[str, ...]) -> None:
+    forms = sum((relayed(run_schedule(seed, given=given)) for seed in range(4500, 4503)), Counter())
     assert min(forms["relay"], forms["whole"], forms["int8"]) > 0
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("more", [(), ("sync.compression=float32", "fabric.leases=measured")], ids=["sign", "float32"])
-def test_relayed_updates_survive_more_random_faults(more: tuple[str, ...]) -> None:
-    runs = [run_schedule(seed, 1 + seed % 2, given=(*RELAY, *more)) for seed in range(SLOW_SEEDS, SLOW_SEEDS + 12)]
+@pytest.mark.parametrize(
+    "given",
+    [RELAY, (*RELAY, "sync.compression=float32", "fabric.leases=measured"), EAGER_RADIAL],
+    ids=["sign", "float32", "eager"],
+)
+def test_relayed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
+    runs = [run_schedule(seed, 1 + seed % 2, given=given) for seed in range(SLOW_SEEDS, SLOW_SEEDS + 12)]
     forms = sum(map(relayed, runs), Counter())
     assert forms["relay"] > 12 * 6
     assert any(isinstance(record, RunResumed) for run in runs for record in run.journal)
@@ -95,7 +104,10 @@ def test_a_small_model_is_sent_whole_where_the_payloads_are_larger() -> None:
 
 
 @pytest.mark.usefixtures("large")
-def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("given", [RELAY, EAGER_RELAY], ids=["none", "eager"])
+def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(
+    given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once, of a version in the middle of the run: the version before stays, and the worker trains on after it."""
     advance, calls = RelayedVersion.advance, Counter[str]()
 
@@ -105,7 +117,7 @@ def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(monkeypatch:
         advance(self, payloads, coefficients * factor, *rest, **more)
 
     monkeypatch.setattr(RelayedVersion, "advance", broken)
-    journal = run_schedule(4503, given=RELAY).journal
+    journal = run_schedule(4503, given=given).journal
     aborted = [r for r in journal if isinstance(r, TaskAborted) and r.kind == "parameters"]
     assert {r.worker for r in aborted} == {aborted[0].worker}
     assert "computes other bits than the gateway" in aborted[0].reason

@@ -111,6 +111,17 @@ class PayloadForm:
             left[spec.name] = rest
         return out, left if self.lossy else None
 
+    def pending(self, update: Tensors, residual: Tensors | None, base: Tensors | None = None) -> dict[str, np.ndarray]:
+        """Return what `compress` encodes, float32: `update` less `base`, with the residual of earlier calls added."""
+        return {
+            spec.name: CodecInput(
+                np.asarray(update[spec.name], np.float32),
+                None if base is None else np.asarray(base[spec.name], np.float32),
+                None if residual is None or not self.lossy else residual[spec.name],
+            ).sum(self._codec.decay)
+            for spec in self._specs
+        }
+
     def _parts(self, data: np.ndarray) -> list[tuple[TensorSpec, np.ndarray]]:
         starts = [0, *self._ends[:-1]]
         return [(spec, data[a:b]) for spec, a, b in zip(self._specs, starts, self._ends, strict=True)]

@@ -22,6 +22,7 @@ always the deltas, each against the parameters that it was trained from, and the
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -114,6 +115,8 @@ def eager_start(
     own: Sequence[HeldContribution],
     tokens: int,
     rate: float,
+    *,
+    radial: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return where a worker begins while the round that it contributed to is reduced (arXiv:2502.12996, algorithm 2).
 
@@ -123,19 +126,29 @@ def eager_start(
     begins at θ. With momentum only the step of that part itself is taken; the velocity of earlier own deltas is
     left to the aggregate.
 
+    Radial-directional averaging has no part that is known before the others' deltas. The coefficient of one of M
+    orthogonal deltas of equal length and weight is 1 / √M there (`diloco.radial`), the root of its share, and deltas of
+    different data are nearly orthogonal. The guess moves the start of one lease alone: its delta counts from there, and
+    the next start has the aggregate in place of the guess.
+
     Args:
         specs: the parameters' names, element types and shapes.
         params: the newest shared master parameters, float32 by name.
         own: the worker's contributions to the round under way.
         tokens: behind all contributions to it.
         rate: of `OuterOptimizer.eager_rate`.
+        radial: the round is merged by radial-directional averaging, and not by the mean.
     """
     out = {spec.name: params[spec.name].astype(np.float32).reshape(-1) for spec in specs}
+    ordered = sorted(own, key=lambda one: one.contribution.task)
     for spec in specs:
+        shares = [held.contribution.tokens / tokens for held in ordered]
+        if radial and not takes_mean(spec.name):
+            shares = [math.sqrt(share) for share in shares]
         for block in blocks(spec.size):
             values = out[spec.name][block].astype(np.float64)
-            for held in sorted(own, key=lambda one: one.contribution.task):
-                values -= rate * held.contribution.tokens / tokens * _delta(spec, held, block)
+            for held, share in zip(ordered, shares, strict=True):
+                values -= rate * share * _delta(spec, held, block)
             out[spec.name][block] = values
     return {spec.name: out[spec.name].reshape(spec.shape) for spec in specs}
 

@@ -46,6 +46,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
     "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
     "rda-sign": ("not published", "measured here: bench/results/sync.md"),
     "rda-relay": ("not published", "measured here: bench/results/sync.md"),
+    "eager-relay": ("not published", "measured here: bench/results/sync.md"),
     "muloco": ("-1.2 % (M 1) to +2.0 % (M 16) of AdamW in parallel, 150M", "arXiv:2505.23725, H 30, tuned"),
 }
 """Published loss against data-parallel training on the same tokens, and where it was measured."""

@@ -253,18 +253,36 @@ def test_without_codecs_everything_is_whole() -> None:
     assert taken(worker, m.Parameters(version=1), START) == START
 
 
-def test_an_eager_start_has_the_part_of_the_delta_that_was_sent() -> None:
-    """What a codec drops stays in the feedback: it is in no aggregate, and so in no start."""
+def test_an_eager_start_has_the_delta_and_the_error_feedback() -> None:
+    """All that the worker has trained and no version contains: the rest of one payload goes with the next delta."""
     server = gateway("int4", "none")
     worker = CodedUpdates(SPECS, m.Compression(up="int4"), eager_rate=1.0)
     params = taken(worker, m.Parameters(version=0), server.of_version(0))
-    sent = worker.give(task(5, params, trained(params, 1)))
-    delta = PayloadForm("int4", SPECS).decode(sent.tensors[PAYLOAD], sent.digest)
-    begins = worker.start((5,), 4)
-    expected = params["w"].astype(np.float64) - 0.25 * delta["w"].astype(np.float64)
-    np.testing.assert_array_equal(begins["w"], expected.astype(np.float32))
+    ends = trained(params, 1)
+    sent = worker.give(task(5, params, ends))
+    delta = np.subtract(params["w"], ends["w"])
+    expected = params["w"].astype(np.float64) - 0.25 * delta.astype(np.float64)
+    np.testing.assert_array_equal(worker.start((5,), 4)["w"], expected.astype(np.float32))
     np.testing.assert_array_equal(worker.start((), 0)["w"], params["w"])
     np.testing.assert_array_equal(worker.start((99,), 4)["w"], params["w"])  # of a connection that was lost
+
+    rest = delta - PayloadForm("int4", SPECS).decode(sent.tensors[PAYLOAD], sent.digest)["w"]
+    assert np.abs(rest).max() > 0
+    worker.give(task(6, params, params))
+    expected = params["w"].astype(np.float64) - 0.25 * rest.astype(np.float64)
+    np.testing.assert_array_equal(worker.start((6,), 4)["w"], expected.astype(np.float32))
+
+
+def test_an_eager_start_has_the_root_of_its_share_under_radial_averaging() -> None:
+    """That is the coefficient of one of M orthogonal deltas; embeddings take the mean."""
+    specs = (TensorSpec("w", "f32", (4,)), TensorSpec("embed", "f32", (4,)))
+    worker = CodedUpdates(specs, m.Compression(up="float32"), eager_rate=1.0, eager_radial=True)
+    start, ends = ({spec.name: np.full(4, value, np.float32) for spec in specs} for value in (1.0, 3.0))
+    taken(worker, m.Parameters(version=0), start)
+    worker.give(Trained(task=5, round=1, tokens=1, start=start, ends=ends))
+    begins = worker.start((5,), 4)
+    np.testing.assert_array_equal(begins["w"], np.full(4, 1.0 + 0.5 * 2.0, np.float32))
+    np.testing.assert_array_equal(begins["embed"], np.full(4, 1.0 + 0.25 * 2.0, np.float32))
 
 
 def test_an_eager_worker_forgets_what_the_newest_version_contains() -> None:

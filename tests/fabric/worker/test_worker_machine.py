@@ -105,6 +105,22 @@ def test_tasks_are_done_in_the_order_of_arrival() -> None:
     assert out == [e.Send(1, result, e.EndParametersOf(7)), w.UseParameters(1), w.StartEvaluating(evaluate)]
 
 
+def test_a_coded_version_is_read_beside_the_lease_that_is_trained() -> None:
+    """But not where a task that was sent before it begins from an older one."""
+    worker = machine()
+    job = msgspec.structs.replace(JOB, compression=m.Compression(up="sign", down="sign"))
+    for event in (e.Tick(), e.Opened(1), e.Received(1, job), loaded(job), e.Received(1, m.Parameters(version=0))):
+        worker.handle(event, 0.1)
+    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [starts(train_task(7))]
+    for version in (1, 2):
+        assert worker.handle(e.Received(1, m.Parameters(version=version)), 1.2) == [w.TakeAhead(version)]
+    evaluate = m.EvalTask(task=9, version=2, slice=SLICE, batches=1)
+    assert worker.handle(e.Received(1, evaluate), 1.3) == []
+    assert worker.handle(e.Received(1, m.Parameters(version=3)), 1.4) == []
+    out = worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    assert out[1:] == [w.UseParameters(1), w.UseParameters(2), w.StartEvaluating(evaluate)]
+
+
 def test_progress_is_reported_at_the_start_and_then_now_and_then() -> None:
     worker = ready(machine())
     worker.handle(e.Received(1, train_task(7)), 1.0)

@@ -169,6 +169,20 @@ PRESETS: Mapping[str, Preset] = {
             },
         ),
         Preset(
+            "eager-relay",
+            "as eager-diloco, with updates of one bit a number both ways: workers get each other's and take the outer "
+            "step themselves; for links on which eager-diloco waits",
+            "Kale et al. 2025, arXiv:2502.12996 (eager, H 30); Decoupled DiLoCo, arXiv:2604.21428 (radial average); "
+            "Vargaftik et al. 2021, arXiv:2105.08339 (one bit); the rest: bench/results/sync.md",
+            {
+                **_STAR,
+                "sync.overlap": "eager",
+                "train.inner_steps": 30,
+                **_outer(1.0, 0.0, "rda"),
+                **_coded("sign", "relay", "int8"),
+            },
+        ),
+        Preset(
             "muloco",
             "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as "
             "updates of Muon have the size of AdamW's here",

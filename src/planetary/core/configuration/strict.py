@@ -250,10 +250,11 @@ def _check_together(config: Config, origin: str) -> None:
             f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
             f'"sparse", found "{config.outer.merge}": most numbers of most workers are 0, and so would be the result'
         )
-    if overlap == "eager" and config.outer.merge != "mean":
+    radial = config.outer.merge == "rda" and config.sync.topology == "star"
+    if overlap == "eager" and config.outer.merge != "mean" and not radial:
         raise UserError(
-            f'{origin}: outer.merge: expected "mean" with sync.overlap = "eager", found "{config.outer.merge}": a '
-            "worker knows its own part of a mean alone"
+            f'{origin}: outer.merge: expected "mean", or in a star "rda", with sync.overlap = "eager", found '
+            f'"{config.outer.merge}": a worker cannot tell its own part of it before the others\''
         )
     if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
         raise UserError(
@@ -302,10 +303,11 @@ def _check_relay(config: Config, origin: str) -> None:
         )
     if sync.broadcast_compression != "relay":
         return
-    if sync.overlap != "none":
+    if sync.overlap in ("streaming", "decoupled"):
         raise UserError(
             f'{origin}: sync.broadcast_compression: expected a codec or "none" with sync.overlap = "{sync.overlap}", '
-            'found "relay": workers take the outer step from the updates of a whole round, before the next one begins'
+            'found "relay": the updates that are relayed are of all parameters, and a round moves a fragment; set '
+            'sync.overlap = "eager"'
         )
     if outer.optimizer != "nesterov":
         raise UserError(

@@ -232,6 +232,10 @@ class SiteWork:
         """See `LeaseWork`; a site needs to know of which version they are."""
         raise NotImplementedError
 
+    def take_ahead(self, take: Callable[[], None]) -> None:
+        """See `LeaseWork`; a site gets whole parameters."""
+        raise NotImplementedError
+
     def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """See `LeaseWork`."""
         self._task = task.task

@@ -205,6 +205,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
     eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
+    eager_radial: bool = False  # whether rounds are merged by radial-directional averaging
     fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
     inner_state_of: str = ""  # digest of the step whose optimizer states this one goes on with; "": its own
 

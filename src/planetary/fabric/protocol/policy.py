@@ -193,6 +193,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
             eager_rate=self.outer.eager_rate() if self.overlap == "eager" else 0.0,
+            eager_radial=self.merge == "rda",
             fragments=self.fragments if self.overlap in ("streaming", "decoupled") else None,
             inner_state_of=self.inner_state_of,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 
 import msgspec
 import numpy as np
@@ -131,6 +134,9 @@ class Compute:
         self._report = report
         self._clock = system.clock
         self._thread = system.threads("compute")
+        self._aside = system.threads("versions")
+        self._taking: Future[None] | None = None  # the version that was read ahead last
+        self._exchanging = threading.Lock()  # one of the two threads uses the exchange
         self._saver = BackgroundSaver(system)
         self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
         self._on_device = False  # whether exactly these are on the device
@@ -148,14 +154,27 @@ class Compute:
 
     def use_parameters(self, params: Callable[[], Tensors]) -> None:
         """Start later tasks from the result of `params`, called in the compute thread; the arrays must not change."""
+        taking, self._taking = self._taking, None
 
         def use() -> None:
+            if taking is not None:
+                taking.exception()  # waits
             try:
-                self._params, self._on_device, self._unusable = params(), False, None
+                with self._exchanging:
+                    self._params, self._on_device, self._unusable = params(), False, None
             except PlanetaryError as error:
                 self._unusable = error
 
         self._thread.submit(use)
+
+    def take_ahead(self, take: Callable[[], None]) -> None:
+        """Read a version beside the task under way; `use_parameters` of that version, which follows, has its error."""
+
+        def take_now() -> None:
+            with self._exchanging, contextlib.suppress(PlanetaryError):
+                take()
+
+        self._taking = self._aside.submit(take_now)
 
     def train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """Start a task; `tokens` is None when they are to be read from the task's slice."""
@@ -201,6 +220,7 @@ class Compute:
     def close(self) -> None:
         """Wait for the current inner step and for files being saved, then release the device."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._aside.shutdown(wait=True, cancel_futures=True)
         self._saver.close()
         self._executor.close()
 
@@ -296,7 +316,8 @@ class Compute:
 
     def _give(self, trained: Trained) -> str:
         """Make the payload of a task, save the feedback that it leaves, and return its digest."""
-        outgoing = self.exchange.give(trained)
+        with self._exchanging:
+            outgoing = self.exchange.give(trained)
         if self._feedback is not None and self.exchange.residual is not None:
             self._saver.save(self._feedback, trained.round, self.exchange.residual)
             self._feedback_round = trained.round

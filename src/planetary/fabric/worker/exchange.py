@@ -279,6 +279,27 @@ def _incoming_of(specs: Sequence[TensorSpec], compression: Compression) -> Incom
     return RelayedIncoming(specs, compression) if compression.down == RELAY else CodedIncoming(specs, compression)
 
 
+class _Unmerged(msgspec.Struct, frozen=True):
+    """A trained task that no version contains.
+
+    Attributes:
+        start, ends: parameters before and after it, float32.
+        residual: the error feedback before it.
+    """
+
+    task: int
+    round: int
+    tokens: int
+    start: Tensors
+    ends: Tensors
+    residual: Tensors | None
+
+    def contribution(self, form: PayloadForm) -> HeldContribution:
+        """Return its delta with the error feedback."""
+        deltas = form.pending(self.start, self.residual, self.ends)
+        return HeldContribution(Contribution(self.task, self.tokens, deltas, form="deltas"), {})
+
+
 class CodedUpdates:
     """Deltas up, and changes or whole parameters down; see `Exchange`.
 
@@ -286,14 +307,21 @@ class CodedUpdates:
     it does from that round's optimizer state.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec], compression: Compression, eager_rate: float = 0.0) -> None:
-        """Start with no parameters; `eager_rate`: as of `TrainingJob`. Raises `UserError` for an unknown codec.
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        compression: Compression,
+        eager_rate: float = 0.0,
+        *,
+        eager_radial: bool = False,
+    ) -> None:
+        """Start with no parameters; `eager_...`: as of `TrainingJob`. Raises `UserError` for an unknown codec.
 
         The loops of the codecs are compiled here, so not on an event loop.
         """
         compile_loops(compression.codecs, specs)
-        self._eager_rate = eager_rate
-        self._held: dict[int, tuple[int, HeldContribution]] = {}  # eager: task -> its round, and the delta as sent
+        self._eager_rate, self._eager_radial = eager_rate, eager_radial
+        self._held: dict[int, _Unmerged] = {}  # eager: by task
         self._specs = tuple(specs)
         self._down = _incoming_of(specs, compression)
         self._up = PayloadForm(compression.up, specs)
@@ -306,18 +334,23 @@ class CodedUpdates:
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
         """See `Exchange`."""
-        self._held = {task: held for task, held in self._held.items() if held[0] > message.version}
+        self._held = {task: held for task, held in self._held.items() if held.round > message.version}
         self._down.take(message, tensors)
 
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """See `Exchange`. The aggregate contains the payload as sent; the rest is in the error feedback."""
+        """See `Exchange`.
+
+        The worker's part is its delta with the error feedback, all that it has trained and no version contains: the
+        aggregate has of it what the payload held, and the next start has the rest again.
+        """
         _refuse_chain(after)
         masters = self._down.masters
-        own = [self._held[task][1] for task in ahead if task in self._held]
+        own = [self._held[task].contribution(self._up) for task in ahead if task in self._held]
         if own:
-            masters = eager_start(self._specs, masters, own, tokens, self._eager_rate)
+            rate, radial = self._eager_rate, self._eager_radial
+            masters = eager_start(self._specs, masters, own, tokens, rate, radial=radial)
         return published_params(self._specs, masters)
 
     def mix(self, params: Tensors, version: int) -> Tensors:
@@ -330,12 +363,12 @@ class CodedUpdates:
             {spec.name: in_float32(spec.dtype, params[spec.name]) for spec in self._specs}
             for params in (trained.start, trained.ends)
         )
-        payload, self.residual = self._up.compress(start, self.residual, ends)
+        before = self.residual
+        payload, self.residual = self._up.compress(start, before, ends)
         digest = payload_digest(payload)
         self._down.sent(trained, payload, digest)
         if self._eager_rate:
-            sent = Contribution(trained.task, trained.tokens, self._up.decode(payload, digest), form="deltas")
-            self._held[trained.task] = trained.round, HeldContribution(sent, {})
+            self._held[trained.task] = _Unmerged(trained.task, trained.round, trained.tokens, start, ends, before)
         return Outgoing({PAYLOAD: payload}, digest)
 
 
@@ -426,6 +459,8 @@ def exchange_of(
     compression: Compression,
     eager_rate: float = 0.0,
     fragments: Fragmentation | None = None,
+    *,
+    eager_radial: bool = False,
 ) -> Exchange:
     """Return the exchange of a job; the arguments are those of `TrainingJob`.
 
@@ -434,4 +469,6 @@ def exchange_of(
     """
     if fragments is not None:
         return FragmentUpdates(specs, compression, fragments)
-    return CodedUpdates(specs, compression, eager_rate) if compression.codecs else WholeParameters(specs)
+    if not compression.codecs:
+        return WholeParameters(specs)
+    return CodedUpdates(specs, compression, eager_rate, eager_radial=eager_radial)

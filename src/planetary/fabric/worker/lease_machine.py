@@ -25,6 +25,7 @@ from planetary.fabric.worker.worker_events import (
     StartTraining,
     StepDone,
     StopTask,
+    TakeAhead,
     TaskBroke,
     TaskStopped,
     TrainingDone,
@@ -177,6 +178,8 @@ class LeaseMachine:
     def _received(self, message: m.Message) -> None:
         match message:
             case m.Parameters() | m.TrainTask() | m.EvalTask():
+                if self._may_take_ahead(message):
+                    self._out.append(TakeAhead(message.version))
                 self._queue.append(message)
                 self._next()
             case m.CountIn():
@@ -191,6 +194,17 @@ class LeaseMachine:
                     self._out.append(FinishTraining(message.task))
             case _:
                 self._other_message(message)
+
+    def _may_take_ahead(self, message: m.Parameters | Task) -> bool:
+        """Whether a version can be read beside the lease that is trained: nothing begins from an older one after it.
+
+        A fragment is the base of the delta under way, until that is trained.
+        """
+        job = self._job
+        codes = job is not None and job.compression.down != "none" and job.fragments is None
+        trains = isinstance(self._running, m.TrainTask) and self.phase is TaskPhase.WORKING
+        alone = all(isinstance(item, m.Parameters) for item in self._queue)
+        return isinstance(message, m.Parameters) and codes and trains and alone
 
     def _next(self) -> None:
         if self.phase is TaskPhase.PAUSED:

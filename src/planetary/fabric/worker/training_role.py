@@ -39,6 +39,10 @@ class LeaseWork(Protocol):
         """See `Compute`."""
         ...
 
+    def take_ahead(self, take: Callable[[], None]) -> None:
+        """See `Compute`."""
+        ...
+
     def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """See `Compute`."""
         ...
@@ -87,6 +91,7 @@ class TrainingRole:
         self._spec, self._place, self._compute = job.spec, place, compute
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
         self._params: dict[int, tuple[m.Parameters, Tensors]] = {}  # received and not used yet
+        self._lacking: dict[int, PlanetaryError] = {}  # the version that was of no use last, and why
         self.machine: LeaseMachine = LeaseMachine(ready, progress_every_s=PROGRESS_EVERY_S)
 
     def carry_out(self, instruction: e.Instruction) -> None:
@@ -94,6 +99,8 @@ class TrainingRole:
         match instruction:
             case w.UseParameters():
                 self._compute.use_parameters(self._start_from(instruction))
+            case w.TakeAhead():
+                self._compute.take_ahead(self._taker(instruction.version))
             case w.StartTraining():
                 tokens = self._tokens.pop(instruction.task.task, None)
                 self._compute.train(instruction.task, instruction.schedule, tokens)
@@ -152,9 +159,25 @@ class TrainingRole:
         return begin
 
     def _taker(self, version: int) -> Callable[[], None]:
-        """Return a function that makes the parameters of a version the newest, unless they are."""
+        """Return a function that makes the parameters of a version the newest, unless they are.
+
+        It raises the error of a version that was of no use, as often as that is asked for.
+        """
         exchange, came = self._compute.exchange, self._params.pop(version, None)
-        return (lambda: None) if came is None else lambda: exchange.take(*came)
+
+        def take() -> None:
+            if came is None:
+                if version in self._lacking:
+                    raise self._lacking[version]
+                return
+            try:
+                exchange.take(*came)
+            except PlanetaryError as error:
+                self._lacking = {version: error}
+                raise
+            self._lacking = {}
+
+        return take
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep the tensors of a message; return their defect, "" for none."""
@@ -299,7 +322,9 @@ class TrainingLoader:
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
-        exchange = exchange_of(job.spec.params, job.compression, job.eager_rate, job.fragments)
+        exchange = exchange_of(
+            job.spec.params, job.compression, job.eager_rate, job.fragments, eager_radial=job.eager_radial
+        )
         feedback = InnerStates(folder / "feedback", exchange.residual_specs) if exchange.residual_specs else None
         compute = Compute(
             step.executor,

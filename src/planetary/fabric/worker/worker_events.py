@@ -106,6 +106,12 @@ class UseParameters(Instruction, frozen=True):
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed into these
 
 
+class TakeAhead(Instruction, frozen=True):
+    """The parameters of `version`, which came while a lease is trained, are read beside it; `UseParameters` follows."""
+
+    version: int
+
+
 class UseOuterState(Instruction, frozen=True):
     """Ring: the outer state `version`, which arrived or was just made, is the worker's newest.
 

@@ -284,7 +284,8 @@ class SmallTraining:
         start: Tensors = states[begun.version].params
         if begun.ahead:
             own, rate = [held[task] for task in begun.ahead], optimizer_of(self.config.outer).eager_rate()
-            start = eager_start(PARAMS, start, own, begun.ahead_tokens, rate)
+            radial = self.config.outer.merge == "rda"
+            start = eager_start(PARAMS, start, own, begun.ahead_tokens, rate, radial=radial)
         ends = self.trained(published_params(PARAMS, start), record.lease, *record.more, step=step)
         if self.config.sync.compression == "none":
             return HeldContribution(Contribution(record.task, record.tokens, ends), start)

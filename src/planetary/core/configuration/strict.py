@@ -235,7 +235,7 @@ def _check_together(config: Config, origin: str) -> None:
     if codec != "none" and config.sync.topology != "star":
         raise UserError(
             f'{origin}: sync.compression: expected "none" with sync.topology = "{config.sync.topology}", found '
-            f'"{codec}": only the star compresses; set sync.topology = "star"'
+            f'"{codec}": only the star compresses; set sync.topology = "star", or begin with --preset ring'
         )
     if down != "none" and codec == "none":
         raise UserError(
@@ -420,7 +420,7 @@ def _check_federation(config: Config, origin: str) -> None:
     if config.sync.compression != "none":
         raise UserError(
             f'{origin}: sync.compression: expected "none" in a federation, found "{config.sync.compression}": a hub '
-            "and its sites send whole parameters"
+            "and its sites send whole parameters; --preset rda does so"
         )
     if federation.sites and federation.hub:
         raise UserError(

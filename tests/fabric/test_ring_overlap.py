@@ -90,7 +90,7 @@ def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() 
 
 def test_contributors_lost_in_mid_reduce_leave_the_round_to_whoever_is_left() -> None:
     """Worker 2 came back too late to contribute; the others die while they reduce, and it trains the round again."""
-    kills = ((8.4, 2), (9.9, 0), (9.901, 1))
+    kills = ((8.4, 2), (9.6, 0), (9.601, 1))
     cluster = overlapping(plan=[Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at, w in kills])
     [back] = of(cluster, RolledBack)
     assert "every worker that had trained for round 2 was lost" in back.reason

@@ -53,7 +53,7 @@ def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> Non
         ({"compression": "sparse"}, {"merge": "median"}, "most numbers of most workers are 0"),
         ({"compression": "zip"}, {}, 'expected one of "bf16"'),
         ({"compression": "sign", "broadcast_compression": "relay"}, {"momentum": 0.9}, "would not have the velocity"),
-        ({"compression": "sign", "broadcast_compression": "relay", "overlap": "eager"}, {}, "of a whole round"),
+        ({"compression": "sign", "broadcast_compression": "relay", "overlap": "async"}, {}, "of a whole round"),
         ({"start_compression": "int8"}, {}, "workers that send deltas"),
     ],
 )

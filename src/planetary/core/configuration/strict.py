@@ -303,11 +303,10 @@ def _check_relay(config: Config, origin: str) -> None:
         )
     if sync.broadcast_compression != "relay":
         return
-    if sync.overlap in ("streaming", "decoupled"):
+    if sync.overlap not in ("none", "eager"):
         raise UserError(
             f'{origin}: sync.broadcast_compression: expected a codec or "none" with sync.overlap = "{sync.overlap}", '
-            'found "relay": the updates that are relayed are of all parameters, and a round moves a fragment; set '
-            'sync.overlap = "eager"'
+            'found "relay": workers take the outer step from all updates of a whole round; set sync.overlap = "eager"'
         )
     if outer.optimizer != "nesterov":
         raise UserError(

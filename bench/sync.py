@@ -61,11 +61,14 @@ class Way(msgspec.Struct, frozen=True):
     start: str = "none"  # codec of the initial parameters; of ways of the star
     overlap: str = ""  # of the star, with the exchange and the parameters of a real run
     fragments: m.Fragmentation | None = None
+    stepwise: float = 0.0  # part of the rounds, the last ones, in which parameters are averaged after every step
 
 
 WAYS = {
     "mean": Way(),
     "nesterov": Way(outer=Nesterov(0.7, 0.9)),
+    "mean-tail-10": Way(stepwise=0.1),
+    "mean-tail-20": Way(stepwise=0.2),
     "mean-1.3": Way(outer=Nesterov(1.3)),
     "adam": Way(outer=Adam(0.03, 0.0, 0.99, 0.01)),
     "rda-adam": Way("rda", outer=Adam(0.05, 0.0, 0.99, 0.02)),
@@ -140,9 +143,27 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     residuals: list[Tensors | None] = [None] * workers
     waiting: list[Contribution] = []  # delayed: of the round before
     own: list[HeldContribution | None] = [None] * workers
+    often = 0  # synchronisations beyond one a round
     dense = 4.0 * sum(spec.size for spec in specs)
     for executor in executors:
         executor.load(published_params(specs, state.params), prepared.buffer_values, None)
+
+    def averaged_every_step(round_: int, shared: Tensors) -> Tensors:
+        """Train a round with an average after each step; every worker keeps its own optimizer state."""
+        nonlocal often
+        leases = [round_ * workers + worker for worker in range(workers)]
+        shape = config.train.batch_size, config.train.sequence_length
+        columns = zip(*(batches(read_slice(order.locate(lease)), *shape) for lease in leases), strict=True)
+        for step, column in enumerate(columns, start=round_ * steps):
+            for executor, batch in zip(executors, column, strict=True):
+                executor.set_params(published_params(specs, shared))
+                executor.train_step(step, schedule.rate(step), batch)
+            ends = [executor.read_params() for executor in executors]
+            tokens = config.targets_per_slice
+            parts = [Contribution(lease, tokens, end) for lease, end in zip(leases, ends, strict=True)]
+            shared = outer_step(specs, initial_state(specs, shared), parts, AVERAGING).state.params
+        often += steps - 1
+        return shared
 
     def trained(worker: int, lease: int, start: Tensors, first: int) -> Tensors:
         executor = executors[worker]
@@ -155,6 +176,9 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     with ThreadPoolExecutor(workers) as pool:
         for round_ in range(rounds):
             shared = state.params if shown is None else shown.params
+            if round_ >= round(rounds * (1 - way.stepwise)):
+                state = initial_state(specs, averaged_every_step(round_, shared))
+                continue
             starts: list[Tensors] = [shared] * workers
             if way.delay == "eager":
                 tokens = workers * config.targets_per_slice
@@ -190,7 +214,7 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     for executor in executors:
         executor.close()
     moved = (dense if up is None else up.spec.size) + (dense if shown is None else shown.spec.size)
-    return loss, float(moved) * rounds + dense
+    return loss, float(moved) * (rounds + often) + dense
 
 
 def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:

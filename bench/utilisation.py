@@ -327,7 +327,7 @@ def measure(preset: Preset, mbit: float, args: argparse.Namespace) -> dict[str, 
 
 
 def described(preset: Preset, config: Config, mbit: float, args: argparse.Namespace) -> dict[str, Any]:
-    """Return what was measured, and what the arithmetic of `planetary plan` gives for it."""
+    """Return the measurements, and the prediction of `planetary plan`."""
     cluster = Cluster(
         params=spec_of(1).param_count,
         workers=args.workers,
@@ -391,7 +391,7 @@ def _value(text: str) -> Any:
 
 
 def receive(pipe: Any, processes: Sequence[Any]) -> Any:
-    """Return what a process sends; end when one of them failed."""
+    """Return the next message of a process; end the bench when one of them failed."""
     deadline = time.monotonic() + LIMIT_S
     while not pipe.poll(0.5):
         if time.monotonic() > deadline or any(process.exitcode for process in processes):

@@ -1,4 +1,4 @@
-"""Modules of compiled loops are imported when somebody asks for them."""
+"""`CompiledLoops` imports its module at the first `load`."""
 
 from __future__ import annotations
 

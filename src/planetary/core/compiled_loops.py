@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class CompiledLoops:
-    """One such module, of which nothing is imported before somebody asks for it.
+    """One such module, which `load` imports.
 
     Importing numba takes a second and 60 MB, and compiling a module's loops for the first time seconds more, so callers
     that have little to do stay with numpy.

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+import logging
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import msgspec
 
 from planetary.core.config import Config, config_hash
+from planetary.core.errors import PlanetaryError
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
 from planetary.fabric.protocol.fabric_events import Finish
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
@@ -14,6 +19,37 @@ from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.monitor.sinks.sink_kinds import follow
 from planetary.run.kinds import RunKind, kind_of
+
+log = logging.getLogger(__name__)
+
+
+class Ended(Protocol):
+    """Whether a run finished, and why it ended."""
+
+    @property
+    def ok(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """See `Ended`; `reason` is also that of an error."""
+
+    ok: bool
+    reason: str
+
+
+async def outcome_of(run: Awaitable[Ended], name: str) -> Outcome:
+    """Return how a run ended: whatever is wrong with it ends it and nothing else. `name`: for the log."""
+    try:
+        end = await run
+    except PlanetaryError as error:
+        return Outcome(False, str(error))
+    except Exception as error:
+        log.exception("the run of %s failed", name)
+        return Outcome(False, f"internal error: {type(error).__name__}: {error}")
+    return Outcome(end.ok, end.reason)
 
 
 class HostedRun:

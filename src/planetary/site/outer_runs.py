@@ -15,10 +15,10 @@ from typing import Protocol
 from planetary.core.config import Config
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.fabric_events import Finish
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
+from planetary.site.hosted_run import Outcome, outcome_of
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
 from planetary.wire.streams import refuse_tensors
@@ -37,8 +37,8 @@ class OuterHost(Protocol):
         """Whether it is about to end."""
         ...
 
-    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
-        """Run a job's outer run to its end, or go on with it. Raises `PlanetaryError`."""
+    async def run_outer(self, job: PlacedJob, config: Config) -> Outcome:
+        """Run a job's outer run to its end, or go on with it. Raises `UserError` for a configuration it cannot have."""
         ...
 
     def stop_outer(self, name: str, reason: str) -> None:
@@ -83,23 +83,19 @@ class OuterRuns:
         self._tasks[job.job] = asyncio.get_running_loop().create_task(run, name=f"outer run of {job.job}")
 
     async def _run(self, job: PlacedJob) -> None:
-        ok, reason = False, ""
         try:
-            end = await self._host.run_outer(job, self._hub.outer_config(job))
-            ok, reason = end.ok, end.reason
-        except PlanetaryError as error:
-            reason = str(error)
-        except Exception as error:
-            log.exception("the run of %s failed", job.job)
-            reason = f"internal error: {type(error).__name__}: {error}"
+            end = await outcome_of(self._run_here(job), job.job)
         finally:
             del self._tasks[job.job]
-        restarts = not ok and job.state is PlacementState.PLACED and self._members[job.job] != job.members
-        if not restarts and (ok or not self._host.is_stopping):  # else it goes on
+        restarts = not end.ok and job.state is PlacementState.PLACED and self._members[job.job] != job.members
+        if not restarts and (end.ok or not self._host.is_stopping):  # else it goes on
             try:
-                self._hub.end_outer_run(job.job, ok=ok, reason=reason)
+                self._hub.end_outer_run(job.job, ok=end.ok, reason=end.reason)
             except PlanetaryError as error:  # the journal is lost: the next look at the hub ends the process
                 log.error("the end of the run of %s could not be written: %s", job.job, error)
+
+    async def _run_here(self, job: PlacedJob) -> Outcome:
+        return await self._host.run_outer(job, self._hub.outer_config(job))
 
     # --- sites ------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
 from planetary.run.kinds import kind_of, worker_protocol
-from planetary.site.hosted_run import HostedRun
+from planetary.site.hosted_run import HostedRun, Outcome, outcome_of
 from planetary.site.jobs import (
     JOURNAL,
     CancelRequested,
@@ -466,23 +466,16 @@ class Site:
 
     async def _run(self, job: Job) -> None:
         """Run a job to its end; whatever is wrong with it ends it and nothing else."""
-        ok, reason = False, ""
         try:
-            end = await self._run_in(job)
-            ok, reason = end.ok, end.reason
-        except PlanetaryError as error:
-            reason = str(error)
-        except Exception as error:
-            log.exception("the job %s failed", job.job)
-            reason = f"internal error: {type(error).__name__}: {error}"
+            end = await outcome_of(self._run_in(job), job.job)
         finally:
             self.runs.pop(job.job, None)
             self._tasks.pop(job.job, None)
             self._tell(RunOver(job.job))
-        if self._stop is not None and not ok and job.state is JobState.RUNNING:
+        if self._stop is not None and not end.ok and job.state is JobState.RUNNING:
             return  # it goes on when the site is started again
-        self.append(JobEnded(job=job.job, ok=ok, reason=reason))
-        log.info("job %s %s: %s", job.job, job.state.value, reason)
+        self.append(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
+        log.info("job %s %s: %s", job.job, job.state.value, end.reason)
 
     async def _run_in(self, job: Job) -> Finish:
         return await self._host(job, await asyncio.to_thread(self._config_of, job))
@@ -516,23 +509,19 @@ class Site:
 
     # --- the hub's own runs: see `OuterHost` -------------------------------------------------------------------
 
-    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
+    async def run_outer(self, job: PlacedJob, config: Config) -> Outcome:
         """See `OuterHost`."""
         config = await asyncio.to_thread(self._fitted, config)
         shown = self._show_outer(job)
-        ok, reason = False, "an error"
+        end = Outcome(False, "the hub ended")
         try:
-            end = await self._host(shown, config)
-            ok, reason = end.ok, end.reason
-            return end
-        except PlanetaryError as error:
-            reason = str(error)
-            raise
+            end = await outcome_of(self._host(shown, config), job.job)
         finally:
             self.runs.pop(job.job, None)
             self._tell(RunOver(job.job))
-            self.book.apply(JobEnded(job=job.job, ok=ok, reason=reason, t=self._wall()))
+            self.book.apply(JobEnded(job=job.job, ok=end.ok, reason=end.reason, t=self._wall()))
             self._has_grown()
+        return end
 
     def stop_outer(self, name: str, reason: str) -> None:
         """See `OuterHost`."""

@@ -30,7 +30,7 @@ from planetary.fabric.protocol.fabric_events import EndParametersOf, OuterStepDo
 from planetary.fabric.worker.compute import Compute
 from planetary.fabric.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
-from planetary.fabric.worker.worker_events import StepDone, TrainingDone
+from planetary.fabric.worker.worker_events import StepDone, TaskBroke, TrainingDone
 from planetary.machine.events import Event
 from planetary.simulation.rounds.small_training import SPEC, SmallExecutor
 from planetary.wire.streams import ReceivedMessage
@@ -237,6 +237,40 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
     assert [name for name, _ in coded] == ["compress", "decode"] * 2 + ["decode"] + ["compress", "decode"] * 2
     assert not any(on_loop for _, on_loop in coded)
     assert loaded == [1]  # the feedback of round 1 is still there in round 2
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["ahead", "at the border"])
+def test_no_task_begins_from_the_version_before_one_that_could_not_be_read(beside: bool, tmp_path: Path) -> None:
+    """Whatever the error is, and whichever thread it was in."""
+    ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    states, start = InnerStates(tmp_path, ()), {"w": np.ones(8, np.float32)}
+    compute = Compute(
+        SmallExecutor(), SPEC, {}, states, reset_inner_state=False, exchange=exchange_of(SPEC.params, m.Compression()),
+        feedback=None, report=ended.put,
+    )  # fmt: skip
+
+    def odd() -> Any:
+        raise ValueError("odd")
+
+    def train(task: int) -> Event:
+        lease, tokens = Slice("", "ui32", 0, 20), np.arange(20, dtype=np.int32)
+        work = m.TrainTask(task=task, round=1, version=0, lease=1, slice=lease, steps=2, first_step=0)
+        compute.train(work, Schedule("constant", 0.1, 0, 10), tokens)
+        while isinstance(event := ended.get(timeout=30), StepDone):
+            pass
+        return event
+
+    try:
+        compute.use_parameters(lambda: start)
+        assert isinstance(train(1), TrainingDone)
+        if beside:
+            compute.take_ahead(odd)
+        compute.use_parameters((lambda: start) if beside else odd)
+        assert train(2) == TaskBroke(2, "internal", "ValueError: odd")
+        compute.use_parameters(lambda: start)
+        assert isinstance(train(3), TrainingDone)
+    finally:
+        compute.close()
 
 
 def test_a_nan_is_found_before_it_is_sent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -147,7 +146,7 @@ class Compute:
         self._stop: set[int] = set()
         self._ends_early: set[int] = set()
         self._rounds: dict[int, int] = {}  # task -> the round that it counts in, where that is not its own
-        self._unusable: PlanetaryError | None = None  # why the parameters of the tasks to come are not here
+        self._unusable: Exception | None = None  # why the parameters of the tasks to come are not here
         self._ends: dict[int, Tensors] = {}  # payload of the last finished train task
 
     # --- called from the event loop ---------------------------------------------------------------------------
@@ -157,12 +156,15 @@ class Compute:
         taking, self._taking = self._taking, None
 
         def use() -> None:
-            if taking is not None:
-                taking.exception()  # waits
             try:
+                if taking is not None:
+                    taking.result()
                 with self._exchanging:
                     self._params, self._on_device, self._unusable = params(), False, None
             except PlanetaryError as error:
+                self._unusable = error
+            except Exception as error:  # tasks to come fail with it, rather than begin from the version before
+                log.exception("parameters cannot be used")
                 self._unusable = error
 
         self._thread.submit(use)
@@ -171,7 +173,7 @@ class Compute:
         """Read a version beside the task under way; `use_parameters` of that version, which follows, has its error."""
 
         def take_now() -> None:
-            with self._exchanging, contextlib.suppress(PlanetaryError):
+            with self._exchanging:
                 take()
 
         self._taking = self._aside.submit(take_now)
@@ -195,6 +197,9 @@ class Compute:
             try:
                 take()
             except PlanetaryError as error:
+                self._unusable = error
+            except Exception as error:  # as in `use_parameters`
+                log.exception("a version cannot be mixed in")
                 self._unusable = error
 
         self._thread.submit(take_first)

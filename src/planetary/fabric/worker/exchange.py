@@ -342,8 +342,8 @@ class CodedUpdates:
     ) -> Tensors:
         """See `Exchange`.
 
-        The worker's part is its delta with the error feedback, all that it has trained and no version contains: the
-        aggregate has of it what the payload held, and the next start has the rest again.
+        The worker's part is its delta with the error feedback, all that it has trained and no version contains. The
+        aggregate will contain the decoded payload, and the error feedback carries the rest into the next start.
         """
         _refuse_chain(after)
         masters = self._down.masters

@@ -81,7 +81,7 @@ def test_more_runs_with_rare_checkpoints() -> None:
 
 @pytest.mark.parametrize(
     "mode",
-    [{}, {"ring": True}, pytest.param({"overlap": True}, marks=pytest.mark.slow)],
+    [{}, *(pytest.param({way: True}, marks=pytest.mark.slow) for way in ("ring", "overlap"))],
     ids=["star", "ring", "overlap"],
 )
 def test_no_finished_round_is_lost(mode: dict[str, bool]) -> None:

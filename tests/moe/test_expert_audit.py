@@ -158,7 +158,7 @@ def other_weights(improved: Improved) -> Improved:
     return replace(improved, weights={n: v * np.float32(0.9) for n, v in improved.weights.items()})
 
 
-@pytest.mark.parametrize("sketches", ["owner", "all"])
+@pytest.mark.parametrize("sketches", [pytest.param("owner", marks=pytest.mark.slow), "all"])
 def test_checked_work_of_honest_workers_changes_nothing(tmp_path: Path, sketches: Any) -> None:
     policy = Policy(norm_ratio=10, redundant=0.5, audited=1.0)
     plan = make_plan(tmp_path, steps=4, pace="lockstep", sketches=sketches, precision="4bit", acceptance=policy)

@@ -133,6 +133,7 @@ def test_adafactor_is_that_of_optax(model: Model, min_size: int) -> None:
         assert names["adafactor.square.cube"] == (7, 7, 4)
 
 
+@pytest.mark.slow
 def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> None:
     run = Run(build_train_step(model, _options(optimizer="adafactor")), mlp_params(), CONSTANT)
     parts = optax.adafactor(1.0, min_dim_size_to_factor=128)
@@ -222,6 +223,7 @@ def test_an_orthogonalised_matrix_has_singular_values_near_one() -> None:
         assert np.all((values > 0.6) & (values < 1.3)), values
 
 
+@pytest.mark.slow
 def test_names_choose_what_does_not_decay(model: Model) -> None:
     run = Run(build_train_step(model, _options(no_decay=("emb*", "cube"))), mlp_params(), CONSTANT)
     mask = {"cube": False, "down": True, "embed": False, "gain": False, "up": True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces, slow_workers
 from planetary.fabric.protocol.records import WorkerRecovered, WorkerSlow
@@ -78,6 +79,7 @@ def replayed_lines(cluster: SimCluster) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_most_of_the_time_is_named_until_it_recovers() -> None:
     """Steps that take four times as long are those of a process that is stopped for 75 % of the time."""
     cluster = SimCluster(0, small_training(rounds=12, workers=3, inner_steps=20), 3)

@@ -68,6 +68,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_same_step_is_read_back_for_any_length_and_rate(folder: Folder) -> None:
     first, exported = folder.prepare()
     assert exported

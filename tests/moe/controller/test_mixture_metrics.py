@@ -174,6 +174,7 @@ def test_a_run_that_is_stopped_while_its_last_model_is_evaluated_evaluates_it_wh
     assert (again.tokens, again.mixture.shards) == (last.tokens, last.mixture.shards)
 
 
+@pytest.mark.slow
 def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24, pace="lockstep", **options))

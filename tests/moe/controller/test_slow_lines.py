@@ -20,6 +20,7 @@ def waiting(worker: Worker, *kinds: type[m.Message]) -> int:
     return worker.waiting(*kinds)
 
 
+@pytest.mark.slow
 def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_its_way(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=48), seed=31)
     cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)  # less than a state is under way

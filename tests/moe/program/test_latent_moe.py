@@ -64,6 +64,7 @@ def test_gates_are_a_softmax_over_all_experts_renormalised_over_the_best() -> No
     np.testing.assert_array_equal(gates, by_rank)
 
 
+@pytest.mark.slow
 def test_a_composer_that_owns_everything_computes_the_ordinary_model_bit_for_bit() -> None:
     alone = build(TINY, slots=TINY.n_expert, rank=3)
     plain = build(TINY, slots=TINY.n_expert, rank=0)

@@ -64,6 +64,7 @@ def config(tmp_path: Path) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_planned_with_the_loads_of_its_first_tokens_unless_its_journal_knows_better(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_honest_texts_are_found_right_and_carry_their_version() -> None:
     assert recomputation().defect(held_out, weights(), greedy=False) != ""
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_texts_wherever_they_are_sampled() -> None:
     asked = texts().to_sample(False, (1, 2))
     first, second = answered(asked), answered(asked)

@@ -70,27 +70,67 @@ def _stored(name: str, value: np.ndarray, config: LlamaConfig) -> tuple[str, np.
     return f"blk.{layer}.{_BLOCK[part]}.weight", value
 
 
-def continues(path: Path, prompt: list[int], count: int, threads: int) -> Callable[[], list[int]]:
-    """Return what continues a prompt greedily with llama.cpp."""
-    from llama_cpp import Llama  # pyright: ignore[reportMissingImports] - of the bench alone
+class LlamaCpp:
+    """A model in llama.cpp that continues texts greedily, all of them in one batch a step.
 
-    llama: Any = Llama(str(path), n_ctx=len(prompt) + count + 8, n_threads=threads, verbose=False, logits_all=False)
+    The library's own calls, without the Python package's class: its threads for batches would be all cores, and wait
+    for each other in processor time. The context has as many positions as the texts need, its cache the default type.
+    """
 
-    def generate() -> list[int]:
-        llama.reset()
-        tokens, found = list(prompt), []
-        for _ in range(count):
-            llama.eval(tokens)
-            tokens = [int(np.argmax(_last(llama)))]
-            found += tokens
-        return found
+    def __init__(self, path: Path, texts: int, reach: int, threads: int) -> None:
+        """`texts` of at most `reach` tokens each."""
+        import llama_cpp  # pyright: ignore[reportMissingImports] - of the bench alone
 
-    generate()
-    return generate
+        self._api: Any = llama_cpp
+        self._texts = texts
+        _silence(self._api)
+        self._model = self._api.llama_model_load_from_file(
+            str(path).encode(), self._api.llama_model_default_params()
+        )
+        params = self._api.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = texts * reach, texts
+        params.n_batch = params.n_ubatch = max(32, texts)
+        params.n_threads = params.n_threads_batch = threads
+        self._context = self._api.llama_init_from_model(self._model, params)
+        self._vocabulary = self._api.llama_vocab_n_tokens(self._api.llama_model_get_vocab(self._model))
+        self._batch = self._api.llama_batch_init(max(32, texts), 0, 1)
+
+    def continues(self, prompt: list[int], count: int) -> Callable[[], list[list[int]]]:
+        """Return what continues each text by `count` tokens; the prompt but its last token is taken here, once."""
+        self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+        for text in range(self._texts):
+            self._decode([(token, place, text) for place, token in enumerate(prompt[:-1])])
+
+        def generate() -> list[list[int]]:
+            memory = self._api.llama_get_memory(self._context)
+            self._api.llama_memory_seq_rm(memory, -1, len(prompt) - 1, -1)
+            last, found = [prompt[-1]] * self._texts, [[] for _ in range(self._texts)]
+            for step in range(count):
+                place = len(prompt) - 1 + step
+                self._decode([(token, place, text) for text, token in enumerate(last)])
+                logits = self._api.llama_get_logits(self._context)
+                rows = np.ctypeslib.as_array(logits, shape=(self._texts, self._vocabulary))
+                last = np.argmax(rows, axis=1).tolist()
+                for text, token in enumerate(last):
+                    found[text].append(token)
+            return found
+
+        return generate
+
+    def _decode(self, tokens: list[tuple[int, int, int]]) -> None:
+        """Take tokens, each with its position and its text; the logits of all are wanted."""
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for index, (token, place, text) in enumerate(tokens):
+            batch.token[index], batch.pos[index] = token, place
+            batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, text, 1
+        if (failed := self._api.llama_decode(self._context, batch)) != 0:
+            raise RuntimeError(f"llama_decode returned {failed}")
 
 
-def _last(llama: Any) -> np.ndarray:
-    import llama_cpp  # pyright: ignore[reportMissingImports] - of the bench alone
+def _silence(api: Any) -> None:
+    import ctypes
 
-    logits = llama_cpp.llama_get_logits(llama.ctx)
-    return np.ctypeslib.as_array(logits, shape=(llama.n_vocab(),))
+    if not hasattr(_silence, "callback"):
+        _silence.callback = api.llama_log_callback(lambda level, text, data: None)  # kept: the library calls it
+        api.llama_log_set(_silence.callback, ctypes.c_void_p(0))

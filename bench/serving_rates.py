@@ -24,7 +24,7 @@ from typing import Any
 import jax.numpy as jnp
 import msgspec
 import numpy as np
-from serving_llama_cpp import continues, write_gguf
+from serving_llama_cpp import LlamaCpp, write_gguf
 from serving_models import train_mixture, write_run
 
 from planetary.artifacts.store import BlobStore
@@ -51,6 +51,7 @@ GREEDY = Drawing(SamplingOptions(temperature=0.0), frozenset())
 LLAMAS: dict[str, dict[str, Any]] = {
     "3M": {"n_layer": 4, "n_head": 4, "n_kv_head": 4, "n_embd": 256, "n_hidden": 688, "vocab_size": 256},
     "25M": {"n_layer": 8, "n_head": 8, "n_kv_head": 8, "n_embd": 512, "n_hidden": 1376, "vocab_size": 256},
+    "99M": {"n_layer": 14, "n_head": 12, "n_kv_head": 12, "n_embd": 768, "n_hidden": 2048, "vocab_size": 256},
 }
 CONTEXTS = (128, 512, 2048)
 
@@ -136,8 +137,9 @@ def llama(size: str, scratch: Path, rounds: int) -> None:
                 for kind, stored in (("f32", None), ("bf16", gguf.GGMLQuantizationType.BF16)):
                     path = scratch / f"{size}-{kind}.gguf"
                     write_gguf(model, config, path, stored)
-                    generate = continues(path, [7] * 8, TOKENS, 1)
-                    found.works[f"llama.cpp, {kind}"] = generate
+                    for name, texts in (("one text", 1), ("eight texts", 8)):
+                        other = LlamaCpp(path, texts, 128, 1)
+                        found.works[f"llama.cpp, {name}, {kind}"] = other.continues([7] * 9, TOKENS)
             if importlib.util.find_spec("transformers") is not None:
                 found.works["transformers, f32"] = transformers_text(run, scratch / f"{size}-hf", [7] * 8)
     square = np.random.default_rng(0).standard_normal((512, 512), np.float32)
@@ -152,10 +154,15 @@ def llama(size: str, scratch: Path, rounds: int) -> None:
     for weights in ("f32", "bf16"):
         one, eight = seconds[f"one text, {weights}"], seconds[f"eight texts, {weights}"]
         print(f"| {weights}: a token of one text, ms | {1e3 * one / TOKENS:.2f} |")
-        for other in (f"llama.cpp, {weights}", "transformers, f32"):
+        for other in (f"llama.cpp, one text, {weights}", "transformers, f32"):
             if other in seconds:
                 print(f"| {weights}: a token of one text, of {other} | {one / seconds[other]:.2f} |")
+        print(f"| {weights}: a step of eight texts, ms | {1e3 * eight / TOKENS:.2f} |")
         print(f"| {weights}: tokens of eight texts, of one, in equal time | {8 * one / eight:.2f} |")
+        if (other := f"llama.cpp, eight texts, {weights}") in seconds:
+            theirs = 8 * seconds[f"llama.cpp, one text, {weights}"] / seconds[other]
+            print(f"| {weights}: the same in llama.cpp | {theirs:.2f} |")
+            print(f"| {weights}: a step of eight texts, of llama.cpp's | {eight / seconds[other]:.2f} |")
         part = operations / seconds[f"chunk, {weights}"]
         print(
             f"| {weights}: rate of a chunk of {chunk}, of numpy's | {part / rate:.2f}, {part / own:.2f} |", flush=True

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,9 +86,7 @@ class LlamaCpp:
         self._api: Any = llama_cpp
         self._texts = texts
         _silence(self._api)
-        self._model = self._api.llama_model_load_from_file(
-            str(path).encode(), self._api.llama_model_default_params()
-        )
+        self._model = self._api.llama_model_load_from_file(str(path).encode(), self._api.llama_model_default_params())
         params = self._api.llama_context_default_params()
         params.n_ctx, params.n_seq_max = texts * reach, texts
         params.n_batch = params.n_ubatch = max(32, texts)
@@ -128,9 +128,9 @@ class LlamaCpp:
             raise RuntimeError(f"llama_decode returned {failed}")
 
 
-def _silence(api: Any) -> None:
-    import ctypes
-
-    if not hasattr(_silence, "callback"):
-        _silence.callback = api.llama_log_callback(lambda level, text, data: None)  # kept: the library calls it
-        api.llama_log_set(_silence.callback, ctypes.c_void_p(0))
+@functools.cache
+def _silence(api: Any) -> Any:
+    """Let llama.cpp log nothing; return the function that it calls, which must stay."""
+    callback = api.llama_log_callback(lambda level, text, data: None)
+    api.llama_log_set(callback, ctypes.c_void_p(0))
+    return callback

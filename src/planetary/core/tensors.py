@@ -95,13 +95,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
 Tensors = Mapping[str, np.ndarray]
 
 
-BLOCK = 32
-"""Outputs that are neighbours in memory: two vector registers of AVX-512, so that two chains of additions are in flight
-in a product with a single row."""
-
-
 class WeightBlocks(msgspec.Struct, frozen=True):
-    """The layout of a weight on a CPU: blocks [⌈N / `BLOCK`⌉, K, `BLOCK`] of neighbouring outputs, input by input.
+    """The layout of a weight on a CPU: blocks [⌈N / width⌉, K, width] of neighbouring outputs, input by input.
 
     N are the weight's outputs, K its inputs; zeros fill the last block. A product of any number of rows with such a
     weight reads memory in order, in whole vector registers. With [outputs, inputs] or [inputs, outputs], IREE 3.13
@@ -111,11 +106,13 @@ class WeightBlocks(msgspec.Struct, frozen=True):
         name: of the tensor, as an argument of functions.
         outputs: its dimensions that a product keeps, in order.
         inputs: its dimensions that a product sums over, in order.
+        width: outputs that are neighbours in memory.
     """
 
     name: str
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
+    width: int = 32
 
     def counts(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return N and K of a tensor of a shape."""
@@ -124,16 +121,16 @@ class WeightBlocks(msgspec.Struct, frozen=True):
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Return the stored form's shape."""
         outputs, inputs = self.counts(shape)
-        return -(-outputs // BLOCK), inputs, BLOCK
+        return -(-outputs // self.width), inputs, self.width
 
     def store(self, array: np.ndarray) -> np.ndarray:
         """Return the stored form of an array, of the same dtype, contiguous."""
         outputs, inputs = self.counts(array.shape)
         rows = array.transpose(*self.outputs, *self.inputs).reshape(outputs, inputs)
         blocks, _, _ = self.stored_shape(array.shape)
-        if blocks * BLOCK != outputs:
-            rows = np.concatenate([rows, np.zeros((blocks * BLOCK - outputs, inputs), array.dtype)])
-        return np.ascontiguousarray(rows.reshape(blocks, BLOCK, inputs).transpose(0, 2, 1))
+        if blocks * self.width != outputs:
+            rows = np.concatenate([rows, np.zeros((blocks * self.width - outputs, inputs), array.dtype)])
+        return np.ascontiguousarray(rows.reshape(blocks, self.width, inputs).transpose(0, 2, 1))
 
     def restore(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """Reverse `store` for a tensor of a shape."""

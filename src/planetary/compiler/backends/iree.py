@@ -17,6 +17,7 @@ from planetary.compiler.backends.artifact_manifest import ArtifactCache, Artifac
 from planetary.compiler.backends.flag_choice import flag_key, read_choice
 from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.backends.targets import Target, compiler_flags, nearest
+from planetary.compiler.backends.vector_units import vector_unit
 from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.weight_blocks import store_in_blocks
 from planetary.compiler.step.train_step import TrainStep, replaced_arguments
@@ -161,7 +162,9 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
         return known
     with ir.new_context():
         module = ir.parse_module(portable)
-        blocks = store_in_blocks(module, spec.functions, spec.weights) if target.backend == "cpu" else ()
+        blocks: tuple[WeightBlocks, ...] = ()
+        if target.backend == "cpu":
+            blocks = store_in_blocks(module, spec.functions, spec.weights, vector_unit(target))
         _prepare_functions(module, spec.functions)
         normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest, blocks))
         text = ir.to_text(module)

@@ -93,6 +93,16 @@ def parse_attribute(source: str) -> Attribute:
     return mlir.Attribute.parse(source)
 
 
+def foreign_attribute(source: str) -> Attribute:
+    """An attribute of a dialect that is not loaded here, for a compiler that reads the module's text."""
+    context: Any = mlir.Context.current
+    before, context.allow_unregistered_dialects = context.allow_unregistered_dialects, True
+    try:
+        return mlir.Attribute.parse(source)
+    finally:
+        context.allow_unregistered_dialects = before
+
+
 def padding_attribute(pairs: Sequence[tuple[int, int]]) -> Attribute:
     """A `[n, 2]` table of (low, high) paddings."""
     table: Any = np.asarray(pairs, np.int64).reshape(-1, 2)

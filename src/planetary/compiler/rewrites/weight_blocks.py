@@ -12,10 +12,43 @@ from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
 from planetary.core.step import FunctionSpec
-from planetary.core.tensors import BLOCK, WeightBlocks
+from planetary.core.tensors import WeightBlocks
 
 LEAST = 1024  # scalars of a weight, below which its products take no time
 MOST_PADDED = 1.125  # a weight does not grow by more
+_FEW_ROWS = 32  # of a product whose time is the weight's way through the caches
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """The vector registers of a CPU that products use.
+
+    Attributes:
+        floats: of a register, in float32.
+        accumulators: registers that hold sums in a product of many rows.
+        few_accumulators: the same in a product of few rows, which waits for memory: more rows read a weight less often.
+    """
+
+    floats: int
+    accumulators: int
+    few_accumulators: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths of a block: four registers, so that one row's sums are four chains of additions, or two."""
+        return 4 * self.floats, 2 * self.floats
+
+    def rows(self, count: int, width: int) -> int:
+        """Return how many of `count` rows a product adds up at a time, for blocks of a width; 0: no good number."""
+        registers = self.few_accumulators if count <= _FEW_ROWS else self.accumulators
+        most = min(8, count, registers * self.floats // width)
+        found = next(rows for rows in range(most, 0, -1) if count % rows == 0)
+        return found if 2 * found >= most else 0
+
+
+AVX512 = VectorUnit(floats=16, accumulators=16, few_accumulators=32)
+AVX2 = VectorUnit(floats=8, accumulators=8, few_accumulators=8)
+_OTHER_WIDTHS = (32,)  # of a CPU whose best tiles were not measured
 
 
 @dataclass(frozen=True)
@@ -41,7 +74,7 @@ class _Use:
 
 
 def store_in_blocks(
-    module: ir.Module, functions: Mapping[str, FunctionSpec], weights: Sequence[str]
+    module: ir.Module, functions: Mapping[str, FunctionSpec], weights: Sequence[str], unit: VectorUnit | None = None
 ) -> tuple[WeightBlocks, ...]:
     """Let functions take weights in blocks, in place, where every use of a weight in every function can.
 
@@ -52,6 +85,7 @@ def store_in_blocks(
         module: with the functions.
         functions: their signatures.
         weights: names of arguments that stay on a device for many calls.
+        unit: of the CPU, for the tiles of the products; None: the compiler chooses them.
 
     Returns:
         the layouts of those that are in blocks.
@@ -72,13 +106,13 @@ def store_in_blocks(
         layout = (
             None
             if any(one is None for one in uses)
-            else _layout(name, arguments[0], [u for one in uses for u in one or ()])
+            else _layout(name, arguments[0], [u for one in uses for u in one or ()], unit)
         )
         if layout is None:
             continue
         found.append(layout)
         for argument, mine in zip(arguments, uses, strict=True):
-            _store(argument, layout, mine or [])
+            _store(argument, layout, mine or [], unit)
     for function in bodies.values():
         ir.erase_dead(ir.entry_block(function))
         ir.refresh_function_type(function)
@@ -138,41 +172,44 @@ def _contracted(use: _Use, *, other: bool = False) -> list[int]:
     return list(numbers.lhs_contracting_dimensions if left else numbers.rhs_contracting_dimensions)
 
 
-def _layout(name: str, argument: ir.Value, uses: Sequence[_Use]) -> WeightBlocks | None:
+def _layout(name: str, argument: ir.Value, uses: Sequence[_Use], unit: VectorUnit | None) -> WeightBlocks | None:
     """Return the one layout for all uses of a weight; None if there is none, or it would waste memory."""
     inputs = {use.inputs for use in uses} - {None}
     if len(inputs) != 1:
         return None
     (contracted,) = inputs
     shape = ir.shape_of(argument)
-    layout = WeightBlocks(name, tuple(d for d in range(len(shape)) if d not in (contracted or ())), contracted or ())
-    looked_up = any(use.inputs is None for use in uses)
-    blocks, _, _ = layout.stored_shape(shape)
-    outputs, _ = layout.counts(shape)
-    fits = blocks * BLOCK <= MOST_PADDED * outputs and not (looked_up and layout.inputs != (1,))
-    return layout if fits else None
+    kept = tuple(d for d in range(len(shape)) if d not in (contracted or ()))
+    if any(use.inputs is None for use in uses) and contracted != (1,):
+        return None
+    for width in unit.widths if unit is not None else _OTHER_WIDTHS:
+        layout = WeightBlocks(name, kept, contracted or (), width)
+        outputs, _ = layout.counts(shape)
+        if layout.stored_shape(shape)[0] * width <= MOST_PADDED * outputs:
+            return layout
+    return None
 
 
-def _store(argument: ir.Value, layout: WeightBlocks, uses: Sequence[_Use]) -> None:
+def _store(argument: ir.Value, layout: WeightBlocks, uses: Sequence[_Use], unit: VectorUnit | None) -> None:
     shape = ir.shape_of(argument)
     argument.set_type(ir.tensor(layout.stored_shape(shape), ir.element_of(argument)))
     for use in uses:
         with ir.insert_before(use.op), ir.located(use.op):
             if use.op.name == "stablehlo.gather":
-                found = _rows(argument, use.op, shape[0])
+                found = _rows(argument, use.op, shape[0], layout.width)
                 wide = found if ir.element_of(found) == use.element else ops.convert(found, use.element)
             else:
                 blocks = argument if ir.element_of(argument) == use.element else ops.convert(argument, use.element)
-                wide = _product(blocks, layout, use, shape)
+                wide = _product(blocks, layout, use, shape, unit)
             ir.replace_uses(use.op.results[0], wide)
         use.op.erase()
 
 
-def _rows(blocks: ir.Value, op: ir.Operation, count: int) -> ir.Value:
+def _rows(blocks: ir.Value, op: ir.Operation, count: int, width: int) -> ir.Value:
     """Emit the rows of a matrix in blocks that a gather takes; it clamps numbers beyond the matrix."""
     indices = op.operands[1]
     wanted = ops.minimum(ops.maximum(indices, ops.full_like(indices, 0)), ops.full_like(indices, count - 1))
-    size = ops.full_like(indices, BLOCK)
+    size = ops.full_like(indices, width)
     place = ops.concatenate([ops.divide(wanted, size), ops.remainder(wanted, size)], len(ir.shape_of(indices)) - 1)
     leading = len(ir.shape_of(indices)) - 1
     dimensions = ir.gather_dimensions([leading], [0, 2], [], [], [0, 2], leading)
@@ -181,10 +218,12 @@ def _rows(blocks: ir.Value, op: ir.Operation, count: int) -> ir.Value:
     return ops.gather(blocks, place, dimensions, [1, inputs, 1], kind)
 
 
-def _product(blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[int]) -> ir.Value:
+def _product(
+    blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[int], unit: VectorUnit | None
+) -> ir.Value:
     """Emit a product with a weight in blocks, in the shape that it has without them.
 
-    The other factor's rows [M, K] are multiplied with each block [K, `BLOCK`] of outputs.
+    The other factor's rows [M, K] are multiplied with each block [K, width] of outputs.
     """
     other = use.op.operands[1 - use.position]
     other_shape = ir.shape_of(other)
@@ -196,9 +235,11 @@ def _product(blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[
     number = ir.shape_of(blocks)[0]
     spread = ops.broadcast_in_dim(rows, [number, count, inputs], [1, 2])
     element = ir.element_of(use.op.results[0])
-    product = ops.dot_general(spread, blocks, batch=([0], [0]), contract=([2], [1]), element=element)
-    whole = ops.reshape(ops.transpose(product, [1, 0, 2]), [count, number * BLOCK])
-    if number * BLOCK != outputs:
+    at_once = 0 if unit is None else unit.rows(count, layout.width)
+    tiles = _tiles(at_once, count, inputs, layout.width) if at_once else None
+    product = ops.dot_general(spread, blocks, batch=([0], [0]), contract=([2], [1]), element=element, tiles=tiles)
+    whole = ops.reshape(ops.transpose(product, [1, 0, 2]), [count, number * layout.width])
+    if number * layout.width != outputs:
         whole = ops.slice_(whole, [0, 0], [count, outputs])
     # The product's dimensions are the other factor's, then the weight's in the order of the operand's, or reversed.
     kept = [d for d in use.order if d not in pairs]
@@ -207,3 +248,20 @@ def _product(blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[
     rest = len(free)
     back = [*range(rest), *(rest + place for place in mine)]
     return ops.transpose(result, back if use.position == 1 else [*back[rest:], *back[:rest]])
+
+
+def _tiles(rows: int, count: int, inputs: int, width: int) -> ir.Attribute:
+    """Return IREE's tile sizes of a product [blocks, count, width]: whole rows of a block, read once in order.
+
+    IREE 3.13 itself takes a quarter of a block's width at a time, and so reads it four times in strides: a product of
+    one row then gets 10 GB/s of 25 from memory, and one of eight rows half the rate (bench/results/serving.md).
+    """
+    steps = 4 if inputs % 4 == 0 else 1
+    tiles = (
+        f"distribution = [1, {count}, {width}, 0], vector_common_parallel = [1, {rows}, {width}, 0], "
+        f"vector_reduction = [0, 0, 0, {steps}]"
+    )
+    return ir.foreign_attribute(
+        f"#iree_codegen.compilation_info<lowering_config = #iree_cpu.lowering_config<{tiles}>, "
+        "translation_info = <pipeline = #iree_cpu.pipeline<DoubleTilingExpert>>>"
+    )

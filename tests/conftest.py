@@ -1,5 +1,5 @@
-"""Rules for all tests: their order (quick, compiling, processes), which of them are slow, the profile of generated
-cases, and that no test's log handlers outlive it.
+"""Rules for all tests: their order (quick ones, then slow ones: processes, compiling, others), which of them are slow, the
+profile of generated cases, and that no test's log handlers outlive it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ def _tier(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("compiles") else 0
 
 
+def _order(item: pytest.Item) -> tuple[bool, int]:
+    """Quick tests that fail are to be seen early; of the slow ones those that last longest are not to begin last."""
+    slow = item.get_closest_marker("slow") is not None
+    return slow, -_tier(item) if slow else _tier(item)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_tier)  # stable: the order within a tier stays
     for item in items:
         if _tier(item) and not item.get_closest_marker("essential"):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=_order)  # stable: the order within a tier stays
 
 
 @pytest.fixture(autouse=True)

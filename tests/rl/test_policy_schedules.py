@@ -40,7 +40,7 @@ def test_random_fault_schedules() -> None:
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    sweep(range(first, first + 60), *MODES).require(RunResumed, WorkerLost, GroupDropped)
+    sweep(range(first, first + 40), *MODES).require(RunResumed, WorkerLost, GroupDropped)
 
 
 @pytest.mark.soak

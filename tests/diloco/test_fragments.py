@@ -8,7 +8,7 @@ import pytest
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.bfloat16 import f32_to_bf16
-from planetary.diloco.fragments import Fragments, mixed
+from planetary.diloco.fragments import Fragments, FragmentSteps, mixed
 
 SPECS = tuple(
     TensorSpec(name, "f32", (size,)) for name, size in (("d", 3), ("a", 5), ("c", 8), ("b", 5), ("e", 1), ("f", 2))
@@ -51,3 +51,35 @@ def test_mixing_is_rounded_once_and_exact_at_its_ends(dtype: str) -> None:
     if dtype == "f32":
         expected = (0.25 * own.astype(np.float64) + 0.75 * shared.astype(np.float64)).astype(np.float32)
         np.testing.assert_array_equal(mixed(spec, own, shared, 0.25), expected)
+
+
+def test_steps_behind_a_delta_count_from_the_last_mixing_of_its_fragment() -> None:
+    """Three fragments, leases of 10 steps, versions mixed in after 4 of them."""
+    steps = FragmentSteps(3, delay=4)
+    steps.begin((), goes_on=False)
+    shares = []
+    for round_ in range(1, 8):
+        steps.trained(10, mixes=round_ - 1 if round_ > 1 else -1)
+        shares.append(steps.share(round_, 10))
+        steps.begin((), goes_on=True)
+    assert steps.of_round(7) == 26  # since 4 steps after round 4
+    assert shares == [1.0, 1.0, 30 / 26, 1.0, 1.0, 1.0, 1.0]  # the first of a fragment has no mixing before it
+
+
+def test_a_worker_that_comes_back_has_few_steps_behind_its_first_deltas() -> None:
+    steps = FragmentSteps(3, delay=4)
+    shares = []
+    for round_ in range(7, 11):
+        steps.begin((), goes_on=round_ > 7)
+        steps.trained(10, mixes=round_ - 1 if round_ > 7 else -1)
+        shares.append(steps.share(round_, 10))
+    assert shares == [10 / 26, 20 / 26, 30 / 26, 1.0]
+
+
+def test_versions_that_were_missed_are_mixed_in_before_the_lease() -> None:
+    steps = FragmentSteps(2, delay=10)
+    steps.trained(10, mixes=-1)
+    steps.begin((3,), goes_on=True)
+    steps.trained(10, mixes=4)
+    assert (steps.of_round(5), steps.of_round(6)) == (10, 0)
+    assert steps.share(6, 10) == 0.0

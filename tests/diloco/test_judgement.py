@@ -48,6 +48,15 @@ def test_honest_deltas_count_however_noisy_they_are(count: int, noise: float) ->
         assert found.length == pytest.approx(np.median([np.linalg.norm(d) for d in deltas]))
 
 
+def test_a_delta_without_a_step_behind_it_may_have_any_length() -> None:
+    deltas = honest(0, 4)
+    deltas[3] = 0.0 * deltas[3]
+    found = judged(deltas, shares=[1.0, 1.0, 1.0, 0.0])
+    assert found.refused == {}
+    assert found.length == pytest.approx(np.median([np.linalg.norm(delta) for delta in deltas[:3]]))
+    assert judged(deltas).refused
+
+
 SHARES = [1.0] * 4 + [1 / 30, 0.1, 0.25, 0.5, 2.0, 4.0]
 
 

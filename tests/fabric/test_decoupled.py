@@ -94,7 +94,7 @@ def test_no_round_is_shorter_than_a_lease_of_the_fastest_worker(uneven: SimClust
 def test_a_quorum_of_all_in_a_calm_run_is_streaming() -> None:
     shared = (*PLAIN, "sync.fragments=3", "sync.delay=2", "sync.compression=float32", f"fabric.quorum={WORKERS}")
     one, other = (run(given=(f"sync.overlap={name}", *shared)) for name in ("streaming", "decoupled"))
-    assert not of(other, LeaseCarried)
+    assert {r.task for r in of(other, LeaseCarried)} == {r.task for r in of(other, LeaseAssigned) if r.early}
     assert one.gateway is not None
     assert other.gateway is not None
     found, expected = (c.gateway.parameters.state.params for c in (one, other) if c.gateway is not None)

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, sweep
 
-from planetary.fabric.protocol.records import AnyRecord, LeaseAssigned, RoundFinished, RunResumed, WorkerJoined
+from planetary.fabric.protocol.records import (
+    AnyRecord,
+    EvalFinished,
+    LeaseAssigned,
+    LeaseCarried,
+    LeaseReturned,
+    RoundFinished,
+    RunResumed,
+    WorkerJoined,
+)
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
@@ -49,10 +58,38 @@ def test_one_fragment_without_delay_is_lock_step_bit_for_bit(outer: tuple[str, .
 
 def test_leases_go_on_from_each_other_and_mix_in_the_round_before() -> None:
     assigned = of(run(streaming(2, 2, 0.5)), LeaseAssigned)
-    owners = {r.task: (r.worker, r.round) for r in assigned}
-    assert all((r.after, r.mixes) == (0, -1) for r in assigned if r.round == 1)
-    later = [r for r in assigned if r.round > 1]
-    assert all(owners[r.after] == (r.worker, r.round - 1) and r.mixes == r.round - 1 for r in later)
+    of_round = {r.task: r.round + r.early for r in assigned}
+    owners = {r.task: (r.worker, of_round[r.task]) for r in assigned}
+    assert all((r.after, r.mixes) == (0, -1) for r in assigned if of_round[r.task] == 1)
+    later = [r for r in assigned if of_round[r.task] > 1]
+    assert len(later) == WORKERS * (ROUNDS - 1)
+    assert all(owners[r.after] == (r.worker, of_round[r.task] - 1) for r in later)
+    assert all(r.mixes == of_round[r.task] - 1 for r in later)
+
+
+def test_a_worker_that_has_contributed_goes_on_before_its_round_closes() -> None:
+    """It pauses after τ steps, so that nobody is further ahead; without a delay nobody is ahead at all."""
+    cluster = run(streaming(2, 2, 0.5))
+    early = [r for r in of(cluster, LeaseAssigned) if r.early]
+    assert len(early) >= ROUNDS - 1
+    assert {(r.task, r.round, r.to) for r in of(cluster, LeaseCarried)} == {(r.task, r.round, r.round + 1) for r in early}
+    assert not any(r.early for r in of(run(streaming(2, 0, 0.5)), LeaseAssigned))
+
+
+@pytest.mark.parametrize("overlap", ["streaming", "decoupled"])
+def test_workers_with_leases_ahead_still_evaluate_what_is_due(overlap: str) -> None:
+    given = streaming(2, 4, 0.5, "eval.every=2", "sync.compression=float32", f"sync.overlap={overlap}")
+    cluster = run(given)
+    assert [r.version for r in of(cluster, EvalFinished)] == list(range(2, ROUNDS + 1, 2))
+    assert any(r.early for r in of(cluster, LeaseAssigned))
+
+
+def test_early_leases_are_taken_back_where_their_round_needs_the_workers() -> None:
+    """Two of three workers are away for a minute, and the third is needed for the quorum of two."""
+    lost = [Fault(at_s=6.5, kind="partition", worker=worker, seconds=60.0) for worker in (1, 2)]
+    cluster = run(streaming(2, 2, 0.5, "fabric.quorum=2"), lost)
+    early = {r.task for r in of(cluster, LeaseAssigned) if r.early}
+    assert early & {r.task for r in of(cluster, LeaseReturned) if r.to == "pool"}
 
 
 def test_a_worker_that_comes_back_begins_at_the_shared_values_of_all_fragments() -> None:

@@ -51,6 +51,39 @@ class Fragments:
         return sorted({self.number_of(version): version for version in sorted(versions)}.values())
 
 
+class FragmentSteps:
+    """Inner steps for which a worker's own values of each fragment were trained since shared ones were mixed in.
+
+    They are behind its delta of the fragment. A worker that comes back begins with shared values of all, so that its
+    first deltas are shorter than the others'.
+    """
+
+    def __init__(self, count: int = 1, delay: int = 0) -> None:
+        """Start with the shared values of `count` fragments; a lease mixes one in after `delay` steps."""
+        self._delay = delay
+        self._steps = [0] * count
+
+    def begin(self, missed: Iterable[int], *, goes_on: bool) -> None:
+        """A lease begins from the worker's own values, or from the shared ones; `missed`: versions mixed in before."""
+        for number in {(version - 1) % len(self._steps) for version in missed} if goes_on else range(len(self._steps)):
+            self._steps[number] = 0
+
+    def trained(self, steps: int, mixes: int) -> None:
+        """A lease of so many steps is trained, in which version `mixes` was mixed in; -1: none."""
+        self._steps = [before + steps for before in self._steps]
+        if mixes >= 0:
+            self._steps[(mixes - 1) % len(self._steps)] = max(0, steps - self._delay)
+
+    def of_round(self, round_: int) -> int:
+        """Return the steps behind a delta of the fragment that a round ends with."""
+        return self._steps[(round_ - 1) % len(self._steps)]
+
+    def share(self, round_: int, lease_steps: int) -> float:
+        """Return these steps against those of a worker that has been there from the start and missed nothing."""
+        whole = min(round_ * lease_steps, len(self._steps) * lease_steps - self._delay)
+        return self.of_round(round_) / max(1, whole)
+
+
 def mixed(spec: TensorSpec, own: np.ndarray, shared: np.ndarray, mixing: float) -> np.ndarray:
     """Return α θₘ + (1 − α) θ, in the tensor's own element type; at α = 0 the shared values themselves.
 

@@ -48,7 +48,7 @@ class Claim(msgspec.Struct, frozen=True):
     task: int
     worker: str
     loss: float  # mean training loss that its worker reports, nats per token
-    share: float = 1.0  # its inner steps against those of an average contribution
+    share: float = 1.0  # its inner steps against those of an average contribution; 0: none are behind its delta
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -122,7 +122,7 @@ def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str]
     rows = {task: row for row, task in enumerate(table.tasks)}
     kept = [rows[claim.task] for claim in claims if claim.task not in refused]
     counting = [claim for claim in claims if claim.task not in refused]
-    lengths = [_norm(table, rows[claim.task]) / (scale * claim.share**0.5) for claim in counting]
+    lengths = [_norm(table, rows[claim.task]) / (scale * claim.share**0.5) for claim in counting if claim.share > 0]
     measures = [
         Measure(
             claim.task,
@@ -145,7 +145,7 @@ def _by_length(
     claims: Sequence[Claim], lengths: Mapping[int, float], history: Sequence[float], start: float
 ) -> dict[int, str]:
     known = [length for length in history[-REMEMBERED:] if length > 0]
-    whole = {c.task: sorted((lengths[c.task], lengths[c.task] / c.share)) for c in claims}  # shortest and longest
+    whole = {c.task: _whole_lengths(lengths[c.task], c.share) for c in claims}
     if len(lengths) >= FEWEST:
         full = [whole[c.task] for c in claims if c.share >= MOSTLY_WHOLE]
         usual = full if len(full) >= FEWEST else list(whole.values())  # else many small parts would widen the range
@@ -168,6 +168,12 @@ def _by_length(
         for task, (low, high) in whole.items()
         if not (shortest / most <= high and low <= longest * most)
     }
+
+
+def _whole_lengths(length: float, share: float) -> tuple[float, float]:
+    """Return the least and the greatest length of a delta of all steps that one of `share` of them can stand for."""
+    other = length / share if share > 0 else math.inf
+    return min(length, other), max(length, other)
 
 
 def _by_loss(

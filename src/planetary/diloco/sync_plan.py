@@ -201,7 +201,9 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
         elif settings["sync.overlap"] in ("streaming", "decoupled"):
-            wait = max(cluster.rtt_s, wait - int(settings["sync.delay"]) * cluster.step_s)
+            # With a delay a lease is given out before the one before it ends.
+            delay = int(settings["sync.delay"])
+            wait = max(0.0 if delay else cluster.rtt_s, wait - delay * cluster.step_s)
         coded = codecs[0] != "none"
         worker = (2 + 3 * coded) * 4 * params
         gateway = (2 + outer + 2 * coded + many) * 4 * params

@@ -9,7 +9,7 @@ connection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -102,7 +102,8 @@ class Controller(RunController[RoundsDesk]):
         state, workers = self.state, list(self.desk.workers.values())
         rounds = [opened for opened in (state.open, state.closing) if opened is not None]
         held = {holding.task: holding.worker for opened in rounds for holding in opened.holders.values()}
-        trains = {worker.train.task: worker.worker for worker in workers if worker.train is not None}
+        flights = ((worker, train) for worker in workers for train in (worker.train, worker.next))
+        trains = {train.task: worker.worker for worker, train in flights if train is not None}
         if held != trains:
             yield False, f"tasks and their workers are {held} in the rounds under way, and {trains} on the connections"
         versions = self.evaluation.versions
@@ -136,7 +137,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _payload_sent(self, session: int, now: float) -> None:
         worker = self.desk.workers.get(session)
-        for task in () if worker is None else (worker.train, worker.evaluate):
+        for task in () if worker is None else (worker.train, worker.next, worker.evaluate):
             if task is not None:
                 task.sent(now)
 
@@ -186,9 +187,8 @@ class Controller(RunController[RoundsDesk]):
         self.training.leases.gave_sign(worker)
         train, flight = worker.train, worker.evaluate
         if train is not None and train.task == failure.task:
-            worker.train, round_ = None, train.round
-            version = self.state.under_way(train.round).version
-            self.training.leases.orphan(train, worker.worker, failure.reason, now)
+            round_, version = train.round, self.state.under_way(train.round).version
+            self.training.leases.orphan(worker, train, failure.reason, now)
         elif flight is not None and flight.task == failure.task:
             worker.evaluate, round_, version = None, self.state.round, flight.version
             self.evaluation.give_back(flight)
@@ -244,7 +244,7 @@ class Controller(RunController[RoundsDesk]):
         self._supply(now)
         if self._may_open(now):
             self.training.open(now)
-        reduced = self.training.advance(now)
+        reduced = self.training.advance(now, self.evaluation.versions)
         if isinstance(reduced, Mark):
             reason = f"every worker that had trained for round {reduced.round + 1} was lost before the end of it"
             self._go_back(reduced, reason, now)
@@ -376,7 +376,7 @@ class Controller(RunController[RoundsDesk]):
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.training.leases.pace.forget(worker.worker)
         if worker.train is not None:
-            self.training.leases.orphan(worker.train, worker.worker, reason, now)
+            self.training.leases.orphan(worker, worker.train, reason, now)
         if worker.evaluate is not None:
             self.evaluation.give_back(worker.evaluate)
         self.training.withdraw_lost(now)
@@ -462,8 +462,8 @@ class RoundTraining:
         )
         self.leases.begin(now)
 
-    def advance(self, now: float) -> int | Mark | None:
-        """Hand out free leases, and close the round when it is due.
+    def advance(self, now: float, evaluated: Collection[int] = ()) -> int | Mark | None:
+        """Hand out free leases, and close the round when it is due; `evaluated`: versions whose evaluation goes on.
 
         Returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to go back
         to when everything that was trained since is lost.
@@ -478,6 +478,9 @@ class RoundTraining:
         trained = self.trained
         if trained is not None:
             self._train(trained, now)
+            # A worker with a lease ahead has no version that could be evaluated before the next one.
+            if trained is self.trained and self._desk.state.version not in evaluated:
+                self.leases.give_early(trained, now)
         return None
 
     def _train(self, opened: OpenRound, now: float) -> None:

@@ -135,13 +135,17 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
 
     def goes_on_after(self, round_: int) -> bool:
         """Whether another round can be opened after `round_`."""
-        return round_ < self.policy.length.most_rounds and self.has_lease
+        opened = self.state.open
+        has_early = opened is not None and opened.round == round_ and bool(opened.early)
+        return round_ < self.policy.length.most_rounds and (self.has_lease or has_early)
 
-    @property
-    def first_step(self) -> int:
-        """Where the open round begins in the learning-rate schedule."""
-        opened = self.open_round()
-        return self.policy.length.first_step(opened.round, self.state.ledger.trained - opened.trained)
+    def first_step(self, *, early: bool = False) -> int:
+        """Return where the open round, or with `early` the one after it, begins in the learning-rate schedule."""
+        opened, trained = self.open_round(), self.state.ledger.trained
+        if not early:
+            return self.policy.length.first_step(opened.round, trained - opened.trained)
+        untrained = len(opened.holders) - len(opened.early) + len(opened.orphans)
+        return self.policy.length.first_step(opened.round + 1, trained + untrained)
 
     @property
     def rounds_left(self) -> int:

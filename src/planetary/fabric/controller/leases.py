@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from planetary.core.token_slice import joined
+from planetary.diloco.fragments import FragmentSteps
 from planetary.diloco.rounds import RoundView, admits_latecomer, exponential_mean
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
@@ -26,6 +27,9 @@ from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
+EARLY_FROM = 0.5
+"""Part of a lease that is trained when its worker gets the next one, where it is given early: a round trip before the
+end would do, and a lease that is lost with its worker before it begins costs nothing."""
 MOST_RESULTS = 2
 """Of a worker in a round, on average, where orphans are shared: the gateway keeps all until the round closes."""
 
@@ -65,7 +69,9 @@ class Leases:
         for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
             if worker.train is not None:
                 self._carry(worker, worker.train)
-        workers = [worker for worker in self._able_workers() if worker.train is None]
+        self._count_early(now)
+        contributed = {c.worker for c in self._desk.open_round().contributions}
+        workers = [w for w in self._able_workers() if w.train is None and w.worker not in contributed]
         shares = self._shares.of([worker.worker for worker in workers])
         for worker in workers:
             if leases := self._desk.free_leases(shares[worker.worker]):
@@ -89,8 +95,34 @@ class Leases:
                 shares = self._shares.of([worker.worker for worker in workers])
                 self._assign(worker, self._desk.free_leases(shares[worker.worker]), now)
 
+    def give_early(self, opened: OpenRound, now: float) -> None:
+        """Give workers their leases of the next round while this one stays open.
+
+        Those that have contributed begin at once; those that soon will do not wait for a lease then.
+        """
+        overlap, delay = self._topology.overlap, self._desk.policy.fragments.delay
+        if not overlap.gives_early or delay == 0 or not self._desk.goes_on_after(opened.round):
+            return
+        contributed = {c.worker for c in opened.contributions}
+        workers = self._able_workers()
+        shares = self._shares.of([worker.worker for worker in workers])
+        for worker in workers:
+            has_ended = worker.train is None and worker.worker in contributed
+            leases = self._desk.free_leases(shares[worker.worker])
+            if leases and (has_ended or self._soon_ends(worker, opened)):
+                self._assign(worker, leases, now, early=True)
+
+    def _soon_ends(self, worker: WorkerSession, opened: OpenRound) -> bool:
+        """Whether most of a worker's lease of the open round is trained, and all that its next one needs exists."""
+        train, newest = worker.train, self._desk.state.version
+        if train is None or worker.next is not None or train.known_round != opened.round:
+            return False
+        has_all = worker.version == worker.mixed == newest == opened.round - 1
+        return has_all and train.step >= EARLY_FROM * train.steps
+
     def reassign(self, opened: OpenRound, now: float) -> None:
-        """Give orphans to anybody who is free."""
+        """Give orphans to anybody who is free, or trains for the next round."""
+        self._take_early_back("the round before it needs its worker")
         workers = self._able_workers()
         for worker in workers:
             if worker.train is None and opened.orphans:
@@ -103,7 +135,7 @@ class Leases:
     def _others_end_in_s(self, opened: OpenRound) -> float:
         """Return the seconds until the round's tasks under way are trained, as far as steps were measured."""
         tasks = [(w.worker, w.train) for w in self._desk.ready_workers() if w.train is not None]
-        ends = [self._step_s.get(w, 0.0) * (t.steps - t.step) for w, t in tasks if t.round == opened.round]
+        ends = [self._step_s.get(w, 0.0) * (t.steps - t.step) for w, t in tasks if t.known_round == opened.round]
         return max(ends, default=0.0)
 
     def finish(self, opened: OpenRound, now: float) -> float | None:
@@ -114,7 +146,7 @@ class Leases:
         asked = False
         for worker in self._desk.ready_workers():
             train = worker.train
-            if train is None or train.round != opened.round or not self._shares.may_finish(train.step):
+            if train is None or train.known_round != opened.round or not self._shares.may_finish(train.step):
                 continue
             asked = True
             if not train.ends_early:
@@ -155,7 +187,7 @@ class Leases:
         self._sync_s = exponential_mean(self._sync_s, seconds)
 
     def _carry(self, worker: WorkerSession, train: TrainInFlight) -> None:
-        """Let a lease of the round that closes go on for the one that was opened."""
+        """Let a lease go on for the round that was opened, of which it may be already."""
         opened = self._desk.open_round()
         for lease in train.leases:
             self._desk.append(
@@ -168,17 +200,47 @@ class Leases:
                     steps=train.step,
                 )
             )
-        self._desk.send(worker.session, m.CountIn(task=train.task, round=opened.round))
-        train.round = opened.round
+        if train.known_round != opened.round:
+            self._desk.send(worker.session, m.CountIn(task=train.task, round=opened.round))
+        train.round, train.early = opened.round, False
+
+    def _count_early(self, now: float) -> None:
+        """Count results of the round that was opened, which were here before it."""
+        for worker in self._desk.ready_workers():
+            train = worker.train
+            if train is not None and train.ended is not None:
+                assert isinstance(train.ended.message, m.TrainResult)
+                worker.train = None
+                self._topology.accept(worker, train.task, train.ended.attachment)
+                self._count(worker, train, train.ended.message, now)
+
+    def _take_early_back(self, reason: str) -> None:
+        for worker in self._desk.ready_workers():
+            self._take_next_back(worker, reason)
+            if worker.train is not None and worker.train.early:
+                train, worker.train = worker.train, None
+                self._take_back(worker, train, reason)
+
+    def _take_next_back(self, worker: WorkerSession, reason: str, *, is_here: bool = True) -> None:
+        if worker.next is not None:
+            train, worker.next = worker.next, None
+            self._take_back(worker, train, reason, is_here=is_here)
+
+    @staticmethod
+    def _end_task(worker: WorkerSession, now: float) -> None:
+        """A worker's task is trained, and it goes on with the one behind it."""
+        worker.train, worker.next = worker.next, None
+        if worker.train is not None:
+            worker.train.assigned_at = worker.train.progress_at = now
 
     def _able_workers(self) -> list[WorkerSession]:
         version = self._desk.state.version
         return [w for w in self._topology.able_workers() if not self._guard.spares(w.worker, version)]
 
-    def _assign(self, worker: WorkerSession, leases: tuple[int, ...], now: float) -> None:
+    def _assign(self, worker: WorkerSession, leases: tuple[int, ...], now: float, *, early: bool = False) -> None:
         desk, opened = self._desk, self._desk.open_round()
         task, version = desk.state.next_task, desk.state.version
-        start = self._topology.start(worker)
+        start = self._topology.start(worker, early=early)
         desk.append(
             LeaseAssigned(
                 round=opened.round,
@@ -194,11 +256,15 @@ class Leases:
                 after=start.after,
                 mixes=start.mixes,
                 missed=start.missed,
+                early=early,
             )
         )
         steps = desk.policy.steps_of(worker.worker, len(leases))
+        if self._topology.overlap.keeps_values:
+            worker.own = worker.own or FragmentSteps(desk.policy.fragments.count, desk.policy.fragments.delay)
+            worker.own.begin(start.missed, goes_on=start.after > 0)
         worker.mixed = max(version, start.mixes)
-        worker.train = TrainInFlight(
+        train = TrainInFlight(
             task=task,
             round=opened.round,
             leases=leases,
@@ -207,20 +273,25 @@ class Leases:
             progress_at=now,
             version=version,
             mixes=start.mixes,
+            early=early,
         )
+        if worker.train is None:
+            worker.train = train
+        else:
+            worker.next = train
         self._topology.send_parameters(worker, version)
         pieces = joined(desk.policy.locate(lease) for lease in leases)
         desk.send(
             worker.session,
             m.TrainTask(
                 task=task,
-                round=opened.round,
+                round=train.known_round,
                 version=version,
                 lease=leases[0],
                 slice=pieces[0],
                 more=pieces[1:],
                 steps=steps,
-                first_step=desk.first_step,
+                first_step=desk.first_step(early=early),
                 ahead=start.ahead,
                 ahead_tokens=start.ahead_tokens,
                 after=start.after,
@@ -229,7 +300,7 @@ class Leases:
             ),
             TokensOf(False, pieces) if desk.policy.gateway_delivers else None,
         )
-        worker.train.awaits = desk.under_way.count(worker.session)
+        train.awaits = desk.under_way.count(worker.session)
 
     # --- workers' reports -------------------------------------------------------------------------------------
 
@@ -273,11 +344,13 @@ class Leases:
         if train is None or train.task != result.task:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
-        if 0 < result.round < train.round and self._topology.overlap.carries:
+        if 0 < result.round < train.known_round and self._topology.overlap.carries:
             self._drop(event.attachment)  # the word that it counts in a later round was on its way: it is given again
             return ""
-        worker.train = None
         defect = event.defect or self._defect_of(result, train)
+        if train.early and not defect:
+            train.ended, train.step = event, train.steps
+            return ""
         if defect:
             self._drop(event.attachment)
             self._desk.append(
@@ -291,8 +364,9 @@ class Leases:
                     reason=defect,
                 )
             )
-            self.orphan(train, worker.worker, defect, now)
+            self.orphan(worker, train, defect, now)
             return defect
+        self._end_task(worker, now)
         self._topology.accept(worker, train.task, event.attachment)
         self._count(worker, train, result, now)
         return ""
@@ -303,10 +377,10 @@ class Leases:
         One with a defect is rejected when it is here completely.
         """
         train = worker.train
-        if train is None or train.task != result.task or self._defect_of(result, train):
+        if train is None or train.early or train.task != result.task or self._defect_of(result, train):
             return
         if self._topology.begins_to_arrive(worker, train):
-            worker.train = None
+            self._end_task(worker, now)
             self._count(worker, train, result, now)
 
     def _count(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> None:
@@ -321,6 +395,10 @@ class Leases:
         step_s = times.seconds / max(1, times.trained)
         self._step_s[worker.worker] = exponential_mean(self._step_s.get(worker.worker), step_s)
         self._seconds[worker.worker] = now - train.assigned_at
+        share = -1.0
+        if worker.own is not None:
+            worker.own.trained(result.steps, train.mixes)
+            share = worker.own.share(train.round, self._desk.policy.length.inner_steps)
         self._desk.append(
             DeltaAccepted(
                 round=train.round,
@@ -340,13 +418,20 @@ class Leases:
                 version_lag=times.version_lag,
                 through=result.through,
                 stale=self._topology.overlap.stale(train, self._desk.policy),
+                share=share,
             )
         )
 
     # --- giving back ------------------------------------------------------------------------------------------
 
-    def orphan(self, train: TrainInFlight, worker: str, reason: str, now: float) -> None:
-        """A lease lost its holder: offer it again in this round."""
+    def orphan(self, worker: WorkerSession, train: TrainInFlight, reason: str, now: float) -> None:
+        """A worker's lease is not trained: offer it again in this round, unless it is of the next one.
+
+        The lease behind it, which cannot begin, goes back to the pool.
+        """
+        worker.train = None
+        self._take_next_back(worker, reason, is_here=worker.session in self._desk.workers)
+        self._discard(train)
         self._orphaned_at = now
         self._desk.append(
             LeaseReturned(
@@ -354,35 +439,47 @@ class Leases:
                 lease=train.leases[0],
                 more=train.leases[1:],
                 task=train.task,
-                worker=worker,
-                to="round",
+                worker=worker.worker,
+                to="pool" if train.early else "round",
                 reason=reason,
                 steps=train.step,
             )
         )
 
     def end(self, opened: OpenRound, why: str, now: float, *, carries: bool = False) -> None:
-        """The round closes: untrained leases go back to the pool, or with `carries` those in workers' hands go on."""
+        """The round closes: its untrained leases go back to the pool, or with `carries` those in workers' hands go on.
+
+        Those of the next round go on while there is one.
+        """
         self._judge_pace(opened, now)
+        goes_on = self._desk.goes_on_after(opened.round)
+        for worker in self._desk.workers.values():
+            self._take_next_back(worker, why)
         for worker in () if carries else self._desk.ready_workers():
-            if worker.train is None:
+            if worker.train is None or (worker.train.early and goes_on):
                 continue
             self._note_unanswered(worker, worker.train, now)
             train, worker.train = worker.train, None
-            self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
-            self._desk.append(
-                LeaseReturned(
-                    round=train.round,
-                    lease=train.leases[0],
-                    more=train.leases[1:],
-                    task=train.task,
-                    worker=worker.worker,
-                    to="pool",
-                    reason=why,
-                    steps=train.step,
-                )
-            )
+            self._take_back(worker, train, why)
         self.orphans_to_pool(opened, why)
+
+    def _take_back(self, worker: WorkerSession, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
+        """Cancel a worker's task; its leases go back to the pool."""
+        self._discard(train)
+        if is_here:
+            self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
+        self._desk.append(
+            LeaseReturned(
+                round=train.round,
+                lease=train.leases[0],
+                more=train.leases[1:],
+                task=train.task,
+                worker=worker.worker,
+                to="pool",
+                reason=why,
+                steps=train.step,
+            )
+        )
 
     def orphans_to_pool(self, ended: OpenRound, why: str) -> None:
         """Return the untrained leases of a round to the pool, for a later one."""
@@ -417,9 +514,11 @@ class Leases:
         self._finish_until = None
         self.pace.went_back(self._desk.state.round)
         for worker in self._desk.workers.values():
-            if worker.train is not None:
-                self._desk.send(worker.session, m.CancelTask(task=worker.train.task, reason=reason))
-                worker.train = None
+            for train in (worker.train, worker.next):
+                if train is not None:
+                    self._discard(train)
+                    self._desk.send(worker.session, m.CancelTask(task=train.task, reason=reason))
+            worker.train = worker.next = None
 
     # --- time -------------------------------------------------------------------------------------------------
 
@@ -457,10 +556,11 @@ class Leases:
         return Wait(worker.session, since, since + most_s, "made no progress on its task")
 
     def awaits(self, worker: WorkerSession) -> bool:
-        """Whether a payload from or to a worker is in flight, or a version that its lease mixes in does not exist.
+        """Whether a worker has to do nothing for its tasks now.
 
-        A line may be slow, and a result waits behind earlier messages. A line on which no byte moves ends by
-        itself.
+        A payload from or to it is in flight, a version that its lease mixes in does not exist, or its result is here
+        and its round is not open. A line may be slow, and a result waits behind earlier messages. A line on which no
+        byte moves ends by itself.
         """
         train, tasks = worker.train, (worker.train, worker.evaluate)
         mixes = -1 if train is None else train.mixes
@@ -468,6 +568,7 @@ class Leases:
             bool(worker.arriving)
             or any(task.awaits for task in tasks if task is not None)
             or mixes > self._desk.state.version
+            or (train is not None and train.ended is not None)
         )
 
     def waited_for(self) -> tuple[list[str], float]:
@@ -475,7 +576,8 @@ class Leases:
         opened = self._desk.state.open
         if opened is None or opened.closed or not 0 < opened.tasks <= len(opened.contributions):
             return [], 0.0
-        return sorted({holding.worker for holding in opened.holders.values()}), self._contributed_at
+        late = {holding.worker for holding in opened.holders.values() if not holding.early}
+        return sorted(late), self._contributed_at
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -526,7 +628,7 @@ class Leases:
         ]
         for worker in self._desk.ready_workers():
             train = worker.train
-            if train is not None and train.round == opened.round and self._from_the_start(train):
+            if train is not None and train.known_round == opened.round and self._from_the_start(train):
                 times.append(
                     LeaseTimes(
                         worker=worker.worker,
@@ -539,13 +641,19 @@ class Leases:
         for record in self.pace.close(opened.round, times, now - self._began, self._desk.state.slow):
             self._desk.append(record)
 
+    def _discard(self, train: TrainInFlight) -> None:
+        """Drop the result of a task that is taken back, if it is here."""
+        if train.ended is not None:
+            self._drop(train.ended.attachment)
+            train.ended = None
+
     def _drop(self, attachment: int) -> None:
         if attachment:
             self._desk.out.append(DropAttachment(attachment))
 
     def _defect_of(self, result: m.TrainResult, train: TrainInFlight) -> str:
-        if result.round != train.round:
-            return f"it was trained for round {train.round}, and says that it is of round {result.round}"
+        if result.round != train.known_round:
+            return f"it was trained for round {train.known_round}, and says that it is of round {result.round}"
         if defect := self._desk.policy.defect_of(result, train.steps, ends_early=train.ends_early):
             return defect
         if result.payload != self._topology.result:

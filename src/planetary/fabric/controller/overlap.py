@@ -36,20 +36,23 @@ class Overlap:
     Attributes:
         overlaps: whether a round opens as soon as the one before it closes.
         carries: whether leases that are not trained when a round closes go on, for the next one.
+        keeps_values: whether a worker's next lease goes on from values of its own.
+        gives_early: whether a worker that has contributed gets its lease of the next round before this one closes.
         decide: decides whether the open round closes.
     """
 
     overlaps = False
-    carries = False
+    carries = keeps_values = gives_early = False
     decide = staticmethod(decide_round)
 
-    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
+    def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         """Return where a worker begins its next lease.
 
         Args:
-            closing: the round under reduction, if any.
+            before: the round before the lease's, under reduction or still open; None: it is finished.
             own: the worker's tasks that contributed to it.
             behind: versions up to the newest that are not in the worker's own values.
+            newest: version.
         """
         return LeaseStart()
 
@@ -74,31 +77,35 @@ class Eager(Delayed):
     arXiv:2502.12996, algorithm 2; see `diloco.ring.eager_start`.
     """
 
-    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
+    def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         """See `Overlap`."""
-        return LeaseStart(tuple(own), closing.tokens) if closing is not None and own else LeaseStart()
+        return LeaseStart(tuple(own), before.tokens) if before is not None and own else LeaseStart()
 
 
 class Streaming(Delayed):
     """A round goes on from where the worker's last one ended; the fragment under reduction is mixed in on the way.
 
-    arXiv:2501.18512, algorithm 2; see `diloco.fragments`. A worker that contributed nothing to the round under
+    arXiv:2501.18512, algorithm 2; see `diloco.fragments`. A worker that has contributed to a round goes on at once, for
+    the next one: it needs no version before it has trained for τ steps. One that contributed nothing to the round under
     reduction begins at the newest version, with the shared values of all fragments.
     """
 
-    def start(self, closing: OpenRound | None, own: Sequence[int], behind: Sequence[int] = ()) -> LeaseStart:
+    keeps_values = gives_early = True
+
+    def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         """See `Overlap`."""
-        if closing is None:
+        if before is None:
             return LeaseStart()
         missed = tuple(behind) if own else ()
-        return LeaseStart(after=max(own, default=0), missed=missed, mixes=closing.round)
+        return LeaseStart(after=max(own, default=0), missed=missed, mixes=newest + 1)
 
 
 class Decoupled(Streaming):
     """Streaming in which a quorum closes a round, and the others' leases go on (arXiv:2604.21428).
 
     A lease that goes on counts in the round that is open when it ends, for that round's fragment. A worker in such a
-    lease gets no version before the end of it.
+    lease gets no version before the end of it. The grace time after a quorum is the one for which workers that have
+    contributed can go on without a version.
     """
 
     carries = True

@@ -98,7 +98,7 @@ class Star(Topology):
 
         A lease that mixes in a version which was not sent yet waits for it alone, so that nothing is put before it.
         """
-        train = worker.train
+        train = worker.next or worker.train
         return train is None or (worker.version == version and worker.version >= train.mixes)
 
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
@@ -224,7 +224,10 @@ class Star(Topology):
         self._table = None
         state, policy = self._desk.state, self._desk.policy
         parts = policy.length.parts
-        claims = [Claim(c.task, c.worker, c.loss, len(c.leases) / parts) for c in ended.contributions]
+        claims = [
+            Claim(c.task, c.worker, c.loss, c.share if c.share >= 0 else len(c.leases) / parts)
+            for c in ended.contributions
+        ]
         history = [state.lengths[number] for number in policy.rounds_like(ended.round, state.lengths)]
         judgement = policy.judge(claims, table, history, policy.rates_of(ended.round))
         self._refused = judgement.refused

@@ -91,12 +91,14 @@ class Topology(ABC):
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""
 
-    def start(self, worker: WorkerSession) -> LeaseStart:
-        """Return where a worker begins its next lease."""
-        closing = self._desk.state.closing
-        own = () if closing is None else [c.task for c in closing.contributions if self.holds(worker, c.task)]
-        newest = self._desk.state.version
-        return self.overlap.start(closing, own, range(worker.mixed + 1, newest + 1))
+    def start(self, worker: WorkerSession, *, early: bool = False) -> LeaseStart:
+        """Return where a worker begins its next lease; `early`: of the round after the open one."""
+        state = self._desk.state
+        before, newest = state.open if early else state.closing, state.version
+        own = [] if before is None else [c.task for c in before.contributions if self.holds(worker, c.task)]
+        if early and worker.train is not None:
+            own = [worker.train.task]
+        return self.overlap.start(before, own, range(worker.mixed + 1, newest + 1), newest)
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
         """Whether a worker still holds its contribution of `task`, on the connection on which it trained it."""

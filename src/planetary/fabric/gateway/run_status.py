@@ -171,7 +171,7 @@ def message_of(host: Gateway[Any, Any, Any], why: str) -> str:
 def _learning_rate(controller: Controller) -> float | None:
     """Return the rate with which the open round begins."""
     desk = controller.desk
-    return None if desk.state.open is None else desk.policy.schedule.rate(desk.first_step)
+    return None if desk.state.open is None else desk.policy.schedule.rate(desk.first_step())
 
 
 def _finishing(controller: Controller) -> str:

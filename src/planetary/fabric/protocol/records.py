@@ -204,10 +204,11 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     after: int = 0  # streaming: own task that it goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in at the start
+    early: bool = False  # fragments: it is of the round after the open one, and goes on from the worker's lease of that
 
 
 class LeaseCarried(Record, frozen=True, kw_only=True, tag="lease_carried"):
-    """Decoupled: a round closed before a lease of it was trained; it goes on, and counts in a later round."""
+    """Decoupled: a round closed before a lease was trained; it goes on, and counts in the round that is opened."""
 
     round: int
     to: int
@@ -261,6 +262,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     version_lag: int = 0  # how many versions older than the newest its parameters were
     through: int = 0  # of a site: as of `TrainResult`
     stale: int = 0  # decoupled: versions of its fragment that its worker had not got; it weighs 1 / (1 + stale)
+    share: float = -1.0  # fragments: of the usual inner steps behind its delta; -1: its leases tell
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):

@@ -6,7 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
+from planetary.diloco.fragments import FragmentSteps
 from planetary.fabric.protocol.status import Leave
+from planetary.machine.events import Received
 from planetary.machine.state_table import Table, advance
 
 MOST_UNANSWERED = 3
@@ -59,10 +61,17 @@ class TrainInFlight(InFlight):
     progress_at: float
     version: int  # of the parameters that it begins from
     mixes: int = -1  # the version that it waits for on the way; -1: none
+    early: bool = False  # it is of the round after `round`, which is open
+    ended: Received | None = None  # the result of an early one that is trained
     ends_early: bool = False  # its worker was asked for the steps that are trained
     step: int = 0
     started: bool = False
     loss: float | None = None
+
+    @property
+    def known_round(self) -> int:
+        """The round that its worker was told, and names in its result."""
+        return self.round + self.early
 
 
 class EvalInFlight(InFlight):
@@ -104,8 +113,10 @@ class WorkerSession(msgspec.Struct):
     arrived_at: float = 0.0  # when the last of them was here
     arrival_s: float = 0.0  # seconds that it took
     mixed: int = -1  # the newest version that is in its own values once its lease is trained
+    own: FragmentSteps | None = None  # of these values, where the run's workers keep them
     unanswered: int = 0  # leases in a row that came back from it without a sign
     train: TrainInFlight | None = None
+    next: TrainInFlight | None = None  # an early one behind `train`, that goes on from its end parameters
     evaluate: EvalInFlight | None = None
 
     @property

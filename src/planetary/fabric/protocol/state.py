@@ -45,6 +45,7 @@ class Holding(msgspec.Struct):
     worker: str
     task: int
     started: bool = False
+    early: bool = False  # it is of the round after this one
 
 
 class AcceptedLease(msgspec.Struct):
@@ -65,6 +66,7 @@ class AcceptedLease(msgspec.Struct):
     untrained: int = 0  # leases of the task that the deadline cut off
 
     stale: int = 0
+    share: float = -1.0
 
     @property
     def leases(self) -> tuple[int, ...]:
@@ -90,8 +92,13 @@ class OpenRound(msgspec.Struct):
 
     @property
     def tasks(self) -> int:
-        """Number of tasks in the hands of workers."""
-        return len({holding.task for holding in self.holders.values()})
+        """Number of tasks of this round in the hands of workers."""
+        return len({holding.task for holding in self.holders.values() if not holding.early})
+
+    @property
+    def early(self) -> list[int]:
+        """The leases of the round after this one that are in the hands of workers, ascending."""
+        return sorted(lease for lease, holding in self.holders.items() if holding.early)
 
     @property
     def trained(self) -> int:
@@ -242,6 +249,7 @@ class ControllerState(RunFold):
                         record.more,
                         len(record.untrained),
                         record.stale,
+                        record.share,
                     )
                 )
             case RoundClosed():
@@ -339,7 +347,7 @@ def _assign(state: ControllerState, record: LeaseAssigned) -> None:
             opened.orphans.remove(lease)
         elif state.ledger.take() != lease:
             raise LocalProtocolError(f"lease {lease} is not the next one to hand out")
-        opened.holders[lease] = Holding(record.worker, record.task)
+        opened.holders[lease] = Holding(record.worker, record.task, early=record.early)
     state.next_task = record.task + 1
 
 
@@ -348,6 +356,7 @@ def _carry(state: ControllerState, record: LeaseCarried) -> None:
     if state.open is None or state.open.round != record.to:
         raise LocalProtocolError(f"lease {record.lease} cannot go on for round {record.to}, which is not open")
     del state.under_way(record.round).holders[record.lease]
+    holding.early = False
     state.open.holders[record.lease] = holding
 
 

@@ -100,6 +100,9 @@ WAYS = {
     "streaming-late": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=3, mixing=0.5)),
     "streaming-taken": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1)),
     "streaming-fp4": Way(up="fp4", overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
+    "streaming-int4": Way(
+        up="int4", down="int4", overlap="streaming", fragments=m.Fragmentation(count=3, delay=6, mixing=0.5)
+    ),
 }
 # Student's t at 95 % (two-sided 90 %), by degrees of freedom.
 T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}

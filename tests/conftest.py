@@ -1,5 +1,5 @@
-"""Rules for all tests: their order (quick ones, then slow ones: processes, compiling, others), which of them are slow, the
-profile of generated cases, and that no test's log handlers outlive it.
+"""Rules for all tests: their order (quick ones, then slow ones: processes, compiling, others), which of them are slow,
+the profile of generated cases, and that no test's log handlers outlive it.
 """
 
 from __future__ import annotations

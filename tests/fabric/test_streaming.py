@@ -72,7 +72,9 @@ def test_a_worker_that_has_contributed_goes_on_before_its_round_closes() -> None
     cluster = run(streaming(2, 2, 0.5))
     early = [r for r in of(cluster, LeaseAssigned) if r.early]
     assert len(early) >= ROUNDS - 1
-    assert {(r.task, r.round, r.to) for r in of(cluster, LeaseCarried)} == {(r.task, r.round, r.round + 1) for r in early}
+    assert {(r.task, r.round, r.to) for r in of(cluster, LeaseCarried)} == {
+        (r.task, r.round, r.round + 1) for r in early
+    }
     assert not any(r.early for r in of(run(streaming(2, 0, 0.5)), LeaseAssigned))
 
 

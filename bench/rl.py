@@ -2,7 +2,7 @@
 
 `python bench/rl.py --help`. Each run is `planetary rl` with a configuration of examples/; a row has its outcome. Rows
 are appended as JSON lines to `--out`, so that a bench that is stopped goes on where it was; `--table` prints those that
-are there.
+are there, and `--picture FILE` draws their held-out rewards.
 
 Other programs on the machine make a run's minutes longer. Its CPU seconds (of all its processes, the compilation
 included) stay nearly the same: on two idle cores a run takes between half of them and all of them.
@@ -23,10 +23,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from planetary.monitor.picture import FAINT, INK, style
 from planetary.monitor.run_folder import load_history
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LAST = 5  # evaluations at the end of a run, of which the mean is compared
+SEED_COLOURS = ("#0B5394", "#D55E00", "#009E73")  # apart for colour-blind readers (after Okabe and Ito)
+AIM = (0.4, 0.9)  # held-out reward: at most at the end of the imitation, at least at the end of the run
 
 
 def cpu_seconds() -> float:
@@ -68,6 +71,7 @@ def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0
         "end": round(known[-1][1], 4),
         "end_mean": round(sum(last) / len(last), 4),
         "sampled": [round(sum(part) / len(part), 4) for part in (sampled[:10], sampled[-10:])],
+        "curve": [(round_, round(reward, 4)) for round_, reward in known],
         "staleness": history.metrics[-1].policy.staleness if history.metrics[-1].policy is not None else {},
         "kills": kills,
         "lost": sum(event.get("event") == "worker_lost" for event in history.events),
@@ -129,6 +133,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw the held-out reward of each evaluation by round: a panel a configuration, a line a run."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["config"] for row in rows))
+    figure = Figure(figsize=(4.2 * len(names), 3.8), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
+        style(axes)
+        for aim in AIM:
+            axes.axhline(aim, color=INK, lw=0.8, ls=(0, (4, 3)))
+        for i, row in enumerate(row for row in rows if row["config"] == name):
+            colour = SEED_COLOURS[i % len(SEED_COLOURS)]
+            label = ", ".join(row["settings"])
+            axes.plot(*zip(*row["curve"], strict=True), color=colour, lw=1.6, label=label)
+            axes.plot(row["imitated"], row["start"], color=colour, marker="o", markersize=7, mfc="white", mew=1.8)
+        axes.set(xlim=(0, None), ylim=(0, 1))
+        axes.set_title(name.removesuffix(".toml"), loc="left", color=INK, fontweight="bold")
+        axes.set_xlabel("rounds; circle: end of the imitation", color=INK)
+        axes.legend(framealpha=1.0, edgecolor=FAINT, fontsize=8, labelcolor=INK, loc="lower right")
+    figure.axes[0].set_ylabel("mean reward of held-out prompts", color=INK)
+    figure.savefig(path, dpi=110, facecolor="white")
+
+
 def main() -> None:
     """Run the plan and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -141,10 +168,14 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path("rl.jsonl"))
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     done = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     if arguments.table:
         print(table(done))
+    if arguments.picture is not None:
+        draw(done, arguments.picture)
+    if arguments.table or arguments.picture is not None:
         return
     keys = [(row["config"], row["settings"], row["kill_every"]) for row in done]
     for name, settings, kill_every in plan(arguments):

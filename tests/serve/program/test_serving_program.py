@@ -21,15 +21,16 @@ from planetary.serve.program.serving_program import serving_program
 from planetary.serve.program.serving_shape import (
     CACHE,
     IDS,
+    KEYS,
     PAGE,
     ROW,
     SCORE_IDS,
     SCORE_VALUES,
     SCORES,
-    TARGETS,
     VALUES,
     ServingShape,
     reaches_of,
+    recall_name,
 )
 from planetary.serve.program.text_memory import KeysAndValues, RecurrentState
 
@@ -84,11 +85,25 @@ class Device:
         self.tensors.put({CACHE: self.shape.cache.zeros()})
 
     def call(
-        self, function: str, tokens: Any, start: Any, length: Any, pages: Any, **more: Any
+        self,
+        function: str,
+        tokens: Any,
+        start: Any,
+        length: Any,
+        pages: Any,
+        *,
+        going_on: bool = False,
+        **more: Any,
     ) -> dict[str, np.ndarray]:
+        """`going_on`: the texts are those of the decoding call before, whose copy of their pages is there."""
         pages = [one[: self.shape.reaches[0]] for one in pages]  # a state has one page
         given = {"tokens": tokens, "start": start, "length": length, "pages": pages, **more}
-        self.tensors.call(function, arrays={name: np.asarray(value, np.int32) for name, value in given.items()})
+        arrays = {name: np.asarray(value, np.int32) for name, value in given.items()}
+        if f"{KEYS}0" in {one.name for one in self.runner.signature(function).arguments}:
+            recall = recall_name(*arrays["pages"].shape)
+            if not going_on:
+                self.tensors.call(recall, arrays={"pages": arrays["pages"]})
+        self.tensors.call(function, arrays=arrays)
         return self.tensors.get([VALUES, IDS, ROW, *((SCORES, SCORE_VALUES, SCORE_IDS) if more else ())])
 
     def whole(self, tokens: list[int]) -> np.ndarray:
@@ -114,7 +129,10 @@ def test_chunks_and_single_tokens_give_the_log_probabilities_of_the_whole_text(
         found = device.call(f"prefill_s{chunk}_p{reach}", [new], [chunk], [5], [mine])
         np.testing.assert_allclose(found[ROW][0], rows[chunk + 4], atol=2e-5)
     for place in range(chunk + 5, WINDOW):
-        found = device.call(f"decode_b2_p{reach}", [[text[place]] for text in texts], [place, place], [1, 1], pages)
+        new, starts = [[text[place]] for text in texts], [place, place]
+        # Most tokens add to the copy of the pages; at some the copy is made again.
+        going_on = place % 7 != 0 and place != chunk + 5
+        found = device.call(f"decode_b2_p{reach}", new, starts, [1, 1], pages, going_on=going_on)
         for one in range(2):
             np.testing.assert_allclose(found[ROW][one], whole[one][place], atol=2e-5)
             best = np.argsort(-whole[one][place], kind="stable")[:5]
@@ -132,7 +150,7 @@ def check_scores(device: Device, text: list[int], whole: np.ndarray) -> None:
         filled = [*new, *([1] * (chunk - len(new)))]
         targets = [*following, *([0] * (chunk - len(following)))]
         name = f"score_s{chunk}_p{device.shape.reaches[0]}"
-        found = device.call(name, [filled], [start], [len(new)], [[3, 9, 1, 5]], **{TARGETS: [targets]})
+        found = device.call(name, [filled], [start], [len(new)], [[3, 9, 1, 5]], targets=[targets])
         rows = whole[start:end]
         expected = rows[np.arange(len(new)), following]
         np.testing.assert_allclose(found[SCORES][0][: len(new)], expected, atol=2e-5)
@@ -159,3 +177,13 @@ def test_a_cache_of_sixteen_bits_is_close() -> None:
     device.call(f"prefill_s{2 * PAGE}_p{reach}", [text], [0], [2 * PAGE], [[1, 2, 0, 0]])
     found = device.call(f"decode_b1_p{reach}", [[9]], [2 * PAGE], [1], [[1, 2, 3, 0]])
     np.testing.assert_allclose(found[ROW][0], device.whole([*text, 9])[-1], atol=0.1)
+
+
+def test_a_copy_of_pages_is_no_larger_than_the_cache() -> None:
+    shape = ServingShape(
+        vocabulary=9, window=8 * PAGE, pages=17, page_shape=(4, 2, PAGE, 8), batches=(1, 4), reaches=(2, 8)
+    )
+    copied = {name for name in shape.functions(()) if name.startswith("recall")}
+    assert copied == {"recall_b1_p2", "recall_b1_p8", "recall_b4_p2"}
+    assert [spec.shape for spec in shape.recalled(4, 2)] == 2 * [(4, 2, 8, 2 * PAGE), (4, 2, 2 * PAGE, 8)]
+    assert "recalled_keys.0" not in {one.name for one in shape.functions(())["decode_b4_p8"].arguments}

@@ -28,7 +28,7 @@ from planetary.serve.program.serving_trial import ServingTrial, decode_trial, en
 MANIFEST = "serving.json"
 """Names the other files with their digests. It is written last: a folder without it is no model."""
 PROGRAM, WEIGHTS, TRIAL = "program.mlir", "weights.safetensors", "trial.msgpack"
-FORMAT = 1
+FORMAT = 2
 FIXED = ("context", "batch", "cache_mb", "cache_precision", "weights", "experts")
 """Keys of `[serve]` that the functions are made for."""
 
@@ -37,7 +37,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The description of the folder.
 
     Attributes:
-        format: 1.
+        format: 2; 1 had no functions that copy pages.
         name: of the model.
         version: see `ServedModel`, as `begins`, `ends`, `chat_template`, `special_tokens` and `warning`.
         vocabulary: tokens that the model knows.
@@ -50,7 +50,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         digests: sha256 of the other files.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     name: str
     version: int
     vocabulary: int

@@ -21,9 +21,16 @@ from planetary.compiler.rewrites import normalise
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runtime.program_runner import Program
-from planetary.serve.program.call_context import PagedContext, StateContext, WholeCall, last_of
+from planetary.serve.program.call_context import (
+    PagedContext,
+    RecalledContext,
+    StateContext,
+    WholeCall,
+    last_of,
+    recall,
+)
 from planetary.serve.program.likeliest import top_k
-from planetary.serve.program.serving_shape import LIKELIEST, SCORES, ServingShape
+from planetary.serve.program.serving_shape import KEYS, LIKELIEST, SCORES, VALUES, ServingShape
 from planetary.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState, TextMemory
 
 Decode = Callable[[Any, jax.Array, Any], jax.Array]
@@ -47,8 +54,9 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
     with ir.new_context():
         module = ir.empty_module()
         for name, spec in functions.items():
-            call = _function(decode, shape, scores=any(one.name == SCORES for one in spec.results))
-            lowered = jax.jit(call, keep_unused=True).lower(templates, *_data(spec, len(specs)))
+            lowered = jax.jit(_function(decode, shape, spec), keep_unused=True).lower(
+                templates, *_data(spec, len(specs))
+            )
             one = load_for_differentiation(lowered.as_text())
             normalise.picks_to_selects(one)
             finish_module(one)
@@ -65,7 +73,7 @@ _CONTEXTS: Mapping[type[TextMemory], Callable[..., PagedContext | StateContext |
 }
 
 
-def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[..., tuple[jax.Array, ...]]:
+def _function(decode: Decode, shape: ServingShape, spec: FunctionSpec) -> Callable[..., tuple[jax.Array, ...]]:
     context_of = _CONTEXTS[type(shape.memory)]
 
     def call(  # noqa: PLR0917 - the order of a compiled function's arguments
@@ -98,7 +106,24 @@ def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[
         counts = jnp.arange(tokens.shape[1])[None, :, None] < length[:, None, None]
         return *found, jnp.sum(jnp.where(counts, context.hidden, 0).astype(jnp.float32), axis=1)
 
-    return scoring_call if scores else call
+    def recalling_call(  # noqa: PLR0917 - the order of a compiled function's arguments
+        params: Any,
+        tokens: jax.Array,
+        start: jax.Array,
+        length: jax.Array,
+        pages: jax.Array,
+        cache: jax.Array,
+        *recalled: jax.Array,
+    ) -> tuple[jax.Array, ...]:
+        context = RecalledContext(tokens, start, length, pages, cache, *recalled)
+        row = jax.nn.log_softmax(decode(params, tokens, context)[:, -1].astype(jnp.float32))
+        return context.written(), *context.recalled(), *top_k(row, shape.candidates), row
+
+    if not any(one.name == VALUES for one in spec.results):
+        return lambda params, pages, cache: recall(pages, cache)
+    if any(one.name.startswith(KEYS) for one in spec.arguments):
+        return recalling_call
+    return scoring_call if any(one.name == SCORES for one in spec.results) else call
 
 
 def _data(spec: FunctionSpec, params: int) -> list[jax.ShapeDtypeStruct]:

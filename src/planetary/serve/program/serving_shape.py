@@ -18,6 +18,7 @@ LIKELIEST = 20
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
 HIDDEN = "hidden"
+KEYS, CACHED_VALUES = "recalled_keys.", "recalled_values."  # before a layer's number
 
 
 class CallSize(msgspec.Struct, frozen=True):
@@ -124,9 +125,35 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     def functions(self, params: tuple[TensorSpec, ...]) -> dict[str, FunctionSpec]:
         """Return the signatures of all functions, by name, for a model with these parameters."""
-        return {
+        found = {
             one.name: self.function(params, one.batch, one.tokens, one.reach, scores=one.scores) for one in self.calls
         }
+        for one in self.calls:
+            if one.tokens == 1 and (copy := self.recalled(one.batch, one.reach)):
+                pages = TensorSpec("pages", "i32", (one.batch, one.reach))
+                found[recall_name(one.batch, one.reach)] = FunctionSpec((*params, pages, self.cache), copy)
+        return found
+
+    def recalled(self, batch: int, reach: int) -> tuple[TensorSpec, ...]:
+        """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of `batch` texts of `reach` pages.
+
+        They are the copy of pages that decoding calls read, and that stays from call to call. There is none, (), where
+        it would be larger than the cache, and no cache of pages. Layers are tensors of their own: IREE copies a part of
+        a tensor before a product reads it.
+        """
+        paged = isinstance(self.memory, KeysAndValues) and len(self.page_shape) == 4
+        if not paged or batch * reach > self.pages:
+            return ()
+        parts, heads, page, width = self.page_shape
+        tokens = reach * page
+        return tuple(
+            spec
+            for layer in range(parts // 2)
+            for spec in (
+                TensorSpec(f"{KEYS}{layer}", self.element, (batch, heads, width, tokens)),
+                TensorSpec(f"{CACHED_VALUES}{layer}", self.element, (batch, heads, tokens, width)),
+            )
+        )
 
     @property
     def calls(self) -> tuple[CallSize, ...]:
@@ -147,6 +174,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         self, params: tuple[TensorSpec, ...], batch: int, tokens: int, reach: int, *, scores: bool = False
     ) -> FunctionSpec:
         """Return the signature of a call with `batch` texts of `tokens` new tokens each."""
+        recalled = self.recalled(batch, reach) if tokens == 1 else ()
         arguments = (
             *params,
             TensorSpec("tokens", "i32", (batch, tokens)),
@@ -155,6 +183,7 @@ class ServingShape(msgspec.Struct, frozen=True):
             TensorSpec("pages", "i32", (batch, reach)),
             *((TensorSpec(TARGETS, "i32", (batch, tokens)),) if scores else ()),
             self.cache,
+            *recalled,
         )
         likeliest = (batch, tokens, min(LIKELIEST, self.candidates))
         scored = (
@@ -165,6 +194,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         )
         results = (
             self.cache,
+            *recalled,
             TensorSpec(VALUES, "f32", (batch, self.candidates)),
             TensorSpec(IDS, "i32", (batch, self.candidates)),
             TensorSpec(ROW, "f32", (batch, self.vocabulary)),
@@ -181,6 +211,11 @@ class ServingShape(msgspec.Struct, frozen=True):
 def decode_name(batch: int, reach: int) -> str:
     """Return the name of the function that continues `batch` texts by a token, of at most `reach` pages each."""
     return f"decode_b{batch}_p{reach}"
+
+
+def recall_name(batch: int, reach: int) -> str:
+    """Return the name of the function that copies the pages of `batch` texts for decoding calls."""
+    return f"recall_b{batch}_p{reach}"
 
 
 def prefill_name(chunk: int, reach: int, texts: int = 1) -> str:

@@ -26,6 +26,8 @@ from planetary.serve.program.serving_shape import (
     CACHE,
     HIDDEN,
     IDS,
+    KEYS,
+    PAGE,
     ROW,
     SCORE_IDS,
     SCORE_VALUES,
@@ -33,6 +35,7 @@ from planetary.serve.program.serving_shape import (
     TARGETS,
     VALUES,
     ServingShape,
+    recall_name,
 )
 from planetary.serve.program.serving_trial import decode_trial
 from planetary.serve.protocol.serving_messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
@@ -60,6 +63,37 @@ def load(job: ServingJob, place: Workplace) -> Role:
     return ServingRole(model, ready, place.send)
 
 
+class RecalledTexts(msgspec.Struct, frozen=True):
+    """The texts whose pages were copied for a decoding function, with the tokens that its calls have added since.
+
+    Pages are the truth: every call writes them, and the copy is made again for any other calls than the next ones of
+    the same texts.
+
+    Attributes:
+        function: that takes the copy.
+        pages: of each text.
+        lengths: of each text, in tokens.
+    """
+
+    function: str
+    pages: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+
+    def serves(self, call: ComputeCall) -> bool:
+        """Whether a call goes on with the texts, each of which may have got further pages."""
+        return (
+            call.function == self.function
+            and call.starts == self.lengths
+            and all(new[: len(old)] == old for new, old in zip(call.pages, self.pages, strict=True))
+        )
+
+    def is_changed_by(self, call: ComputeCall) -> bool:
+        """Whether a call of another kind writes to a page of the texts."""
+        mine = {page for pages in self.pages for page in pages}
+        written = (pages[start // PAGE :] for start, pages in zip(call.starts, call.pages, strict=True))
+        return any(page in mine for pages in written for page in pages)
+
+
 class LoadedModel:
     """A model and a cache on a device. Used by one thread at a time.
 
@@ -73,6 +107,7 @@ class LoadedModel:
         self._run, self._shape = run, shape
         self._specs: dict[str, dict[str, TensorSpec]] = {}  # of each function's arguments
         self._sent: dict[str, np.ndarray] = {}
+        self._recalled: RecalledTexts | None = None  # whose copy of pages is on the device
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
@@ -110,12 +145,24 @@ class LoadedModel:
             if last is None or last.shape != array.shape or last.tobytes() != array.tobytes():
                 self._sent[name] = array
         self.resident.put(self._sent)
+        after = self._recall(message, batch, reach, recalls=f"{KEYS}0" in specs)
         self.resident.call(message.function)
+        self._recalled = after
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
         wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
         found = {name: array[:texts] for name, array in self.resident.get(wanted).items()}
         self.resident.drop((VALUES, IDS, ROW, *scores))
         return found
+
+    def _recall(self, message: ComputeCall, batch: int, reach: int, *, recalls: bool) -> RecalledTexts | None:
+        """Copy the pages of a decoding call's texts unless the copy is there; return whose copy there is after it."""
+        before, self._recalled = self._recalled, None  # a call that fails leaves none
+        if not recalls:
+            return None if before is None or before.is_changed_by(message) else before
+        if before is None or not before.serves(message):
+            self.resident.call(recall_name(batch, reach))
+        starts = tuple(start + 1 for start in message.starts)
+        return RecalledTexts(message.function, message.pages, starts)
 
 
 class ServingRole:

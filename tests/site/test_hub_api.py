@@ -27,9 +27,11 @@ from planetary.site.submission import config_of_tables
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
+# An offer that a busy machine does not answer within the patience goes to the next site, which is another history.
+PATIENCE_S = 3.0
 POLICIES = (
-    SitePolicy(name="paris", patience_s=0.5),
-    SitePolicy(name="tokyo", patience_s=0.5, data_sets=("notes",)),
+    SitePolicy(name="paris", patience_s=PATIENCE_S),
+    SitePolicy(name="tokyo", patience_s=PATIENCE_S, data_sets=("notes",)),
     SitePolicy(name="lab", roles=("server",)),
 )
 PATH = "/v1/federation/jobs"

@@ -33,23 +33,23 @@ class Ended(Protocol):
     def reason(self) -> str: ...
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """See `Ended`; `reason` is also that of an error."""
 
     ok: bool
     reason: str
 
 
-async def outcome_of(run: Awaitable[Ended], name: str) -> Outcome:
+async def outcome_of(run: Awaitable[Ended], name: str) -> RunOutcome:
     """Return how a run ended: whatever is wrong with it ends it and nothing else. `name`: for the log."""
     try:
         end = await run
     except PlanetaryError as error:
-        return Outcome(False, str(error))
+        return RunOutcome(False, str(error))
     except Exception as error:
         log.exception("the run of %s failed", name)
-        return Outcome(False, f"internal error: {type(error).__name__}: {error}")
-    return Outcome(end.ok, end.reason)
+        return RunOutcome(False, f"internal error: {type(error).__name__}: {error}")
+    return RunOutcome(end.ok, end.reason)
 
 
 class HostedRun:

@@ -18,7 +18,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
-from planetary.site.hosted_run import Outcome, outcome_of
+from planetary.site.hosted_run import RunOutcome, outcome_of
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
 from planetary.wire.streams import refuse_tensors
@@ -37,7 +37,7 @@ class OuterHost(Protocol):
         """Whether it is about to end."""
         ...
 
-    async def run_outer(self, job: PlacedJob, config: Config) -> Outcome:
+    async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
         """Run a job's outer run to its end, or go on with it. Raises `UserError` for a configuration it cannot have."""
         ...
 
@@ -94,7 +94,7 @@ class OuterRuns:
             except PlanetaryError as error:  # the journal is lost: the next look at the hub ends the process
                 log.error("the end of the run of %s could not be written: %s", job.job, error)
 
-    async def _run_here(self, job: PlacedJob) -> Outcome:
+    async def _run_here(self, job: PlacedJob) -> RunOutcome:
         return await self._host.run_outer(job, self._hub.outer_config(job))
 
     # --- sites ------------------------------------------------------------------------------------------------

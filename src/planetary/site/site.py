@@ -30,7 +30,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
 from planetary.run.kinds import kind_of, worker_protocol
-from planetary.site.hosted_run import HostedRun, Outcome, outcome_of
+from planetary.site.hosted_run import HostedRun, RunOutcome, outcome_of
 from planetary.site.jobs import (
     JOURNAL,
     CancelRequested,
@@ -509,11 +509,11 @@ class Site:
 
     # --- the hub's own runs: see `OuterHost` -------------------------------------------------------------------
 
-    async def run_outer(self, job: PlacedJob, config: Config) -> Outcome:
+    async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
         """See `OuterHost`."""
         config = await asyncio.to_thread(self._fitted, config)
         shown = self._show_outer(job)
-        end = Outcome(False, "the hub ended")
+        end = RunOutcome(False, "the hub ended")
         try:
             end = await outcome_of(self._host(shown, config), job.job)
         finally:

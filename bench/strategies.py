@@ -1,6 +1,6 @@
 """Every preset of synchronisation over simulated links: held-out loss against simulated time, and against bytes.
 
-    python bench/strategies.py                    # all of the star, 4 workers, links like 50 Mbit/s for 30.8M parameters
+    python bench/strategies.py              # all of the star, 4 workers, links like 50 Mbit/s for 30.8M parameters
     python bench/strategies.py --presets ddp,rda-sign --mbit 1000
 
 Trains a small transformer for real with `planetary.simulate`: gateway, supervisors, workers and messages are those of

@@ -80,7 +80,8 @@ class FragmentSteps:
 
     def share(self, round_: int, lease_steps: int) -> float:
         """Return these steps against those of a worker that has been there from the start and missed nothing."""
-        whole = min(round_ * lease_steps, len(self._steps) * lease_steps - self._delay)
+        count = len(self._steps)
+        whole = round_ * lease_steps if round_ <= count else count * lease_steps - self._delay
         return self.of_round(round_) / max(1, whole)
 
 

@@ -469,6 +469,7 @@ class RoundTraining:
         to when everything that was trained since is lost.
         """
         self.ask_again_at, self.stall = None, self.checkpoint.stall
+        self.leases.release_leaving()
         self.checkpoint.go_on(now)
         ended = self.ended
         if ended is not None and self._topology.busy:

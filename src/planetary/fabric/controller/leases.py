@@ -68,7 +68,7 @@ class Leases:
         self._counted_at.clear()
         for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
             if worker.train is not None:
-                self._carry(worker, worker.train)
+                self._carry(worker, worker.train, now)
         self._count_early(now)
         contributed = {c.worker for c in self._desk.open_round().contributions}
         workers = [w for w in self._able_workers() if w.train is None and w.worker not in contributed]
@@ -117,12 +117,13 @@ class Leases:
         train, newest = worker.train, self._desk.state.version
         if train is None or worker.next is not None or train.known_round != opened.round:
             return False
-        has_all = worker.version == worker.mixed == newest == opened.round - 1
+        has_all = worker.version == train.mixed == newest == opened.round - 1
         return has_all and train.step >= EARLY_FROM * train.steps
 
     def reassign(self, opened: OpenRound, now: float) -> None:
         """Give orphans to anybody who is free, or trains for the next round."""
-        self._take_early_back("the round before it needs its worker")
+        for worker in self._desk.ready_workers():
+            self._take_early_back(worker, "the round before it needs its worker")
         workers = self._able_workers()
         for worker in workers:
             if worker.train is None and opened.orphans:
@@ -186,7 +187,7 @@ class Leases:
         """Take note of the time from the close of a round to its version."""
         self._sync_s = exponential_mean(self._sync_s, seconds)
 
-    def _carry(self, worker: WorkerSession, train: TrainInFlight) -> None:
+    def _carry(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
         """Let a lease go on for the round that was opened, of which it may be already."""
         opened = self._desk.open_round()
         for lease in train.leases:
@@ -202,11 +203,13 @@ class Leases:
             )
         if train.known_round != opened.round:
             self._desk.send(worker.session, m.CountIn(task=train.task, round=opened.round))
+        if train.early:
+            train.due_from = now
         train.round, train.early = opened.round, False
 
     def _count_early(self, now: float) -> None:
         """Count results of the round that was opened, which were here before it."""
-        for worker in self._desk.ready_workers():
+        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
             train = worker.train
             if train is not None and train.ended is not None:
                 assert isinstance(train.ended.message, m.TrainResult)
@@ -214,12 +217,17 @@ class Leases:
                 self._topology.accept(worker, train.task, train.ended.attachment)
                 self._count(worker, train, train.ended.message, now)
 
-    def _take_early_back(self, reason: str) -> None:
-        for worker in self._desk.ready_workers():
-            self._take_next_back(worker, reason)
-            if worker.train is not None and worker.train.early:
-                train, worker.train = worker.train, None
-                self._take_back(worker, train, reason)
+    def release_leaving(self) -> None:
+        """Take leases of the next round back from workers that leave at the end of what they do now."""
+        for worker in self._desk.workers.values():
+            if worker.leaving:
+                self._take_early_back(worker, worker.leaving)
+
+    def _take_early_back(self, worker: WorkerSession, reason: str) -> None:
+        self._take_next_back(worker, reason)
+        if worker.train is not None and worker.train.early:
+            train, worker.train = worker.train, None
+            self._take_back(worker, train, reason)
 
     def _take_next_back(self, worker: WorkerSession, reason: str, *, is_here: bool = True) -> None:
         if worker.next is not None:
@@ -260,10 +268,6 @@ class Leases:
             )
         )
         steps = desk.policy.steps_of(worker.worker, len(leases))
-        if self._topology.overlap.keeps_values:
-            worker.own = worker.own or FragmentSteps(desk.policy.fragments.count, desk.policy.fragments.delay)
-            worker.own.begin(start.missed, goes_on=start.after > 0)
-        worker.mixed = max(version, start.mixes)
         train = TrainInFlight(
             task=task,
             round=opened.round,
@@ -273,6 +277,8 @@ class Leases:
             progress_at=now,
             version=version,
             mixes=start.mixes,
+            after=start.after,
+            missed=start.missed,
             early=early,
         )
         if worker.train is None:
@@ -339,6 +345,8 @@ class Leases:
         """Accept or reject a result. Returns None when it is stale, "" when it counts, else its defect."""
         known = self._topology.arrived(result.task, event)
         if known is not None:
+            if known and any(t is not None and t.after == result.task for t in (worker.train, worker.next)):
+                self._take_early_back(worker, f"it goes on from the result of task {result.task}: {known}")
             return known
         train = worker.train
         if train is None or train.task != result.task:
@@ -347,6 +355,9 @@ class Leases:
         if 0 < result.round < train.known_round and self._topology.overlap.carries:
             self._drop(event.attachment)  # the word that it counts in a later round was on its way: it is given again
             return ""
+        if train.ended is not None:
+            self._drop(event.attachment)  # it was sent twice
+            return None
         defect = event.defect or self._defect_of(result, train)
         if train.early and not defect:
             train.ended, train.step = event, train.steps
@@ -394,9 +405,12 @@ class Leases:
             self._quorum_s = exponential_mean(self._quorum_s, now - self._counted_at[0])
         step_s = times.seconds / max(1, times.trained)
         self._step_s[worker.worker] = exponential_mean(self._step_s.get(worker.worker), step_s)
-        self._seconds[worker.worker] = now - train.assigned_at
-        share = -1.0
-        if worker.own is not None:
+        self._seconds[worker.worker] = max(now - train.since, times.seconds)
+        worker.mixed, share = train.mixed, -1.0
+        if self._topology.overlap.keeps_values:
+            fragments = self._desk.policy.fragments
+            worker.own = worker.own or FragmentSteps(fragments.count, fragments.delay)
+            worker.own.begin(train.missed, goes_on=train.after > 0)
             worker.own.trained(result.steps, train.mixes)
             share = worker.own.share(train.round, self._desk.policy.length.inner_steps)
         self._desk.append(
@@ -432,7 +446,9 @@ class Leases:
         worker.train = None
         self._take_next_back(worker, reason, is_here=worker.session in self._desk.workers)
         self._discard(train)
-        self._orphaned_at = now
+        worker.failed_after = train.after  # the next one begins from shared values
+        if not train.early:
+            self._orphaned_at = now
         self._desk.append(
             LeaseReturned(
                 round=train.round,
@@ -455,7 +471,7 @@ class Leases:
         goes_on = self._desk.goes_on_after(opened.round)
         for worker in self._desk.workers.values():
             self._take_next_back(worker, why)
-        for worker in () if carries else self._desk.ready_workers():
+        for worker in () if carries else sorted(self._desk.workers.values(), key=lambda one: one.worker):
             if worker.train is None or (worker.train.early and goes_on):
                 continue
             self._note_unanswered(worker, worker.train, now)
@@ -529,9 +545,9 @@ class Leases:
         if known:
             return max(known)
         estimates = [
-            (w.train.progress_at - w.train.assigned_at) / w.train.step * w.train.steps
+            (w.train.progress_at - w.train.since) / w.train.step * w.train.steps
             for w in workers
-            if w.train is not None and w.train.step > 0
+            if w.train is not None and w.train.step > 0 and not w.train.early
         ]
         return max(estimates, default=None)
 
@@ -606,7 +622,7 @@ class Leases:
             worker=worker.worker,
             steps=train.steps,
             seconds=max(0.0, min(result.seconds, now - train.assigned_at)),
-            transfer_s=max(0.0, train.complete_at - train.assigned_at) + worker.arrival_s,
+            transfer_s=max(0.0, train.complete_at - train.since) + worker.arrival_s,
             waited_s=now - self._contributed_at if waits else 0.0,
             version_lag=self._desk.state.version - train.version,
             trained=result.steps if train.ends_early else train.steps,

@@ -121,6 +121,7 @@ class Star(Topology):
         del self._arriving[task]
         if event.defect:
             self._unusable[task] = event.defect
+            self._trained_by.pop(task, None)  # nothing may begin from it
             if event.attachment:
                 self._desk.out.append(DropAttachment(event.attachment))
         else:
@@ -223,11 +224,8 @@ class Star(Topology):
     def _judge(self, ended: OpenRound, table: Table) -> None:
         self._table = None
         state, policy = self._desk.state, self._desk.policy
-        parts = policy.length.parts
-        claims = [
-            Claim(c.task, c.worker, c.loss, c.share if c.share >= 0 else len(c.leases) / parts)
-            for c in ended.contributions
-        ]
+        shares = self._shares(ended)
+        claims = [Claim(c.task, c.worker, c.loss, shares[c.task]) for c in ended.contributions]
         history = [state.lengths[number] for number in policy.rounds_like(ended.round, state.lengths)]
         judgement = policy.judge(claims, table, history, policy.rates_of(ended.round))
         self._refused = judgement.refused
@@ -236,6 +234,16 @@ class Star(Topology):
         self._desk.append(
             ContributionsJudged(round=ended.round, measures=judgement.measures, length=judgement.length, rule=rule)
         )
+
+    def _shares(self, ended: OpenRound) -> dict[int, float]:
+        """Return the inner steps behind each contribution against the usual ones, by task.
+
+        Of fragments, against the most of this round: after a resume all workers have few.
+        """
+        if not self.overlap.keeps_values:
+            return {c.task: len(c.leases) / self._desk.policy.length.parts for c in ended.contributions}
+        most = max((c.share for c in ended.contributions), default=0.0)
+        return {c.task: c.share / most if most > 0 else 1.0 for c in ended.contributions}
 
     def give_up(self) -> Mark | None:
         """See `Topology`: nothing counts, so the round goes on, or with overlap the run goes back to its start."""

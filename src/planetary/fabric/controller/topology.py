@@ -67,8 +67,11 @@ class Topology(ABC):
 
     def announce(self, round_: int) -> None:
         """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
-        for worker in self._desk.ready_workers():
-            if self.overlap.sends(worker.train, round_):
+        ready = self._desk.ready_workers()
+        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
+            # One that is about to leave needs it for its last lease.
+            pauses = worker.train is not None and worker.train.mixes == round_
+            if pauses or (worker in ready and self.overlap.sends(worker.train, round_)):
                 self.send_parameters(worker, round_)
 
     def finished(self, round_: int) -> None:
@@ -95,10 +98,12 @@ class Topology(ABC):
         """Return where a worker begins its next lease; `early`: of the round after the open one."""
         state = self._desk.state
         before, newest = state.open if early else state.closing, state.version
-        own = [] if before is None else [c.task for c in before.contributions if self.holds(worker, c.task)]
+        contributed = () if before is None else before.contributions
+        own = [c.task for c in contributed if c.task != worker.failed_after and self.holds(worker, c.task)]
+        mixed = worker.mixed
         if early and worker.train is not None:
-            own = [worker.train.task]
-        return self.overlap.start(before, own, range(worker.mixed + 1, newest + 1), newest)
+            own, mixed = [worker.train.task], worker.train.mixed
+        return self.overlap.start(before, own, range(mixed + 1, newest + 1), newest)
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
         """Whether a worker still holds its contribution of `task`, on the connection on which it trained it."""

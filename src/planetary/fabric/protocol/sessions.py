@@ -61,8 +61,11 @@ class TrainInFlight(InFlight):
     progress_at: float
     version: int  # of the parameters that it begins from
     mixes: int = -1  # the version that it waits for on the way; -1: none
+    after: int = 0  # the own task that it goes on from; 0: from the version
+    missed: tuple[int, ...] = ()  # versions that are mixed in at its start
     early: bool = False  # it is of the round after `round`, which is open
     ended: Received | None = None  # the result of an early one that is trained
+    due_from: float = 0.0  # when its round was opened, if it was early
     ends_early: bool = False  # its worker was asked for the steps that are trained
     step: int = 0
     started: bool = False
@@ -72,6 +75,16 @@ class TrainInFlight(InFlight):
     def known_round(self) -> int:
         """The round that its worker was told, and names in its result."""
         return self.round + self.early
+
+    @property
+    def mixed(self) -> int:
+        """The newest version in its worker's own values at the end of it."""
+        return max(self.version, self.mixes)
+
+    @property
+    def since(self) -> float:
+        """From when its worker's time counts: an early one may pause for the round before it."""
+        return max(self.assigned_at, self.due_from)
 
 
 class EvalInFlight(InFlight):
@@ -112,7 +125,8 @@ class WorkerSession(msgspec.Struct):
     arriving: dict[int, float] = msgspec.field(default_factory=dict)  # message with tensors -> since when it comes in
     arrived_at: float = 0.0  # when the last of them was here
     arrival_s: float = 0.0  # seconds that it took
-    mixed: int = -1  # the newest version that is in its own values once its lease is trained
+    mixed: int = -1  # the newest version that is in its own values, after its last lease that counts
+    failed_after: int = 0  # own task with whose end parameters a lease failed; 0: none did
     own: FragmentSteps | None = None  # of these values, where the run's workers keep them
     unanswered: int = 0  # leases in a row that came back from it without a sign
     train: TrainInFlight | None = None

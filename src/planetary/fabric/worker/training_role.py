@@ -103,6 +103,8 @@ class TrainingRole:
                 self._compute.take_ahead(self._taker(instruction.version))
             case w.StartTraining():
                 tokens = self._tokens.pop(instruction.task.task, None)
+                # Tasks begin in the order of their numbers: those before it were cancelled in the queue.
+                self._tokens = {task: kept for task, kept in self._tokens.items() if task > instruction.task.task}
                 self._compute.train(instruction.task, instruction.schedule, tokens)
             case w.MixIn():
                 self._compute.mix(instruction.task, self._taker(instruction.task.mixes))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas
 
+from planetary.core.config import config_from_tables
+from planetary.core.errors import UserError
 from planetary.fabric.protocol.records import (
     AnyRecord,
     ContributionsJudged,
@@ -97,3 +99,16 @@ def test_a_liar_is_found_where_no_step_is_behind_any_delta() -> None:
     assert all(record.share == 0.0 for record in of(cluster, DeltaAccepted) if record.round > 1)
     refused = {m.worker for record in of(cluster, ContributionsJudged) for m in record.measures if m.refused}
     assert refused == {"node-0/0"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("sync.delay=5",), "sync.delay: expected at most train.inner_steps (4), found 5"),
+        (("sync.delay=4",), "sync.delay: expected fewer than train.inner_steps (4) with sync.fragments = 1"),
+    ],
+)
+def test_a_delay_in_which_nothing_would_be_trained_is_refused(given: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError) as found:
+        config_from_tables({}, ["sync.overlap=streaming", "train.inner_steps=4", *given])
+    assert words in str(found.value)

@@ -373,6 +373,11 @@ def _check_streaming(config: Config, origin: str) -> None:
             f"{origin}: sync.delay: expected at most train.inner_steps ({config.train.inner_steps}), found "
             f"{sync.delay}: a fragment is taken before the next one is sent"
         )
+    if sync.fragments == 1 and sync.mixing == 0 and sync.delay == config.train.inner_steps:
+        raise UserError(
+            f"{origin}: sync.delay: expected fewer than train.inner_steps ({config.train.inner_steps}) with "
+            "sync.fragments = 1 and sync.mixing = 0: the shared parameters would replace all that a lease has trained"
+        )
 
 
 def _with_outer_rule(config: Config, given: object) -> Config:

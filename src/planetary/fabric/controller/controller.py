@@ -309,7 +309,9 @@ class Controller(RunController[RoundsDesk]):
         by_name = {worker.worker: worker for worker in self.desk.workers.values()}
         for name, reason in (*self.topology.take_refused(), *self.evaluation.take_refused()):
             worker = by_name.get(name)
-            if worker is not None and self.membership.distrusted(worker, self.state.refusals[name], reason):
+            if worker is None or worker.session not in self.desk.workers:  # it was refused twice, and lost at the first
+                continue
+            if self.membership.distrusted(worker, self.state.refusals[name], reason):
                 self._lose(worker, self.membership.banned[name], "banned", now)
         for name in self.guard.take_guilty():
             if name in by_name and by_name[name].session in self.desk.workers:

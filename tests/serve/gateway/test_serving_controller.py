@@ -41,7 +41,7 @@ class Fabric:
             heartbeat_s=1.0,
             silent_after_s=5.0,
             iree_version="",
-            functions={},
+            params=(),
             shape=SHAPE,
             vocabulary=VOCABULARY,
             weights="first",

@@ -300,7 +300,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     context: Index = 0  # the longest text, prompt included, in tokens; 0: as long as the model was trained for
     batch: ServedBatch = 8  # texts that a worker continues at once
     queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
-    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
     cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
     # form of the parameters: in fewer bits they take less memory; they are widened where they are used
     weights: WeightPrecision = "f32"
@@ -389,7 +389,7 @@ class RlConfig(msgspec.Struct, frozen=True):
     judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
     verified: Fraction = 0.05  # part of the sampled texts that the gateway computes again
     tolerance: Positive = 0.02  # by which their log-probabilities may differ, in nats
-    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -488,7 +488,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    23,
+    24,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planetary.core.configuration.ranges import RateDecay
 from planetary.core.schedules import Schedule
-from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
@@ -125,7 +124,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         most_texts: of one task.
     """
 
-    functions: dict[str, FunctionSpec]
+    params: tuple[TensorSpec, ...]  # of the policy, in the order in which functions take them
     state: tuple[TensorSpec, ...]
     shape: PolicyShape
     config_hash: str
@@ -171,7 +170,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
             artifact=artifact,
             reference=reference,
             plan=PolicyJob.plan_of(self.shape),
-            functions=self.functions,
+            params=self.params,
             state=self.state,
             persists=self.persists,
         )

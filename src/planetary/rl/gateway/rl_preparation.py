@@ -204,7 +204,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,
         iree_version=compiler_version(),
-        functions=dict(prepared.program.functions),
+        params=prepared.shape.serving.params_of(prepared.program.functions),
         state=prepared.state,
         shape=prepared.shape,
         config_hash=config_hash(config),

@@ -25,12 +25,12 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
     """The worker holds a policy, and samples or trains as it is asked to.
 
     Attributes:
-        functions: signatures of the compiled functions, by name.
+        params: of the policy, in the order in which functions take them.
         state: of the optimizer, which starts as zeros.
         persists: whether that state outlasts a round.
     """
 
-    functions: dict[str, FunctionSpec]
+    params: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
     persists: bool
 
@@ -43,6 +43,11 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
     def shape(self) -> PolicyShape:
         """The sizes that the policy is compiled for."""
         return msgspec.json.decode(self.plan, type=PolicyShape)
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """Signatures of the compiled functions, by name."""
+        return self.shape.functions(self.params, self.state)
 
 
 class PolicyReady(m.RoleMessage, frozen=True, kw_only=True):

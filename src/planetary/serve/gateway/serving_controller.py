@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.controller.stalls import Wait
@@ -78,7 +78,7 @@ class GiveTokens(e.Instruction, frozen=True):
 class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
     """The constants of a served model."""
 
-    functions: dict[str, FunctionSpec]
+    params: tuple[TensorSpec, ...]  # of the model, in the order in which functions take them
     shape: ServingShape
     vocabulary: int  # tokens below it can be drawn
     weights: str  # digest of the packed parameters
@@ -102,7 +102,7 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
             reference=reference,
             plan=ServingJob.plan_of(self.shape),
             weights=self.weights,
-            functions=self.functions,
+            params=self.params,
             trial=self.trial,
         )
 

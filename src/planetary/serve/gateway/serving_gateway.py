@@ -282,7 +282,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,
             iree_version=compiler_version(),
-            functions=dict(prepared.program.functions),
+            params=prepared.shape.params_of(prepared.program.functions),
             shape=prepared.shape,
             vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
             weights=prepared.weights,

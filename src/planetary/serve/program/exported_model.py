@@ -158,6 +158,12 @@ def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> Expo
     return manifest
 
 
+class _MadeAs(msgspec.Struct):
+    """The part of a manifest that every format has."""
+
+    format: int = 0
+
+
 def read_exported(folder: Path) -> ExportedModel:
     """Return the model of a folder.
 
@@ -166,7 +172,14 @@ def read_exported(folder: Path) -> ExportedModel:
         UserError: the tokenizer cannot be read.
     """
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=ExportManifest)
+        text = (folder / MANIFEST).read_bytes()
+        made = msgspec.json.decode(text, type=_MadeAs).format
+        if made not in (0, FORMAT):
+            raise TrustError(
+                f"{folder} was exported in format {made}, and this planetary reads format {FORMAT}: export the model "
+                "again"
+            )
+        manifest = msgspec.json.decode(text, type=ExportManifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise TrustError(f"{folder / MANIFEST} is no manifest of a served model: {error}") from None
     shape = manifest.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from planetary.core.errors import UserError
@@ -133,6 +135,13 @@ class ServingShape(msgspec.Struct, frozen=True):
                 pages = TensorSpec("pages", "i32", (one.batch, one.reach))
                 found[recall_name(one.batch, one.reach)] = FunctionSpec((*params, pages, self.cache), copy)
         return found
+
+    def params_of(self, functions: Mapping[str, FunctionSpec]) -> tuple[TensorSpec, ...]:
+        """Return the model's parameters, which the functions of this shape take before all else."""
+        one = self.calls[0]
+        arguments = functions[one.name].arguments
+        data = self.function((), one.batch, one.tokens, one.reach, scores=one.scores).arguments
+        return arguments[: len(arguments) - len(data)]
 
     def recalled(self, batch: int, reach: int) -> tuple[TensorSpec, ...]:
         """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of `batch` texts of `reach` pages.

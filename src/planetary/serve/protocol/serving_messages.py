@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
 from planetary.fabric.protocol import messages as m
 from planetary.serve.program.serving_shape import ServingShape
 from planetary.serve.scheduling.sampling import SamplingOptions
@@ -18,14 +19,14 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
 
     Attributes:
         weights: sha256 of the packed parameters.
-        functions: signatures of the compiled functions, by name.
+        params: of the model, in the order in which functions take them.
         trial: sha256 of a text with the results of the whole forward pass with these weights, which the worker
             compares its own results with (`serve.program.serving_trial`); "": the functions were compared with other
             weights of the model, and that is enough.
     """
 
     weights: str
-    functions: dict[str, FunctionSpec]
+    params: tuple[TensorSpec, ...]
     trial: str = ""
 
     @property
@@ -42,6 +43,11 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     def shape(self) -> ServingShape:
         """The sizes of the functions."""
         return msgspec.json.decode(self.plan, type=ServingShape)
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """Signatures of the compiled functions, by name. Each names all parameters: a message holds these once."""
+        return self.shape.functions(self.params)
 
 
 class ServingReady(m.RoleMessage, frozen=True, kw_only=True):

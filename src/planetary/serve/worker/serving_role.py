@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
-from planetary.core.errors import LocalProtocolError, PlanetaryError
+from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.checked_program import open_checked_program
@@ -108,6 +108,7 @@ class LoadedModel:
         self._specs: dict[str, dict[str, TensorSpec]] = {}  # of each function's arguments
         self._sent: dict[str, np.ndarray] = {}
         self._recalled: RecalledTexts | None = None  # whose copy of pages is on the device
+        self._copied: tuple[str, ...] = ()  # its tensors
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
@@ -145,8 +146,14 @@ class LoadedModel:
             if last is None or last.shape != array.shape or last.tobytes() != array.tobytes():
                 self._sent[name] = array
         self.resident.put(self._sent)
-        after = self._recall(message, batch, reach, recalls=f"{KEYS}0" in specs)
-        self.resident.call(message.function)
+        try:
+            after = self._recall(message, batch, reach, recalls=f"{KEYS}0" in specs)
+            self.resident.call(message.function)
+        except ResourceError:
+            # The call had the cache, which it overwrites. The gateway knows that its pages are lost.
+            self.resident.drop(self._copied)
+            self.resident.put({CACHE: self._shape.cache.zeros()})
+            raise
         self._recalled = after
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
         wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
@@ -160,6 +167,8 @@ class LoadedModel:
         if not recalls:
             return None if before is None or before.is_changed_by(message) else before
         if before is None or not before.serves(message):
+            self.resident.drop(self._copied)  # or both copies would be there for a moment
+            self._copied = tuple(spec.name for spec in self._shape.recalled(batch, reach))
             self.resident.call(recall_name(batch, reach))
         starts = tuple(start + 1 for start in message.starts)
         return RecalledTexts(message.function, message.pages, starts)

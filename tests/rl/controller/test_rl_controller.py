@@ -59,7 +59,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "heartbeat_s": 1.0,
         "silent_after_s": 5.0,
         "iree_version": "",
-        "functions": {},
+        "params": (),
         "state": (),
         "shape": SHAPE,
         "config_hash": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from planetary.core.token_slice import joined
 from planetary.diloco.fragments import FragmentSteps
@@ -445,22 +446,10 @@ class Leases:
         """
         worker.train = None
         self._take_next_back(worker, reason, is_here=worker.session in self._desk.workers)
-        self._discard(train)
         worker.failed_after = train.after  # the next one begins from shared values
         if not train.early:
             self._orphaned_at = now
-        self._desk.append(
-            LeaseReturned(
-                round=train.round,
-                lease=train.leases[0],
-                more=train.leases[1:],
-                task=train.task,
-                worker=worker.worker,
-                to="pool" if train.early else "round",
-                reason=reason,
-                steps=train.step,
-            )
-        )
+        self._return(worker, train, reason, to="pool" if train.early else "round")
 
     def end(self, opened: OpenRound, why: str, now: float, *, carries: bool = False) -> None:
         """The round closes: its untrained leases go back to the pool, or with `carries` those in workers' hands go on.
@@ -481,9 +470,14 @@ class Leases:
 
     def _take_back(self, worker: WorkerSession, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
         """Cancel a worker's task; its leases go back to the pool."""
-        self._discard(train)
         if is_here:
             self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
+        self._return(worker, train, why, to="pool")
+
+    def _return(
+        self, worker: WorkerSession, train: TrainInFlight, reason: str, *, to: Literal["round", "pool"]
+    ) -> None:
+        self._discard(train)
         self._desk.append(
             LeaseReturned(
                 round=train.round,
@@ -491,8 +485,8 @@ class Leases:
                 more=train.leases[1:],
                 task=train.task,
                 worker=worker.worker,
-                to="pool",
-                reason=why,
+                to=to,
+                reason=reason,
                 steps=train.step,
             )
         )

@@ -312,7 +312,7 @@ def test_without_an_intact_checkpoint_nothing_is_offered(copied: Path, shared_ca
 
 def test_a_damaged_compiled_step_is_built_again(copied: Path, shared_cache: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    # Other tests' workers write to the cache meanwhile; what they have not finished is gone before it is copied.
+    # Other tests' processes write to the cache meanwhile: an unfinished file may be gone before it is copied.
     shutil.copytree(shared_cache, cache, ignore=shutil.ignore_patterns(".new-*"))
     for blob in (cache / "blobs" / "blobs").rglob("*"):
         if blob.is_file():

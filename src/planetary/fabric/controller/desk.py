@@ -103,10 +103,13 @@ class Desk(Generic[Policy_co, State_co]):
         self.supervisors.pop(session, None)
         self.under_way.forget(session)
 
+    def all_workers(self) -> list[WorkerSession]:
+        """All that are connected, in order of their names, so that the same events give the same assignment."""
+        return sorted(self.workers.values(), key=lambda w: w.worker)
+
     def ready_workers(self) -> list[WorkerSession]:
-        """Those that stay and answer, in order of their names, so that the same events give the same assignment."""
-        staying = (w for w in self.workers.values() if w.ready and not w.leaving and not w.is_unresponsive)
-        return sorted(staying, key=lambda w: w.worker)
+        """Those that stay and answer, in order of their names."""
+        return [w for w in self.all_workers() if w.ready and not w.leaving and not w.is_unresponsive]
 
 
 AnyDesk = Desk[FabricPolicy, RunFold]

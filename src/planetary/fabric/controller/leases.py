@@ -67,7 +67,7 @@ class Leases:
         self._began = self._orphaned_at = self._contributed_at = now
         self._finish_until = None
         self._counted_at.clear()
-        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
+        for worker in self._desk.all_workers():
             if worker.train is not None:
                 self._carry(worker, worker.train, now)
         self._count_early(now)
@@ -210,7 +210,7 @@ class Leases:
 
     def _count_early(self, now: float) -> None:
         """Count results of the round that was opened, which were here before it."""
-        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
+        for worker in self._desk.all_workers():
             train = worker.train
             if train is not None and train.ended is not None:
                 assert isinstance(train.ended.message, m.TrainResult)
@@ -219,7 +219,7 @@ class Leases:
                 self._count(worker, train, train.ended.message, now)
 
     def release_leaving(self) -> None:
-        """Take leases of the next round back from workers that leave at the end of what they do now."""
+        """Take leases of the next round back from workers that leave after their present task."""
         for worker in self._desk.workers.values():
             if worker.leaving:
                 self._take_early_back(worker, worker.leaving)
@@ -460,7 +460,7 @@ class Leases:
         goes_on = self._desk.goes_on_after(opened.round)
         for worker in self._desk.workers.values():
             self._take_next_back(worker, why)
-        for worker in () if carries else sorted(self._desk.workers.values(), key=lambda one: one.worker):
+        for worker in () if carries else self._desk.all_workers():
             if worker.train is None or (worker.train.early and goes_on):
                 continue
             self._note_unanswered(worker, worker.train, now)

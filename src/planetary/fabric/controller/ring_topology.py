@@ -298,7 +298,7 @@ class Ring(Topology):
         One that leaves goes on until its results are reduced. While it trains it takes every outer step with the
         others, since the next sum, with its result, is added to the version after this one.
         """
-        workers = sorted(self._desk.workers.values(), key=lambda w: w.worker)
+        workers = self._desk.all_workers()
         return [w for w in workers if w.ready and (not w.leaving or w.train is not None or self.keeps(w))]
 
     # --- holders of outer states ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Topology(ABC):
     def announce(self, round_: int) -> None:
         """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
         ready = self._desk.ready_workers()
-        for worker in sorted(self._desk.workers.values(), key=lambda one: one.worker):
+        for worker in self._desk.all_workers():
             # One that is about to leave needs it for its last lease.
             pauses = worker.train is not None and worker.train.mixes == round_
             if pauses or (worker in ready and self.overlap.sends(worker.train, round_)):

@@ -50,11 +50,11 @@ def test_the_panel_at_80_columns() -> None:
 
 
 REWARDED = """\
-│ train loss   2.4400 █▄▂▁▁▁                    tokens   369k · 12.3k tok/s    │
-│ eval loss    2.4500 █▄▁                       traffic  ↑ 157 MB ↓ 184 MB     │
-│ reward        0.625 ▁▆█                                                      │
-│ eval reward   0.500 ▁                                                        │
-│ staleness     0.750 ▁█                                                       │
+│ train loss      2.4400 █▄▂▁▁▁                 tokens   369k · 12.3k tok/s    │
+│ eval loss       2.4500 █▄▁                    traffic  ↑ 157 MB ↓ 184 MB     │
+│ sampled reward   0.625 ▁▆█                                                   │
+│ greedy reward    0.500 ▁                                                     │
+│ staleness        0.750 ▁█                                                    │
 """
 
 
@@ -164,9 +164,9 @@ def test_plain_lines_tell_each_thing_once() -> None:
 def test_plain_lines_tell_the_figures_of_a_round() -> None:
     after = rewarded()
     before = msgspec.structs.replace(after, loss=after.loss[:-1])
-    told = "round 6/12: train loss 2.4400, eval loss 2.4500, reward 0.625, eval reward 0.500, 369k tokens"
+    told = "round 6/12: train loss 2.4400, eval loss 2.4500, sampled reward 0.625, greedy reward 0.500, 369k tokens"
     assert plain_lines(before, after)[0].startswith(told)
-    assert ", reward 0.625, eval reward 0.500, staleness 0.750\n" in status_text(after, 1065.0)
+    assert ", sampled reward 0.625, greedy reward 0.500, staleness 0.750\n" in status_text(after, 1065.0)
 
 
 def test_plain_lines_tell_a_late_held_out_loss() -> None:

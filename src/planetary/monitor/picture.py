@@ -177,10 +177,20 @@ def draw_rewards(history: RunHistory) -> Any:
     sampled = [(at, one.reward) for at, one in policies if one.reward is not None]
     held_out = [(at, one.held_out_reward) for at, one in policies if one.held_out_reward is not None]
     if sampled:
-        axes.plot(*zip(*sampled, strict=True), color=TRAIN, lw=1.2, label="sampled completions (mean of the round)")
+        axes.plot(
+            *zip(*sampled, strict=True),
+            color=TRAIN,
+            lw=1.2,
+            label="sampled completions, training prompts (mean of the round)",
+        )
     if held_out:
         axes.plot(
-            *zip(*held_out, strict=True), color=HELD_OUT, lw=2, marker="o", markersize=4, label="held-out prompts"
+            *zip(*held_out, strict=True),
+            color=HELD_OUT,
+            lw=2,
+            marker="o",
+            markersize=4,
+            label="greedy completions, held-out prompts",
         )
         axes.annotate(
             f"{held_out[-1][1]:.3f}", held_out[-1], xytext=(6, -3), textcoords="offset points", color=HELD_OUT

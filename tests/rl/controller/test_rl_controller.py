@@ -16,6 +16,7 @@ from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.rl.controller.prompt_groups import PromptGroup
 from planetary.rl.controller.rl_controller import (
+    HOPELESS_GROUPS,
     LAST_CHECKPOINT_TRIES,
     TASK_S,
     ReinforcementController,
@@ -571,3 +572,25 @@ def test_random_schedules_make_every_round_once_and_no_gradient_twice(seed: int)
     assert fabric.finish.ok
     assert faults
     check_whole(fabric)
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_groups_without_any_reward_end_the_run(once: bool) -> None:
+    """An environment that fails on every completion ends the run; a single reward starts the count again."""
+    fabric = Fabric(policy(rounds=5, imitated=0, held_out=0))
+    fabric.join("a")
+    judged = 0
+    while fabric.finish is None and judged < 100:
+        if fabric.judging:
+            numbers = fabric.judging[0].groups
+            rewards = dict.fromkeys(numbers, (None, None))
+            if once and judged < HOPELESS_GROUPS - len(numbers) <= judged + len(numbers):
+                rewards[numbers[-1]] = (1.0, 0.0)  # type: ignore[assignment]
+            judged += len(numbers)
+            fabric.judge(rewards)
+        else:
+            fabric.answer(min(fabric.tasks))
+    assert fabric.finish is not None
+    assert (fabric.finish.ok, fabric.finish.kind) == (False, "data")
+    assert "groups in a row have no reward" in fabric.finish.reason
+    assert (judged > HOPELESS_GROUPS + GROUPS) == once

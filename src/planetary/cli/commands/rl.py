@@ -58,6 +58,26 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+ROUNDS_OF_A_MEAN = 10
+"""Rewards of sampled completions are means over so many rounds: a round has a few groups."""
+
+
+def _rewards(history: RunHistory) -> list[str]:
+    """Return a line for sampled completions and a line for greedy ones; a run may have neither."""
+    policies = [line.policy for line in history.metrics if line.policy is not None]
+    sampled = [policy.reward for policy in policies if policy.reward is not None]
+    greedy = [policy.held_out_reward for policy in policies if policy.held_out_reward is not None]
+    lines = []
+    if sampled:
+        count = min(ROUNDS_OF_A_MEAN, len(sampled))
+        first, now = sum(sampled[:count]) / count, sum(sampled[-count:]) / count
+        lines.append(f"Reward of sampled completions: {first:.3f} at first, {now:.3f} now (means of {count} rounds)")
+    if greedy:
+        prompts = "of greedy completions, held-out prompts"
+        lines.append(f"Reward {prompts}: {greedy[0]:.3f} at first, {greedy[-1]:.3f} now")
+    return lines
+
+
 def _say_what_happened(folder: Path, history: RunHistory, *, as_json: bool) -> None:
     import os
     import sys
@@ -69,9 +89,8 @@ def _say_what_happened(folder: Path, history: RunHistory, *, as_json: bool) -> N
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(last), indent=2).decode() + "\n")
         return
     shown = os.path.relpath(folder)
-    held_out = [line.policy.held_out_reward for line in history.metrics if line.policy is not None]
-    known = [reward for reward in held_out if reward is not None]
-    rewards = f", held-out reward {known[0]:.3f} at first and {known[-1]:.3f} now" if known else ""
-    print(f"{last.round} rounds, {last.tokens_total:,} tokens trained on{rewards}. Picture: {shown}/reward.png")
+    print(f"{last.round} rounds, {last.tokens_total:,} tokens trained on. Picture: {shown}/reward.png")
+    for line in _rewards(history):
+        print(line)
     print(f"Go on:    planetary rl --resume {shown} --rounds {last.round * 2}")
     print(f"Use it:   planetary serve {shown}")

@@ -126,8 +126,8 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
         """See `KindMetrics`: rewards, and the mean staleness of the groups, in versions."""
         groups = sum(self.staleness.values())
         return {
-            "reward": self.reward,
-            "eval reward": self.held_out_reward,
+            "sampled reward": self.reward,
+            "greedy reward": self.held_out_reward,
             "staleness": sum(age * count for age, count in self.staleness.items()) / groups if groups else None,
         }
 

@@ -1,4 +1,7 @@
-"""How many bytes each round cost: every message is counted for the round that it belongs to."""
+"""How many bytes each round cost: every message is counted for the round that it belongs to.
+
+Messages of a role name no round: they count for the round whose metrics are written next.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ class WorkerTraffic:
         self.up = 0
         self.down = 0
         self._rounds: dict[int, list[int]] = {}
+        self._of_roles = [0, 0]  # up, down: bytes of roles since the newest metrics
         self._ring: dict[int, int] = {}
 
     def add_up(self, message: m.Message, nbytes: int) -> None:
@@ -48,15 +52,21 @@ class WorkerTraffic:
             self._rounds.setdefault(message.version + 1, [0, 0])[1] += nbytes
 
     def of_round(self, round_: int) -> tuple[int, int]:
-        """(up, down) of a round so far."""
-        up, down = self._rounds.get(round_, (0, 0))
-        return up, down
+        """Return (up, down) of a round so far, in bytes, with those of roles since the metrics before."""
+        counts = self._rounds.setdefault(round_, [0, 0])
+        for direction in (0, 1):
+            counts[direction] += self._of_roles[direction]
+            self._of_roles[direction] = 0
+        return counts[0], counts[1]
 
     def of_ring(self, round_: int) -> int:
         """Payload that the workers sent each other in a round."""
         return self._ring.get(round_, 0)
 
     def _add(self, message: m.Message, direction: int, nbytes: int) -> None:
+        if isinstance(message, m.RoleMessage):
+            self._of_roles[direction] += nbytes
+            return
         round_ = round_of(message)
         if round_ is not None:
             self._rounds.setdefault(round_, [0, 0])[direction] += nbytes

@@ -69,6 +69,8 @@ TASK_FACTOR = 20.0
 """A task that takes so many times as long as the longest before, and `TASK_S`, is stuck."""
 LAST_CHECKPOINT_TRIES = 5
 """The last checkpoint is the run's result: it is tried so often, with pauses."""
+HOPELESS_GROUPS = 16
+"""So many groups in a row without any reward end the run: the environment fails on whatever the policy writes."""
 MOST_REPLACED = 3
 """Groups with equal rewards that are replaced in a round, as a multiple of its groups."""
 
@@ -114,6 +116,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._dropped: Counter[str] = Counter()  # since the last round
         self._generated = 0  # tokens, since the last round
         self._replaced = 0
+        self._unrewarded = 0  # groups without any reward since the last group with one
         self._last_end = now
         self._kept_round = desk.state.round  # of the newest checkpoint
         self.checkpoint = Checkpointing(
@@ -264,7 +267,15 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         )
         if not known:
             self._drop([group], "unusable")
-        elif group.equal and self.desk.policy.equal == "replace" and self._may_replace:
+            self._unrewarded += 1
+            if self._unrewarded >= HOPELESS_GROUPS:
+                self._broken = (
+                    f"{self._unrewarded} groups in a row have no reward; of the last one the environment says: "
+                    f"{'; '.join(outcome.problems) or 'nothing'}"
+                )
+            return
+        self._unrewarded = 0
+        if group.equal and self.desk.policy.equal == "replace" and self._may_replace:
             self._replaced += 1
             self._drop([group], "equal")
 
@@ -575,7 +586,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._end_imitation(reward)
         goal = self.desk.policy.goal
         if 0 < goal <= reward and self.version >= self._imitated:
-            self._goal = f"held-out reward {reward:.3f} has reached rl.goal = {goal:g} in round {self.version}"
+            self._goal = f"held-out reward {reward:.3f} (greedy) has reached rl.goal = {goal:g} in round {self.version}"
 
     def _end_imitation(self, reward: float) -> None:
         """End the imitation before `rl.imitated_rounds` once its goal is reached."""

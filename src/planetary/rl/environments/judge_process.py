@@ -1,7 +1,8 @@
 """The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
 
 The process is of its own session, so that whatever it starts is ended with it. Its answers go through a pipe of their
-own: output of the environment does not reach the gateway.
+own: output of the environment does not reach the gateway. The environment can find that pipe, so that each answer
+repeats the random ticket of its request: a line without the ticket is no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from planetary.rl.environments.judging import Judged, judge_of
+from planetary.core.errors import UserError
+from planetary.rl.environments.judging import Judge, Judged, judge_of
 
 MOST_OUTPUT = 16 << 20
 """Bytes that an environment may write into one file."""
@@ -29,6 +31,24 @@ class Case(msgspec.Struct, frozen=True):
     prompt: str
     completions: tuple[str, ...]
     meta: dict[str, Any]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A line to the process. The first one has no case: the answer tells whether the environment can be loaded.
+
+    Attributes:
+        ticket: random text that the answer repeats.
+    """
+
+    ticket: str
+    case: Case | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line from the process."""
+
+    ticket: str
+    verdict: Judged
 
 
 def limit(memory_bytes: int) -> None:
@@ -59,28 +79,44 @@ def has_children() -> bool:
             return True
 
 
+def loaded(task: str) -> tuple[Judge | None, str]:
+    """Return the judge of a task, or None and the reason."""
+    try:
+        return judge_of(task), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def judged(judge: Judge, case: Case) -> Judged:
+    """Return the verdict on a case; whatever the environment raises is its problem."""
+    try:
+        return judge(case.prompt, case.completions, case.meta)
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
+        return Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
+
+
 def main() -> None:
     """Judge until the gateway closes the pipe."""
     task, requests, answers, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     limit(memory)
     adopt_orphans()
-    judge = judge_of(task)
     os.set_inheritable(requests, False)
     os.set_inheritable(answers, False)
+    judge: Judge | None = None
     own = os.getpid()
     with os.fdopen(requests, "rb") as source:
-        os.write(answers, b"ready\n")
         for line in source:
-            case = msgspec.json.decode(line, type=Case)
-            try:
-                verdict = judge(case.prompt, case.completions, case.meta)
-            except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
-                verdict = Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
+            request = msgspec.json.decode(line, type=Request)
+            if judge is None or request.case is None:
+                judge, problem = loaded(task)
+                verdict = Judged(problem=problem)
+            else:
+                verdict = judged(judge, request.case)
             if os.getpid() != own:
                 os._exit(1)  # the environment has forked, and this is the copy: one of them answers
             if has_children():
                 verdict = Judged(problem=LEFT_RUNNING)
-            data = msgspec.json.encode(verdict) + b"\n"
+            data = msgspec.json.encode(Answer(request.ticket, verdict)) + b"\n"
             while data:
                 data = data[os.write(answers, data) :]
 

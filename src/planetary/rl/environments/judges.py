@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import msgspec
 
 from planetary.core.errors import UserError
 from planetary.fabric.shell.child import describe_exit
-from planetary.rl.environments.judge_process import LEFT_RUNNING, Case
+from planetary.rl.environments.judge_process import LEFT_RUNNING, Answer, Case, Request
 from planetary.rl.environments.judging import Judged
 
 START_S = 60.0
@@ -40,11 +41,20 @@ class JudgeLimits:
     memory_bytes: int
 
 
+class _ForeignLineError(Exception):
+    """The answer does not repeat the ticket of its request: the environment wrote to the pipe."""
+
+
 class _JudgeProcess:
-    """One process. Its group ends with it."""
+    """One process. Its group ends with it.
+
+    Attributes:
+        cases: number of completions that it has judged.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, send: int, reader: asyncio.StreamReader) -> None:
         self._process, self._send, self._reader = process, send, reader
+        self.cases = 0
 
     @classmethod
     async def start(cls, task: str, limits: JudgeLimits) -> _JudgeProcess:
@@ -69,39 +79,60 @@ class _JudgeProcess:
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
         made = cls(process, send, reader)
         try:
-            async with asyncio.timeout(START_S):
-                line = await reader.readline()
+            loaded = await made._ask(None, START_S)
         except TimeoutError:
-            line = b""
-        if line != b"ready\n":
+            await made.end()
+            raise UserError(f'rl.task = "{task}": the environment was not loaded within {START_S:g} s') from None
+        except _ForeignLineError:
+            await made.end()
+            raise UserError(f'rl.task = "{task}": the environment wrote to the pipe of the verdicts') from None
+        if loaded is None:
             code = await made.end()
             raise UserError(f'rl.task = "{task}": the environment\'s process {describe_exit(code)} before it was ready')
+        if loaded.problem:
+            await made.end()
+            raise UserError(loaded.problem)
         return made
 
     async def judge(self, case: Case, seconds: float) -> Judged | None:
-        """Return the verdict; None: the process is of no more use. Raises `TimeoutError`."""
+        """Return the verdict; None: the process has ended, or answers no more.
+
+        Raises:
+            TimeoutError: there is no answer in time.
+            _ForeignLineError: the line that came is not the answer.
+        """
+        verdict = await self._ask(case, seconds)
+        self.cases += 1
+        return verdict
+
+    async def _ask(self, case: Case | None, seconds: float) -> Judged | None:
+        request = Request(secrets.token_hex(16), case)
         async with asyncio.timeout(seconds):
             try:
-                await asyncio.to_thread(os.write, self._send, msgspec.json.encode(case) + b"\n")
+                await asyncio.to_thread(os.write, self._send, msgspec.json.encode(request) + b"\n")
                 line = await self._reader.readline()
             except (OSError, ValueError):  # ValueError: a line that is too long
                 return None
         if not line.endswith(b"\n"):
             return None
         try:
-            return msgspec.json.decode(line, type=Judged)
+            answer = msgspec.json.decode(line, type=Answer)
         except msgspec.MsgspecError:
-            return None
+            raise _ForeignLineError from None
+        if not secrets.compare_digest(answer.ticket, request.ticket):
+            raise _ForeignLineError
+        return answer.verdict
 
     async def end(self) -> int:
-        """End the process and all that it started; return its exit status."""
+        """End the process and all that it started; return its exit status. Idempotent."""
         for pid in [*descendants(self._process.pid), self._process.pid]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
+        if self._send >= 0:
             os.close(self._send)
+            self._send = -1
         return await self._process.wait()
 
 
@@ -172,28 +203,51 @@ class JudgeProcesses:
 
     async def _one(self, case: Case) -> Judged:
         process = await self._free.get()
-        kept: _JudgeProcess | None = None
         try:
-            if process is None:
-                process = await _JudgeProcess.start(self._task, self._limits)
-                self._all.add(process)
-            try:
-                verdict = await process.judge(case, self._limits.seconds)
-            except TimeoutError:
-                await self._drop(process)
-                return Judged(problem=f"it took longer than {self._limits.seconds:g} s")
-            if verdict is None:
-                code = await self._drop(process)
-                return Judged(problem=f"its process {describe_exit(code)}")
-            if verdict.problem == LEFT_RUNNING:
-                await self._drop(process)
-            else:
-                kept = process
+            verdict = None
+            while verdict is None:
+                if process is None:
+                    process = await self._start()
+                verdict, kept = await self._verdict(process, case)
+                if not kept:
+                    await self._drop(process)
+                    process = None
             return verdict
         finally:
-            self._free.put_nowait(kept)
+            self._free.put_nowait(process)
 
-    async def _drop(self, process: _JudgeProcess) -> int:
+    async def _verdict(self, process: _JudgeProcess, case: Case) -> tuple[Judged | None, bool]:
+        """Return the verdict of a process (None: a fresh process has to judge), and whether the process is kept."""
+        try:
+            verdict = await process.judge(case, self._limits.seconds)
+        except TimeoutError:
+            return Judged(problem=f"it took longer than {self._limits.seconds:g} s"), False
+        except _ForeignLineError:
+            # The line may be of an earlier completion.
+            return (None if process.cases else Judged(problem="it wrote to the pipe of the verdicts")), False
+        if verdict is None:
+            return Judged(problem=f"its process {describe_exit(await process.end())}"), False
+        return verdict, verdict.problem != LEFT_RUNNING
+
+    async def _start(self) -> _JudgeProcess:
+        process = await _JudgeProcess.start(self._task, self._limits)
+        self._all.add(process)
+        return process
+
+    async def _drop(self, process: _JudgeProcess) -> None:
         self.ended += 1
         self._all.discard(process)
-        return await process.end()
+        await process.end()
+
+
+def check_environment(task: str, limits: JudgeLimits) -> None:
+    """Load an environment in a process of its own, within the limits, and end the process. Not for an event loop.
+
+    Raises:
+        UserError: there is no such task, it cannot be loaded, or it does not take the arguments of a reward.
+    """
+
+    async def check() -> None:
+        await (await _JudgeProcess.start(task, limits)).end()
+
+    asyncio.run(check())

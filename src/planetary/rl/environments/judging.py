@@ -61,6 +61,7 @@ def judge_of(task: str) -> Judge:
     found = getattr(module, name, None)
     if not callable(found):
         raise UserError(f'rl.task = "{task}": {place} has no function or class {name}')
+    _check_arguments(task, found)
     return _of_class(found) if inspect.isclass(found) else _of_function(found)
 
 
@@ -73,6 +74,21 @@ def _module(place: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _check_arguments(task: str, found: Callable[..., Any]) -> None:
+    arguments = ("prompt", "meta") if inspect.isclass(found) else ("prompt", "completion", "meta")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # of a compiled function: the first call tells
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UserError(
+            f'rl.task = "{task}": {found.__name__}{signature} is called with the positional arguments '
+            f"({', '.join(arguments)}), one completion a call: {error}"
+        ) from error
 
 
 def _of_function(reward: Callable[..., Any]) -> Judge:

@@ -47,7 +47,7 @@ from planetary.rl.environments.judges import JudgeLimits, JudgeProcesses, Judges
 from planetary.rl.gateway.dialogues import Dialogue, Texts, outcome_of
 from planetary.rl.gateway.packing import pack
 from planetary.rl.gateway.recomputation import Recomputation
-from planetary.rl.gateway.rl_preparation import PreparedPolicy, policy_of_run
+from planetary.rl.gateway.rl_preparation import PreparedPolicy, judge_limits, policy_of_run
 from planetary.rl.gateway.rl_start import PolicyStart, begin_policy, keep_reference
 from planetary.rl.objectives.objective import IMITATION
 from planetary.rl.protocol import rl_records as r
@@ -143,7 +143,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         rl, model = self.config.rl, prepared.model
         self._reference = start.reference
         self._texts = Texts(prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions)
-        self._judges = self._make_judges(rl.task, JudgeLimits(rl.judges, rl.judge_seconds, int(rl.judge_mb * MIB)))
+        self._judges = self._make_judges(rl.task, judge_limits(self.config))
         self._recomputation = Recomputation(
             model.decode,
             model.params,
@@ -370,7 +370,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             case r.TextsRefused():
                 return f"texts of {record.worker} refused: {record.reason}"
             case r.HeldOutJudged():
-                return f"held-out reward {record.reward:.3f} after round {record.version}"
+                return (
+                    f"reward of greedy completions, held-out prompts: {record.reward:.3f} after round {record.version}"
+                )
             case r.GroupSampled() if record.problems:
                 return f"the environment failed in group {record.group}: {record.problems[0]}"
         return super()._news_of(record)

@@ -17,7 +17,7 @@ from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.context import CacheSizes
 from planetary.rl.checked_keys import check_keys
 from planetary.rl.controller.rl_events import PolicyOfRun
-from planetary.rl.environments.judging import judge_of
+from planetary.rl.environments.judges import JudgeLimits, check_environment
 from planetary.rl.environments.problems import Problems, problems_of
 from planetary.rl.gateway.dialogues import TextLimits
 from planetary.rl.objectives.objective import OBJECTIVES, Objective
@@ -80,7 +80,7 @@ def prepare_policy(
         CompileError: the model cannot be lowered.
     """
     check_keys(config)
-    judge_of(config.rl.task)
+    check_environment(config.rl.task, judge_limits(config))
     problems = problems_of(config.rl.task, config.rl.prompts, config.run.seed, config.rl.held_out)
     stage("loading the policy")
     model = load_folder(Path(config.rl.start)) if config.rl.start else load(config)
@@ -99,6 +99,11 @@ def prepare_policy(
         program=program,
         state=state,
     )
+
+
+def judge_limits(config: Config) -> JudgeLimits:
+    """Return the limits of the environment's processes."""
+    return JudgeLimits(config.rl.judges, config.rl.judge_seconds, int(config.rl.judge_mb * MIB))
 
 
 def objective_of(config: Config) -> Objective:

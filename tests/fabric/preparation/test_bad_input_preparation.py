@@ -84,7 +84,7 @@ def prepare(folder: Path, *overrides: str) -> None:
         ("batch.mlir", UserError, ["of shape [2, 16]", "train.batch_size", "it takes", "i32[3, 16]"]),
         ("nowhere.mlir", UserError, ["cannot read the model file", "nowhere.mlir: No such file"]),
         ("nowhere.py:build", UserError, ["there is no file", "nowhere.py"]),
-        ("raises.py:build", UserError, ["raises.py failed while it was loaded: RuntimeError: not today"]),
+        ("raises.py:build", UserError, ["raises.py failed while it was loaded: RuntimeError: not today", "raises.py:"]),
         ("returns.py:build", UserError, ["must return (loss_fn, params, example_batch), found int"]),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_model_that_cannot_be_trained(here: Path, model: str, cls: type[Planet
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("model.source=planetary.nowhere:build", ["cannot import the model", "planetary.nowhere"]),
+        ("model.source=planetary.nowhere:build", ["cannot load the model", "there is no module planetary.nowhere"]),
         ("model.source=planetary.models.nanochat:biuld", ["has no function 'biuld'", "build"]),
         ("model.options.n_layers=2", ["unknown field `n_layers`", "options are: n_layer"]),
         ("model.options.n_head=3", ["n_embd must be a multiple of 2 * n_head", "n_head=3"]),

@@ -101,7 +101,7 @@ def test_a_reward_cannot_write_verdicts_by_itself(tmp_path: Path) -> None:
     ("code", "reason"),
     [
         ("import os; os._exit(3)", "exited with status 3 before it was ready"),
-        ("import nothing_of_this_name", "cannot load .*No module named 'nothing_of_this_name'"),
+        ("import nothing_of_this_name", "failed while it was loaded: .*No module named 'nothing_of_this_name'"),
         ("def rewards(prompt, completion, meta): return 1", "no function or class reward"),
         ("def reward(prompts, completions, **kwargs): return [1.0]", "positional arguments .prompt, completion, meta."),
         ("class reward:\n    def __init__(self): pass", "positional arguments .prompt, meta."),

@@ -126,9 +126,9 @@ def test_functions_and_dialogues_judge(tmp_path: Path) -> None:
     ("task", "why"),
     [
         ("revers", "expected reverse, add, sort, countdown"),
-        ("no_such_module:x", "cannot load no_such_module"),
+        ("no_such_module:x", "there is no module no_such_module"),
         ("json:no_such_name", "json has no function or class no_such_name"),
-        ("missing.py:f", "cannot load missing.py"),
+        ("missing.py:f", "there is no file .*missing.py"),
     ],
 )
 def test_a_task_that_is_not_there_is_named(task: str, why: str) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +35,7 @@ from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.compiler.ir import Module, Operation
 from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
 from planetary.core.tensors import host_dtype, to_host_dtype
+from planetary.core.user_code import load_module
 
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
 
@@ -284,7 +282,7 @@ def _find(source: str) -> Callable[..., Any]:
     place, separator, name = source.rpartition(":")
     if not separator or not place or not name:
         raise UserError(f"expected a model as module:function or path/to/file.py:function, found {source!r}")
-    module = _load_file(Path(place), source) if place.endswith(".py") else _import(place, source)
+    module = _load(place, source)
     function = getattr(module, name, None)
     if not callable(function):
         own = {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("_")}
@@ -297,29 +295,13 @@ def _find(source: str) -> Callable[..., Any]:
     return function
 
 
-def _import(place: str, source: str) -> Any:
+def _load(place: str, source: str) -> Any:
     try:
-        return importlib.import_module(place)
-    except ImportError as error:
-        raise UserError(f"cannot import the model {source!r}: {error}") from error
-
-
-def _load_file(path: Path, source: str) -> Any:
-    if not path.is_file():
-        raise UserError(f"cannot find the model {source!r}: there is no file {path.resolve()}")
-    name = f"planetary_user_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"cannot load {path} as a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look a class's module up here
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        lacks = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        return load_module(place)
+    except UserError as error:
+        lacks = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
         hint = "; pip install 'planetary-compute[torch]'" if lacks in ("torch", "torchax") else ""
-        raise UserError(f"{path} failed while it was loaded: {type(error).__name__}: {error}{hint}") from error
-    return module
+        raise UserError(f"cannot load the model {source!r}: {error}{hint}") from error
 
 
 def call_builder(source: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -8,17 +8,15 @@ must be a function of its arguments.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from planetary.core.errors import UserError
+from planetary.core.user_code import load_module
 from planetary.rl.environments.tasks import TASKS
 
 
@@ -55,25 +53,14 @@ def judge_of(task: str) -> Judge:
             "or a class of dialogues"
         )
     try:
-        module = _module(place)
-    except Exception as error:
-        raise UserError(f'rl.task = "{task}": cannot load {place}: {type(error).__name__}: {error}') from error
+        module = load_module(place)
+    except UserError as error:
+        raise UserError(f'rl.task = "{task}": {error}') from error
     found = getattr(module, name, None)
     if not callable(found):
         raise UserError(f'rl.task = "{task}": {place} has no function or class {name}')
     _check_arguments(task, found)
     return _of_class(found) if inspect.isclass(found) else _of_function(found)
-
-
-def _module(place: str) -> Any:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-    if spec is None or spec.loader is None or not Path(place).is_file():
-        raise FileNotFoundError(place)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _check_arguments(task: str, found: Callable[..., Any]) -> None:

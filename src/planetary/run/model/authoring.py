@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import operator
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from planetary.core.configuration.ranges import check_instance, check_path, show_found
 from planetary.core.errors import UserError
+from planetary.core.user_code import find_modules_here
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model
@@ -82,7 +82,7 @@ def export(
             f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
         )
     if isinstance(source, str):
-        _find_modules_here()
+        find_modules_here()
         model = export_model(ZOO[source].source if source in ZOO else source, options, roles=roles)
     else:
         name = getattr(source, "__qualname__", type(source).__name__)
@@ -125,7 +125,7 @@ def load(
             f"presets are for models of the zoo ({', '.join(ZOO)}), found {name!r}; else use --set and options"
         )
     if ":" in name and "://" not in name:
-        _find_modules_here()
+        find_modules_here()
         return export_model(name, options, roles=roles)
     if not name or not Path(name).exists():
         raise UserError(
@@ -310,10 +310,3 @@ def _pretrained(folder: Path, options: Mapping[str, Any], roles: Mapping[str, Ro
     tokenizer = {"tokenizer": "byte"}  # none is needed here, so none is asked for
     config = config_from_tables({"model": model, "data": tokenizer}).model
     return given_weights(export_model(config.source, config.options, roles=roles), config)
-
-
-def _find_modules_here() -> None:
-    """Let functions be found in modules of the current folder, as `python my_program` finds those beside it."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)

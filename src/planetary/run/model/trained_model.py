@@ -4,7 +4,6 @@ code.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -244,8 +243,6 @@ def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logi
 
 def _logits_of(source: str) -> Callable[..., jax.Array]:
     place = source.rpartition(":")[0]
-    if str(Path.cwd()) not in sys.path:  # `python my_program` finds modules beside the program
-        sys.path.insert(0, str(Path.cwd()))
     builder = find_builder(source)
     if isinstance(builder, ModuleBuilder):
         return builder.logits

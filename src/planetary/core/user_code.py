@@ -1,0 +1,119 @@
+"""Python of a user: the one way in which a model's file, a reward's or any other is loaded.
+
+A file is loaded as Python loads a script that is part of a package: its module is registered, so that dataclasses with
+postponed annotations, `typing.get_type_hints` and pickling find it; files beside it can be imported, by
+`import neighbour` and by `from .neighbour import name`. A file is run again at each load, and so are its neighbours: a
+notebook's next call sees the file as it is then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from planetary.core.errors import PlanetaryError, UserError
+
+_NEIGHBOURS: dict[str, Path] = {}  # module that a file imported from its own folder -> the folder
+
+
+def load_module(place: str) -> ModuleType:
+    """Return the module of a user: `path/to/file.py`, or the dotted name of a module.
+
+    Raises:
+        UserError: there is none, or it failed while it was loaded; the text names file and line. The cause is the
+            exception.
+    """
+    return load_file(Path(place)) if place.endswith(".py") else _import(place)
+
+
+def load_file(path: Path) -> ModuleType:
+    """Return the module of a file; see `load_module`."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path.resolve()}")
+    path = path.resolve()
+    folder = path.parent
+    package = f"planetary_user_{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    name = f"{package}.{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"cannot load {path} as a Python file")
+    _forget_neighbours(folder)
+    _register_package(package, folder)
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules)
+    sys.modules[name] = module
+    sys.path[:] = [str(folder), *(one for one in sys.path if one != str(folder))]
+    importlib.invalidate_caches()  # of a neighbour that was written a moment ago
+    try:
+        spec.loader.exec_module(module)
+    except PlanetaryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(str(path), error) from error
+    finally:
+        # At the end, so that an import inside a function still finds a neighbour, and none hides another module.
+        sys.path.remove(str(folder))
+        sys.path.append(str(folder))
+        for one in set(sys.modules) - before:
+            file = getattr(sys.modules[one], "__file__", None)
+            if isinstance(file, str) and Path(file).is_relative_to(folder):
+                _NEIGHBOURS[one] = folder
+    return module
+
+
+def find_modules_here() -> None:
+    """Let modules of the current folder be imported, as `python my_program` finds those beside it."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def _import(name: str) -> ModuleType:
+    find_modules_here()
+    try:
+        return importlib.import_module(name)
+    except PlanetaryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(name, error) from error
+
+
+def _register_package(package: str, folder: Path) -> None:
+    if package not in sys.modules:
+        made = ModuleType(package)
+        made.__path__ = [str(folder)]
+        sys.modules[package] = made
+
+
+def _forget_neighbours(folder: Path) -> None:
+    """Let files of `folder` be read again, and hide those of other folders whose names are here, too."""
+    for name, of in list(_NEIGHBOURS.items()):
+        top = name.partition(".")[0]
+        if of == folder or (folder / f"{top}.py").exists() or (folder / top).is_dir():
+            sys.modules.pop(name, None)
+            del _NEIGHBOURS[name]
+
+
+def _failure(place: str, error: BaseException) -> UserError:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+        return UserError(f"there is no module {place}; a file is given as path/to/file.py")
+    where = _line_of(error)
+    cause = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
+    return UserError(f"{place} failed while it was loaded: {cause}{f' ({where})' if where else ''}")
+
+
+def _line_of(error: BaseException) -> str:
+    """Return file and line of the last frame that is the user's; "" where none is."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    loaders = (__file__, "<frozen")
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(loaders)]
+    frames = [one for one in frames if "/importlib/" not in one.filename]
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    frames = own or frames
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train soak test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
+.PHONY: help install train soak test-doors test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -51,6 +51,10 @@ test-quick: $(STAMP) ## run the tests of `make test`, and no check
 
 test-rest: $(STAMP) ## run the tests of `make test-all` that `make test` leaves out
 	$(PYTEST_FILES) -n 2 -m "slow and not soak and not device"
+
+# In an environment with the extra `test-doors`; the first line says which library is missing.
+test-doors: $(STAMP) ## run the tests against PyTorch, transformers, S3, trackers: needs '.[test-doors]' in VENV
+	PLANETARY_DOORS=1 $(PYTEST_FILES) -n 2 -m "doors and not device"
 
 soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)

@@ -1,15 +1,11 @@
 """A real S3 server on loopback, which a test can stop and start again.
 
-Needs `pip install -e '.[test-s3]'`, which is too large for every run of the tests.
+Needs moto, which `make test-doors` installs; a test that uses it has the mark `doors("moto", "s3fs")`.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import pytest
-
-moto = pytest.importorskip("moto.server", reason="pip install -e '.[test-s3]'")
 
 KEY = {"key": "somebody", "secret": "anything"}
 
@@ -28,6 +24,8 @@ class S3Server:
 
     def start(self) -> None:
         """Answer from now on."""
+        from moto import server as moto
+
         self.running = moto.ThreadedMotoServer("127.0.0.1", port=self.port, verbose=False)
         self.running.start()
         self.port = self.running.get_host_and_port()[1]

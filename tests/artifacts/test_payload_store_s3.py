@@ -12,7 +12,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import ResourceError
 from s3_server import KEY, S3Server
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.slow, pytest.mark.doors("moto", "s3fs")]
 
 
 class Server(S3Server):

@@ -25,8 +25,7 @@ from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.methods.tiers import Tier
 
-# Compiling the mixture's five functions takes half a minute: too long for every run of the tests.
-pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 PER_ROUND = 100
 TINY = (
@@ -127,6 +126,7 @@ def test_a_killed_composer_comes_back_and_a_killed_gateway_is_resumed(start: Sta
     assert json.loads((run.folder / "report.json").read_text())["outcome"] == "finished"
 
 
+@pytest.mark.soak
 def test_when_a_first_owner_is_killed_the_next_speaks_for_its_experts_until_it_comes_back(start: Start) -> None:
     twice = (
         "moe.composers=3",
@@ -235,6 +235,7 @@ def run_to_the_end(mixture: SplitMixture, kills: Sequence[Role], rng: random.Ran
     return ended
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_fifty_kills_of_composers_expert_workers_and_gateways_cost_no_version_and_no_loss(
     tmp_path: Path, shared_cache: Path

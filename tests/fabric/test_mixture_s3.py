@@ -15,7 +15,7 @@ from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.methods.ownership import round_robin
 from s3_server import KEY, S3Server
 
-pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.doors("moto", "s3fs"), pytest.mark.timeout(900)]
 
 ON_S3 = (*TINY, "moe.store=s3://payloads/run", "moe.expert_workers=1", "fabric.workers=3", "train.rounds=40")
 

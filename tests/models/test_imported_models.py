@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import msgspec
@@ -33,15 +31,10 @@ GPT = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32, "sequence_leng
 MLP = {"width": 8, "context": 3, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
 
 
-def missing(*libraries: str) -> Any:
-    absent = [name for name in libraries if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(absent), reason=f"{', '.join(absent)} not installed")
-
-
 MODELS = [
-    pytest.param("flax_gpt:build", GPT, marks=missing("flax"), id="flax"),
-    pytest.param("equinox_mlp:build", MLP, marks=missing("equinox"), id="equinox"),
-    pytest.param("torch_gpt:TorchGpt", GPT, marks=missing("torch", "torchax"), id="torch"),
+    pytest.param("flax_gpt:build", GPT, id="flax"),
+    pytest.param("equinox_mlp:build", MLP, id="equinox"),
+    pytest.param("torch_gpt:TorchGpt", GPT, marks=pytest.mark.doors("torch", "torchax"), id="torch"),
 ]
 
 
@@ -84,7 +77,7 @@ def test_a_jax_librarys_model_keeps_its_loss_and_gradient(example: str, options:
     assert not model.manifest.of_role("buffer")
 
 
-@missing("torch", "torchax")
+@pytest.mark.doors("torch", "torchax")
 def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
     import torch
     from torch.nn.functional import cross_entropy
@@ -109,7 +102,7 @@ def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
     np.testing.assert_allclose(logits, module(tokens).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-@missing("torch", "torchax")
+@pytest.mark.doors("torch", "torchax")
 def test_a_module_may_return_its_own_loss() -> None:
     import torch
 
@@ -168,7 +161,7 @@ def loss(output, target):
 """
 
 
-@missing("torch", "torchax")
+@pytest.mark.doors("torch", "torchax")
 def test_a_plain_module_is_a_model_with_the_next_token_loss_or_the_files_own(tmp_path: Path) -> None:
     import torch
 
@@ -195,7 +188,7 @@ def test_a_plain_module_is_a_model_with_the_next_token_loss_or_the_files_own(tmp
     assert float(interpret(own.text, [*params.values(), inputs, targets])[0]) == pytest.approx(2 * found, rel=1e-5)
 
 
-@missing("torch", "torchax")
+@pytest.mark.doors("torch", "torchax")
 @pytest.mark.parametrize(
     ("name", "options", "error", "text"),
     [
@@ -217,7 +210,7 @@ def test_what_cannot_be_a_model_says_what_can(
         export_model(f"{tmp_path / 'net.py'}:{name}", options)
 
 
-@missing("torch", "torchax")
+@pytest.mark.doors("torch", "torchax")
 def test_trained_weights_go_back_into_the_module(tmp_path: Path) -> None:
     import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -173,10 +172,7 @@ def test_a_longer_text_than_the_positions_is_refused() -> None:
         export_model(ZOO["gpt2"].source, {**MODELS["gpt2"], "sequence_length": 32})
 
 
-needs_transformers = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
-    reason="torch, transformers not installed",
-)
+needs_transformers = pytest.mark.doors("torch", "transformers")
 
 
 @needs_transformers

@@ -83,3 +83,38 @@ def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, 
     assert last.reference_divergence is not None
     assert (folder / "reward.png").exists()
     assert again.params().keys() == again.checkpoint().velocity.keys()
+
+
+LETTERS = """
+def reward(prompt, completion, meta):
+    return sum(character.islower() and character.isascii() for character in completion) / max(len(completion), 1)
+"""
+
+
+def test_rewards_rise_sampled_and_greedy(tmp_path: Path, shared_cache: Path) -> None:
+    """A policy that starts from random weights learns to write small letters, a tenth of all bytes at first."""
+    (tmp_path / "letters.py").write_text(LETTERS)
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}:"}}\n' for i in range(64)))
+    rl = {
+        **TINY["rl"],
+        "task": f"{tmp_path / 'letters.py'}:reward",
+        "prompts": str(tmp_path / "prompts.jsonl"),
+        "groups": 8,
+        "completions": 8,
+        "imitated_rounds": 0,
+        "held_out": 8,
+        "verified": 0.1,
+        "objective": "grpo",
+        "kl": 0.0,
+        "learning_rate": 0.02,
+    }
+    train = {**TINY["train"], "rounds": 24, "batch_size": 64}
+    tables = {**TINY, "rl": rl, "train": train, "eval": {"every": 5}, "fabric": {"workers": 1}}
+    run = planetary.train(tables, run_dir=tmp_path / "run", cache=shared_cache, plain_loopback=True)
+    policies = [line.policy for line in run.metrics if line.policy is not None]
+    sampled = [policy.reward for policy in policies if policy.reward is not None]
+    greedy = [policy.held_out_reward for policy in policies if policy.held_out_reward is not None]
+    assert sum(sampled[:5]) / 5 < 0.3
+    assert sum(sampled[-5:]) / 5 > sum(sampled[:5]) / 5 + 0.4
+    assert greedy[-1] > 0.7
+    assert all(line.bytes_up > 0 and line.bytes_down > 0 for line in run.metrics)

@@ -297,8 +297,8 @@ def test_metrics_are_a_sequence_of_records(monkeypatch: pytest.MonkeyPatch) -> N
         metrics.dataframe()
 
 
+@pytest.mark.doors("pandas")
 def test_metrics_become_a_data_frame() -> None:
-    pytest.importorskip("pandas", reason="pip install 'planetary-compute[dataframe]'")
     frame = Metrics([line(1, 3.0), line(2, 2.0)]).dataframe()
     assert list(frame.index) == [1, 2]
     assert frame.loss[2] == 2.0

@@ -242,9 +242,11 @@ def test_the_ring_is_laid_by_measurement_and_applied_at_the_next_vote() -> None:
 
 
 @pytest.mark.processes  # the imports take seconds
+@pytest.mark.doors("torch")
 def test_torch_and_jax_arrays() -> None:
-    torch = pytest.importorskip("torch")
-    jnp = pytest.importorskip("jax.numpy")
+    import jax.numpy as jnp
+    import torch
+
     with ring(2) as (_, peers):
 
         def work(i: int) -> None:

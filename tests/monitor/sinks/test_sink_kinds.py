@@ -127,8 +127,10 @@ def test_a_webhook_that_refuses_is_a_failure_that_does_not_show_its_address(tmp_
 # --- the heavy ones ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.doors("opentelemetry")
 def test_opentelemetry_has_a_gauge_for_each_number_and_a_counter_of_events(tmp_path: Path) -> None:
-    export = pytest.importorskip("opentelemetry.sdk.metrics.export", reason="pip install -e '.[opentelemetry]'")
+    from opentelemetry.sdk.metrics import export
+
     reader = export.InMemoryMetricReader()
     sink = OpenTelemetry(OpenTelemetrySink(), lambda _: reader)
     sink.load()
@@ -151,10 +153,12 @@ def test_opentelemetry_has_a_gauge_for_each_number_and_a_counter_of_events(tmp_p
     sink.close(True)
 
 
+@pytest.mark.doors("mlflow")
 def test_mlflow_has_the_run_its_parameters_and_its_metrics_and_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="pip install -e '.[mlflow]'")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "store").as_uri()
     options = MlflowSink(uri=uri, experiment="planets")
@@ -186,8 +190,8 @@ def records_of(data: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.processes  # wandb has a service of its own
+@pytest.mark.doors("wandb")
 def test_wandb_offline_keeps_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="pip install -e '.[wandb]'")
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")

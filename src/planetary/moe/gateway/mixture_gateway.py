@@ -146,7 +146,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         )
         self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
         self._results_taken = 0
-        self._counted = (0, 0)  # bytes up and down until the last round
         self._queue: WorkQueue | None = None
         self._queue_turn = asyncio.Lock()
         self._checks: PayloadChecks | None = None
@@ -354,11 +353,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             log.exception("the result of task %d cannot be judged", instruction.task)
             judged = ExpertsJudged(instruction.task, failed=f"{type(error).__name__}: {error}")
         self._shell.post(judged)
-
-    def _bytes_of(self, round_: int) -> tuple[int, int, int]:
-        # Messages belong to no round here: count the bytes since the line before.
-        before, self._counted = self._counted, (self.traffic.up, self.traffic.down)
-        return self.traffic.up - before[0], self.traffic.down - before[1], 0
 
     async def _collect(self, keep: frozenset[str]) -> None:
         assert self._journal is not None

@@ -21,9 +21,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "plan",
         description="""
-            Predict the cost of each synchronisation preset on a cluster: bytes, utilisation, memory, the published loss
-            against training without it and its source, and which one is recommended. Pure arithmetic; nothing is
-            started. With --run: the prediction for a finished run beside its measurement.
+            Predict the cost of each synchronisation preset on a cluster: bytes, utilisation, memory, the loss that was
+            published and the loss in our own runs, each with its source, and which one is recommended. Pure arithmetic;
+            nothing is started. With --run: the prediction for a finished run beside its measurement.
         """,
         examples=[
             "planetary plan --params 1e9 --workers 16 --bandwidth 100Mbit --rtt 80ms --step-time 2s",
@@ -127,7 +127,8 @@ def _predict(args: argparse.Namespace, cluster: Cluster) -> None:
         f"  train.inner_steps {best.inner_steps}, {best.fragments} fragment{'s' * (best.fragments > 1)}, "
         f"{best.bits_up:.3g} bits a number up and {best.bits_down:.3g} down"
     )
-    print(f"  expected loss against data-parallel training: {best.gap} ({best.source})")
+    print(f"  published loss against data-parallel training: {best.gap} ({best.source})")
+    print(f"  measured here: {_measured_loss(best)}")
     if cluster.price_per_worker_hour:
         cost = cluster.workers * 24 * cluster.price_per_worker_hour
         waits = cost * (1 - best.utilisation)
@@ -147,10 +148,15 @@ def _print(found: list[Any], cluster: Cluster) -> None:
         )
     print(
         "\nup, down: of a worker and round; waits: of a round; used: part of the time that workers train; a day: bytes"
-        "\nof all links; worker, gateway: memory beside the step. Published loss against data-parallel training:"
+        "\nof all links; worker, gateway: memory beside the step. Loss: published, against data-parallel training; and"
+        "\nmeasured here on small models in short runs, against averages in float32 with as many steps between two:"
     )
     for one in found:
-        print(f"  {one.preset}: {one.gap} ({one.source})")
+        print(f"  {one.preset}: {one.gap} ({one.source}); here {_measured_loss(one)}")
+
+
+def _measured_loss(one: Any) -> str:
+    return one.measured_in if one.measured is None else f"{one.measured:+.2f} % ({one.measured_in})"
 
 
 def _compare(args: argparse.Namespace) -> int:

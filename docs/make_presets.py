@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planetary.core.configuration.presets import PRESETS
 from planetary.core.configuration.toml import toml_value
-from planetary.diloco.sync_plan import GAPS
+from planetary.diloco.sync_plan import GAPS, MEASURED
 
 PAGE = Path(__file__).with_name("synchronisation.md")
 BEGIN, END = "<!-- presets -->\n", "<!-- end -->\n"
@@ -14,15 +14,19 @@ BEGIN, END = "<!-- presets -->\n", "<!-- end -->\n"
 
 def table() -> str:
     """Return the presets as Markdown."""
-    lines = ["| preset | method | settings | published loss against data-parallel training | source |"]
-    lines.append("|---|---|---|---|---|")
+    gaps = "published loss against data-parallel training | measured here against float32 averages"
+    lines = [f"| preset | method | settings | {gaps} | source |", "|---|---|---|---|---|---|"]
     for preset in PRESETS.values():
         settings = ", ".join(f"`{key} = {toml_value(value)}`" for key, value in preset.settings.items())
         if preset.alone:
             alone = ", ".join(f"`{key} = {toml_value(value)}`" for key, value in preset.alone.items())
             settings += f"; with one worker {alone}"
         gap, source = GAPS[preset.name]
-        lines.append(f"| `{preset.name}` | {preset.summary} | {settings} | {gap} ({source}) | {preset.source} |")
+        measured = MEASURED[preset.name]
+        here = "not measured" if measured is None else f"{measured.loss:+.2f} % ({measured.source})"
+        lines.append(
+            f"| `{preset.name}` | {preset.summary} | {settings} | {gap} ({source}) | {here} | {preset.source} |"
+        )
     return "\n".join(lines) + "\n"
 
 

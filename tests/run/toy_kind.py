@@ -149,5 +149,8 @@ class Toy(RunKind):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)
 
+    def has_code(self, config: Config) -> bool:
+        return False
+
     def worker_roles(self) -> Roles:
         return {}

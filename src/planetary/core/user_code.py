@@ -8,17 +8,22 @@ notebook's next call sees the file as it is then.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from planetary.core.errors import PlanetaryError, UserError
+from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError
 
+_BARRED: ContextVar[str] = ContextVar("barred", default="")
 _NEIGHBOURS: dict[str, Path] = {}  # module that a file imported from its own folder -> the folder
 
 
@@ -28,8 +33,21 @@ def load_module(place: str) -> ModuleType:
     Raises:
         UserError: there is none, or it failed while it was loaded; the text names file and line. The cause is the
             exception.
+        LocalProtocolError: the caller is in `barred`, and the module is not of this package.
     """
+    if _BARRED.get() and not place.startswith("planetary."):
+        raise LocalProtocolError(f"{place}: code of users does not run here: {_BARRED.get()}")
     return load_file(Path(place)) if place.endswith(".py") else _import(place)
+
+
+@contextlib.contextmanager
+def barred(why: str) -> Iterator[None]:
+    """Let no user's code be loaded by this task, nor by threads that it starts with `asyncio.to_thread`."""
+    token = _BARRED.set(why)
+    try:
+        yield
+    finally:
+        _BARRED.reset(token)
 
 
 def load_file(path: Path) -> ModuleType:
@@ -65,6 +83,19 @@ def load_file(path: Path) -> ModuleType:
             if isinstance(file, str) and Path(file).is_relative_to(folder):
                 _NEIGHBOURS[one] = folder
     return module
+
+
+def file_of_module(name: str) -> str | None:
+    """Return the file of a module that can be imported, without importing it or its packages; None: there is none."""
+    find_modules_here()
+    search: Sequence[str] | None = None
+    spec = None
+    for depth in range(1, name.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(name.split(".")[:depth]), search)
+        if spec is None:
+            return None
+        search = list(spec.submodule_search_locations or ())
+    return spec.origin if spec is not None else None
 
 
 def find_modules_here() -> None:

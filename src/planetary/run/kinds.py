@@ -7,7 +7,7 @@ configuration; an operation that only some kinds support is a method of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,11 +30,13 @@ class RunKind(ABC):
         name: of the kind, in messages.
         roles: of its workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
+        loads_code: whether the gateway's process loads the model's code, although its preparation is in the cache.
     """
 
     name: ClassVar[str]
     roles: ClassVar[tuple[str, ...]] = ()
     controller: ClassVar[str] = "training"
+    loads_code: ClassVar[bool] = False
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -43,6 +45,19 @@ class RunKind(ABC):
     @abstractmethod
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """Make the gateway; it is not started."""
+
+    def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:
+        """Fill the cache with what a gateway prepares; `stage` is called with each activity. Blocks for minutes.
+
+        Raises whatever is wrong with the user's data or model.
+        """
+        from planetary.fabric.gateway.gateway import Security
+
+        self.gateway(config, options, Security()).prepare(stage)
+
+    def has_code(self, config: Config) -> bool:
+        """Whether a preparation runs code or reads graphs of a user, which a site has a process of its own do first."""
+        return True
 
     def protocol(self) -> Protocol:
         """Return its protocol; without JAX or a compiler."""
@@ -61,6 +76,12 @@ class RunKind(ABC):
             UserError: it cannot be run.
         """
         return []
+
+    def progress(self, folder: Path) -> int:
+        """Return a number that grows as the run in `folder` gets further: here, with its finished rounds."""
+        from planetary.fabric.gateway.run_files import METRICS
+
+        return _line_count(folder / METRICS)
 
     async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
         """Write a run's report and picture, and return how it ended; raises a failed run's error."""
@@ -159,6 +180,7 @@ class Serving(RunKind):
     name = "serving"
     roles = ("server",)
     controller = "inference"
+    loads_code = True
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -170,6 +192,16 @@ class Serving(RunKind):
         from planetary.serve.gateway.serving_gateway import ServingGateway
 
         return ServingGateway(config, options, security, load_served)
+
+    def has_code(self, config: Config) -> bool:
+        """See `RunKind`."""
+        return _has_code(Path(config.serve.model))
+
+    def progress(self, folder: Path) -> int:
+        """See `RunKind`; there are no rounds, and the journal grows once the model is prepared."""
+        from planetary.fabric.gateway.run_files import EVENTS
+
+        return _line_count(folder / EVENTS)
 
     async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
         """See `RunKind`; nothing is left."""
@@ -201,6 +233,7 @@ class Reinforcement(RunKind):
     name = "reinforcement"
     roles = ("actor", "learner")
     controller = "rl"
+    loads_code = True
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -234,6 +267,11 @@ class Reinforcement(RunKind):
 
         check_keys(config)
         return []
+
+    def has_code(self, config: Config) -> bool:
+        """See `RunKind`."""
+        folders = [Path(one) for one in (config.rl.start, config.rl.teacher) if one]
+        return any(map(_has_code, folders)) or not (config.rl.start or _is_ours(config.model.source))
 
 
 class Rounds(RunKind):
@@ -333,6 +371,10 @@ class SiteRounds(Rounds):
         site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs", run=federation.run)
         return SiteGateway(config, options, security, site=site)
 
+    def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:
+        """See `RunKind`; the hub has no part in it."""
+        Rounds().prepare(config, options, stage)
+
     def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
         return RunKind.simulation(self, config, cache)
@@ -345,6 +387,32 @@ KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), Site
 def kind_of(config: Config) -> RunKind:
     """Return the kind of run that a configuration asks for."""
     return next(kind for kind in KINDS if kind.claims(config))
+
+
+def kind_named(name: str) -> RunKind:
+    """Return the kind of a name in `KINDS`."""
+    return next(kind for kind in KINDS if kind.name == name)
+
+
+def _line_count(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        return 0
+
+
+def _is_ours(source: str) -> bool:
+    return source.startswith("planetary.")
+
+
+def _has_code(model: Path) -> bool:
+    """Whether a model that is loaded from a folder or file is code of a user, or a graph."""
+    from planetary.core.config import load_config
+    from planetary.fabric.gateway.run_files import CONFIG
+
+    run = next((one for one in (model, model.parent.parent) if (one / CONFIG).is_file()), None)
+    return not _is_ours(load_config(run / CONFIG).model.source) if run is not None else model.is_file()
 
 
 def worker_roles() -> Roles:

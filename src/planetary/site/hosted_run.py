@@ -12,6 +12,7 @@ import msgspec
 
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError
+from planetary.core.user_code import barred
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
 from planetary.fabric.protocol.fabric_events import Finish
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
@@ -19,6 +20,7 @@ from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.monitor.sinks.sink_kinds import follow
 from planetary.run.kinds import RunKind, kind_of
+from planetary.site.model_process import PreparationLimits, prepare_apart
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +63,21 @@ class HostedRun:
         folder: of the run.
     """
 
-    def __init__(self, config: Config, options: GatewayOptions, security: Security) -> None:
-        """Nothing is opened before `open`."""
+    def __init__(
+        self, config: Config, options: GatewayOptions, security: Security, limits: PreparationLimits | None = None
+    ) -> None:
+        """Nothing is opened before `open`.
+
+        `limits`: of the process that runs the job's code; None: it is the operator's own and runs in this one.
+        """
         self.kind: RunKind = kind_of(config)
         self.folder = options.folder
         self.gateway: Gateway[Any, Any, Any] = self.kind.gateway(config, options, security)
         self._sinks_of = config
+        self._barred = limits is not None and not self.kind.loads_code
+        if limits is not None and self.kind.has_code(config):
+            gateway = self.gateway
+            gateway.prepare_first = lambda: prepare_apart(gateway.config, options, limits, gateway.set_stage)
         self._grown = asyncio.Event()
 
     async def open(self) -> None:
@@ -90,7 +101,10 @@ class HostedRun:
         gateway.followers += [sinks, self]
         ok = False
         try:
-            end = await self.kind.results_after(gateway.run(self._write_facts), self.folder)
+            with (
+                barred("a site has the runs of many jobs in one process") if self._barred else contextlib.nullcontext()
+            ):
+                end = await self.kind.results_after(gateway.run(self._write_facts), self.folder)
             ok = end.ok
             return end
         finally:

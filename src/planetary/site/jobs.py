@@ -15,6 +15,8 @@ from planetary.machine.journal import Record
 from planetary.machine.state_table import Table, advance
 
 JOURNAL = "site.jsonl"
+MOST_DEATHS = 2
+"""A job is failed when the site has died so often in a row while it ran, and it got no further in between."""
 
 
 class JobState(StrEnum):
@@ -66,9 +68,20 @@ class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
 
 
 class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
-    """A job's run begins, or goes on."""
+    """A job's run begins, or goes on.
+
+    Attributes:
+        progress: of its run at that moment, see `RunKind.progress`; -1: unknown.
+    """
 
     job: str
+    progress: int = -1
+
+
+class SiteStopped(Record, frozen=True, kw_only=True, tag="site_stopped"):
+    """The site ends in order. Without this record it died, and so did the runs of its jobs."""
+
+    reason: str = ""
 
 
 class CancelRequested(Record, frozen=True, kw_only=True, tag="job_cancelled"):
@@ -121,6 +134,7 @@ class WorkerAssigned(Record, frozen=True, kw_only=True, tag="worker_assigned"):
 SiteRecord: TypeAlias = (
     JobSubmitted
     | JobStarted
+    | SiteStopped
     | CancelRequested
     | JobEnded
     | WorkerMoved
@@ -147,6 +161,15 @@ class Job(msgspec.Struct, kw_only=True):
     reason: str = ""  # why it ended, or is to end
     resume: bool = False
     placed: HubAttempt | None = None  # by a hub
+    progress: int = -1  # when it was started last, see `JobStarted`
+    stopped: bool = False  # the site has stopped in order since then
+    deaths: int = 0  # deaths of the site while it ran, in a row, without progress
+
+    def deaths_with(self, progress: int) -> int:
+        """Return `deaths` as they count when it is started again with such a progress."""
+        if self.state is JobState.QUEUED or self.stopped or progress < 0 or progress > self.progress:
+            return 0
+        return self.deaths + 1
 
     @property
     def over(self) -> bool:
@@ -179,6 +202,8 @@ class JobBook:
                 self._submit(record)
             case JobStarted():
                 job = self._job(record.job)
+                job.deaths = job.deaths_with(record.progress)
+                job.progress, job.stopped = record.progress, False
                 job.advance("start")
                 job.started_at = job.started_at or record.t
             case CancelRequested():
@@ -191,6 +216,9 @@ class JobBook:
                 cancelled = job.state is JobState.CANCELLING
                 job.advance("finish" if record.ok else "fail")
                 job.ended_at, job.reason = record.t, job.reason if cancelled else record.reason
+            case SiteStopped():
+                for job in self.of_state(JobState.RUNNING):
+                    job.stopped = True
             case WorkerDrained():
                 self.drained.add(record.worker)
             case WorkerReleased():

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,10 +30,11 @@ from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
-from planetary.run.kinds import kind_of, worker_protocol
+from planetary.run.kinds import kind_named, kind_of, worker_protocol
 from planetary.site.hosted_run import HostedRun, RunOutcome, outcome_of
 from planetary.site.jobs import (
     JOURNAL,
+    MOST_DEATHS,
     CancelRequested,
     HubAttempt,
     Job,
@@ -42,11 +44,13 @@ from planetary.site.jobs import (
     JobState,
     JobSubmitted,
     SiteRecord,
+    SiteStopped,
     WorkerAssigned,
     WorkerDrained,
     WorkerMoved,
     WorkerReleased,
 )
+from planetary.site.model_process import PreparationLimits
 from planetary.site.outer_runs import OuterRuns
 from planetary.site.placed_work import PlacedWork
 from planetary.site.placement.hub_link import HubLinkOptions
@@ -91,6 +95,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
         data_sets: name -> source of data that jobs read as site://NAME.
         policies: of the sites on which this one, a hub, places jobs; empty: it is no hub.
         forgive: sites whose names may belong to other machines from now on.
+        preparation: limits of the processes that run the code of jobs.
     """
 
     name: str
@@ -104,6 +109,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     data_sets: Mapping[str, str] = {}
     policies: tuple[SitePolicy, ...] = ()
     forgive: tuple[str, ...] = ()
+    preparation: PreparationLimits = PreparationLimits()
 
 
 class SitePeer(msgspec.Struct):
@@ -226,7 +232,17 @@ class Site:
         for job in self.book.of_state(JobState.CANCELLING):  # it was killed before that was done
             self.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
         for job in self.book.of_state(JobState.RUNNING):
-            self._begin(job)
+            if (deaths := job.deaths_with(_progress(job))) < MOST_DEATHS:
+                self._begin(job)
+                continue
+            reason = (
+                f"the site's process died {deaths} times in a row while this job ran, without progress of the job in "
+                "between: the job may end or exhaust it, so it is not started again. Look at the logs of the site and "
+                f"of the system, and at {job.folder}/logs; then submit it again, or go on with its run: "
+                f"planetary jobs submit --resume {shlex.quote(Path(job.folder).name)}"
+            )
+            log.error("job %s: %s", job.job, reason)
+            self.append(JobEnded(job=job.job, ok=False, reason=reason))
         if self.hub is not None:
             self._show_ended_runs(self.hub)
         if self.placed is not None:
@@ -248,6 +264,7 @@ class Site:
             await self.outer.finish()
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
+        self.append(SiteStopped(reason=self._stop))
 
     def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
         """Return the one run of a site without a folder, not opened yet; its workers end with it."""
@@ -461,7 +478,7 @@ class Site:
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        self.append(JobStarted(job=job.job))
+        self.append(JobStarted(job=job.job, progress=_progress(job)))
         self._tasks[job.job] = asyncio.get_running_loop().create_task(self._run(job), name=f"job {job.job}")
 
     async def _run(self, job: Job) -> None:
@@ -494,7 +511,7 @@ class Site:
             on_loan=True,
             uplink=link.address if link is not None and is_part else None,
         )
-        run = HostedRun(config, options, self.security)
+        run = HostedRun(config, options, self.security, self.options.preparation)
         await run.open()
         self.runs[job.job] = run
         if job.state is JobState.CANCELLING or self._stop is not None:
@@ -741,3 +758,7 @@ class Site:
 def _waiting(config: Config) -> Config:
     """Return the configuration of a run that waits for workers which were lent to others, and for lost sites."""
     return msgspec.structs.replace(config, fabric=msgspec.structs.replace(config.fabric, abandon_after_s=0.0))
+
+
+def _progress(job: Job) -> int:
+    return kind_named(job.kind).progress(Path(job.folder))

@@ -19,6 +19,7 @@ from msgspec import inspect
 from planetary.core.configuration.ranges import Count, NotNegative, Port, Priority, Text, describe, show_found
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import NAME_RULE, is_name
+from planetary.site.model_process import PreparationLimits
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,7 @@ class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api: Api = Api()
     worker_fabric: WorkerFabric = WorkerFabric()
     federation: Federation = Federation()
+    preparation: PreparationLimits = PreparationLimits()
     api_token_env: str | None = None  # as `api.token_env`, which counts where both are given
     runs_dir: str = "runs"  # folders of the jobs' runs, and the site's journal
     graph_backend: Literal["memory", "neo4j"] | None = None  # PCP's, without effect
@@ -294,6 +296,7 @@ def _kind_at(place: str) -> type[msgspec.Struct]:
         "api": Api,
         "worker_fabric": WorkerFabric,
         "federation": Federation,
+        "preparation": PreparationLimits,
         "federation.sites[...]": SitePolicy,
         "controllers": Controllers,
     }

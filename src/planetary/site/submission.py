@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config import FILE_KEYS, Config, config_from_tables, load_config
+from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.files import is_pattern
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.kinds import kind_of
+from planetary.site.model_process import PreparationLimits, shapes_apart
 from planetary.site.site_config import DATA_SCHEME, ControllerOptions
 
 log = logging.getLogger(__name__)
@@ -189,8 +190,14 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
 
 
 def checked(config: Config) -> Config:
-    """Return a configuration with the settings that its model implies; warnings are logged. Raises `UserError`."""
-    config = with_model_shapes(config)
+    """Return a configuration with the settings that its model implies; warnings are logged. Raises `UserError`.
+
+    Not on an event loop: a compiled model is read by a process of its own.
+    """
+    if not is_function(config.model.source):
+        config = asyncio.run(shapes_apart(config, PreparationLimits()))
+    else:
+        config = with_model_shapes(config)
     for note in kind_of(config).check(config):
         log.warning("%s", note)
     return config

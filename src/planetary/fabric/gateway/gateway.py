@@ -221,6 +221,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.web_app: Any = None  # ASGI application that answers there
         self.stage = "starting"
         self.stage_since = 0.0  # Unix time in seconds; 0: before any
+        self.stage_seen: Callable[[str], None] = lambda _: None
+        self.prepare_first: Callable[[], Coroutine[Any, Any, None]] | None = None  # fills the cache in another process
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
@@ -397,6 +399,10 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     async def run(self, prepared: Callable[[PreparedT], None] | None = None) -> e.Finish:
         """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
         try:
+            if self.prepare_first is not None:
+                await self._interruptible(self.prepare_first())
+                if self._stop_reason is not None:
+                    return self._stopped()
             made = self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if made is None:
                 return self._stopped()
@@ -445,7 +451,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         return e.Finish(False, self._stop_reason or "stopped", "stopped")
 
     async def _train(self, prepared: PreparedT) -> e.Finish:
-        self._set_stage("reading the run folder")
+        self.set_stage("reading the run folder")
         start = self._start = await asyncio.to_thread(self._begin, prepared)
         # Not before: a resume may replace the file of metrics.
         self._journal = JsonLinesWriter(self.options.folder / EVENTS, self._system.files)
@@ -467,7 +473,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         )
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
-        self._set_stage("waiting for workers")
+        self.set_stage("waiting for workers")
         self._begun()
         return await self._shell.run()
 
@@ -509,8 +515,15 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Return the Unix time, in seconds, of a moment on the controller's clock."""
         return self._clock.wall() + monotonic - self._clock.monotonic()
 
-    def _set_stage(self, stage: str) -> None:
+    def prepare(self, stage: Callable[[str], None]) -> None:
+        """Fill the cache with everything that `run` prepares; `stage` is called with each activity. Blocks."""
+        self.stage_seen = stage
+        self._prepare()
+
+    def set_stage(self, stage: str) -> None:
+        """Show users the activity that begins, before the run is under way."""
         self.stage, self.stage_since = stage, self._clock.wall()
+        self.stage_seen(stage)
         log.info("%s", stage)
 
     # --- connections ------------------------------------------------------------------------------------------

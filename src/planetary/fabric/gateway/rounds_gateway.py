@@ -116,18 +116,18 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return prepared
 
     async def _prepare_again(self, config: Config) -> Prepared | None:
-        work = asyncio.to_thread(self._prepare_run, config, self.options.cache, self._set_stage, None)
+        work = asyncio.to_thread(self._prepare_run, config, self.options.cache, self.set_stage, None)
         return await self._interruptible(work)
 
     async def _measure(self, config: Config, prepared: Prepared) -> MachineSpeed | None:
         target, threads, cache = local_target(config), self.options.local_threads, self.options.cache
         assert threads is not None
-        work = measure_speed(config, prepared, target, threads=threads, cache=cache, stage=self._set_stage)
+        work = measure_speed(config, prepared, target, threads=threads, cache=cache, stage=self.set_stage)
         return await self._interruptible(work)
 
     def _prepare(self) -> Prepared:
         own = own_record(self.options, StepRecord)
-        prepared = self._prepare_run(self.config, self.options.cache, self._set_stage, own)
+        prepared = self._prepare_run(self.config, self.options.cache, self.set_stage, own)
         self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -30,7 +29,7 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
-from planetary.core.user_code import find_modules_here
+from planetary.core.user_code import file_of_module
 
 FORMAT = 1  # raise when the same record would mean something else
 _PACKAGE = Path(version.__file__).parent
@@ -326,11 +325,8 @@ def _resolved(source: str) -> str:
     place, _, name = source.rpartition(":")
     if place.endswith(".py"):
         return f"{Path(place).absolute()}:{name}"
-    find_modules_here()
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(place)
-        if spec is not None and spec.origin is not None:
-            return f"{spec.origin}:{name}"
+    if (origin := file_of_module(place)) is not None:
+        return f"{origin}:{name}"
     return source
 
 

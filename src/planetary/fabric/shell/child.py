@@ -100,6 +100,11 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
+    def kill_group(self) -> None:
+        """SIGKILL, and to all that it has started in its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     async def end(self, within_s: float) -> int:
         """SIGTERM, then SIGKILL if it is still there after `within_s` seconds; return the exit status."""
         with contextlib.suppress(ProcessLookupError):

@@ -154,7 +154,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         self._payloads.check()
         owners = owners_of_run(self.options.folder) if self.options.resume else None
         own = own_record(self.options, ProgramRecord)
-        prepared = self._prepare_mixture(self.config, self.options.cache, self._set_stage, owners, own)
+        prepared = self._prepare_mixture(self.config, self.options.cache, self.set_stage, owners, own)
         self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 

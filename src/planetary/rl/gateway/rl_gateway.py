@@ -133,7 +133,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return self._parts[1].parameters
 
     def _prepare(self) -> PreparedPolicy:
-        return self._prepare_policy(self.config, self._set_stage)
+        return self._prepare_policy(self.config, self.set_stage)
 
     def _begin(self, prepared: PreparedPolicy) -> PolicyStart:
         policy = policy_of_run(self.config, prepared, local=self.options.local_threads is not None)

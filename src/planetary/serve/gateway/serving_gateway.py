@@ -232,15 +232,15 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         )
 
     def _prepare(self) -> PreparedServing:
-        self._set_stage("loading the model")
+        self.set_stage("loading the model")
         model = self.model = self._load(self.config)
         if model.warning:
             self.warn(model.warning)
-        self._set_stage("building the functions of the model")
+        self.set_stage("building the functions of the model")
         shape = model.shape(self.config.serve)
         program = model.program(shape)
         weights = self._put(model)
-        self._set_stage("computing a text with the whole forward pass")
+        self.set_stage("computing a text with the whole forward pass")
         return PreparedServing(
             self.config, model, shape, program, weights, self._put_trial(model, shape, program, weights)
         )

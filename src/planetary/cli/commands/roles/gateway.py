@@ -229,6 +229,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
         data_sets=federation.data_sets,
         policies=federation.sites,
         forgive=tuple(args.forgive),
+        preparation=config.preparation,
     )
     port_ = hosted.api_port if api.port is None else api.port
     host = _host_options(args, api.host or API_HOST, port_, api)

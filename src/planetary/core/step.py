@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import numpy as np
 
+from planetary.core.random_keys import key_words, step_key
 from planetary.core.tensors import TensorSpec
 
 STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
@@ -18,9 +20,10 @@ class StepSpec(msgspec.Struct, frozen=True):
 
     The module has two functions:
 
-    `train_step(params..., buffers..., opt_state..., step: i32, rate: f32, batch...) ->
+    `train_step(params..., buffers..., opt_state..., step: i32, rate: f32, batch..., keys...) ->
     (params'..., opt_state'..., loss: f32, grad_norm: f32)`: one forward, backward, clip and optimizer update.
-    `step` is the 0-based index of the inner step since the start of the run; it seeds stochastic rounding only.
+    `step` is the 0-based index of the inner step since the start of the run; it seeds stochastic rounding, and a model
+    may take it.
     `rate` is the learning rate of the step, from `planetary.core.schedules`: no length of a run is compiled in.
     The optimizer's own count is part of `opt_state`, because a worker that joins late starts with fresh moments.
 
@@ -33,11 +36,21 @@ class StepSpec(msgspec.Struct, frozen=True):
     opt_state: tuple[TensorSpec, ...]  # starts as zeros
     batch: tuple[TensorSpec, ...]  # inputs, then targets
     stablehlo_digest: str  # sha256 of the portable artifact that both functions were compiled from
+    keys: tuple[TensorSpec, ...] = ()  # one tensor, ui32 [2 × micro-batches], if the model draws random numbers
 
     @property
     def param_count(self) -> int:
         """Number of trained scalars."""
         return sum(spec.size for spec in self.params)
+
+    @property
+    def train_batch(self) -> tuple[TensorSpec, ...]:
+        """The last arguments of `train_step`: the batch, then the keys of its random numbers."""
+        return (*self.batch, *self.keys)
+
+    def keys_of(self, seed: int, lease: int, step: int) -> tuple[np.ndarray, ...]:
+        """Return the keys of an inner step of a lease; see `planetary.core.random_keys`."""
+        return tuple(key_words(step_key(seed, lease, step), spec.size // 2) for spec in self.keys)
 
 
 class FunctionSpec(msgspec.Struct, frozen=True):

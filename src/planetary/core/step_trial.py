@@ -77,6 +77,12 @@ class Trial(msgspec.Struct, frozen=True):
     buffers: dict[str, np.ndarray]
     opt_state: dict[str, np.ndarray]
     batch: list[np.ndarray]
+    keys: list[np.ndarray] = []
+
+    @property
+    def train_batch(self) -> list[np.ndarray]:
+        """The last arguments of `train_step`."""
+        return [*self.batch, *self.keys]
 
     @property
     def before(self) -> dict[str, np.ndarray]:
@@ -143,6 +149,7 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
         buffers={tensor.name: buffers[tensor.name] for tensor in spec.buffers},
         opt_state={tensor.name: state(tensor) for tensor in spec.opt_state},
         batch=[data(tensor) for tensor in spec.batch],
+        keys=[data(tensor) for tensor in spec.keys],
     )
 
 
@@ -150,7 +157,7 @@ def run_trial(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.
     """Run both functions of a step; return new parameters and state by name, `loss`, `grad_norm` and `eval_loss`."""
     runner.load(trial.params, trial.buffers, trial.opt_state)
     evaluated = runner.eval_step(trial.batch)
-    loss, norm = runner.train_step(TRIAL_STEP, TRIAL_RATE, trial.batch)
+    loss, norm = runner.train_step(TRIAL_STEP, TRIAL_RATE, trial.train_batch)
     scalars = {"loss": loss, "grad_norm": norm, "eval_loss": evaluated}
     found = runner.read_params() | runner.read_opt_state()
     return found | {name: np.asarray(value, np.float32) for name, value in scalars.items()}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planetary.fabric.protocol.news import LastingNews, news_of
-from planetary.fabric.protocol.records import AnyRecord
+from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.status import (
     FINAL_STATES,
     MOST_EVENTS,
@@ -123,7 +123,7 @@ def _notes(events: Sequence[Event]) -> tuple[str, ...]:
             record = msgspec.convert(event, AnyRecord)
         except msgspec.ValidationError:  # of another kind of run, or another version
             continue
-        told.append(lasting.of(record))
+        told += [*record.notes, lasting.of(record)] if isinstance(record, RunStarted) else [lasting.of(record)]
     return tuple(note for note in told if note)
 
 

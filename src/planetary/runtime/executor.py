@@ -52,12 +52,13 @@ class Executor(Protocol):
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """Run one inner step in place.
 
-        `step` is the 0-based index since the start of the run, `rate` the learning rate of this step.
+        `step` is the 0-based index since the start of the run, `rate` the learning rate of this step, `batch` the
+        arrays of `spec.train_batch`.
         """
         ...
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """Return the mean loss of one batch under the parameters on the device."""
+        """Return the mean loss of one batch, arrays of `spec.batch`, under the parameters on the device."""
         ...
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:

@@ -248,7 +248,7 @@ class IreeExecutor:
             self._memory.upload(STEP, np.array(step, np.int32)),
             self._memory.upload(RATE, np.array(rate, np.float32)),
         ]
-        outputs = self._invoke(self._train, [*state, *scalars, *self._upload_batch(batch)])
+        outputs = self._invoke(self._train, [*state, *scalars, *self._upload_batch(self.spec.train_batch, batch)])
         # The module writes parameters and optimizer state into the buffers they came from; only scalars are
         # new.
         loss = self._memory.read(_SCALAR, outputs.get_as_object(len(outputs) - 2, iree.HalBufferView))
@@ -257,7 +257,7 @@ class IreeExecutor:
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
         """Return the mean loss of one batch. See `Executor.eval_step`."""
-        arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(batch)]
+        arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(self.spec.batch, batch)]
         outputs = self._invoke(self._eval, arguments)
         return float(self._memory.read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
 
@@ -292,9 +292,9 @@ class IreeExecutor:
             raise ResourceError(f"{function.name} failed on the {self._backend} device: {error}") from error
         return outputs
 
-    def _upload_batch(self, batch: Sequence[np.ndarray]) -> list[Any]:
-        arrays = checked_batch(self.spec.batch, batch)
-        return [self._memory.upload(spec, array) for spec, array in zip(self.spec.batch, arrays, strict=True)]
+    def _upload_batch(self, specs: Sequence[TensorSpec], batch: Sequence[np.ndarray]) -> list[Any]:
+        arrays = checked_batch(specs, batch)
+        return [self._memory.upload(spec, array) for spec, array in zip(specs, arrays, strict=True)]
 
     def _upload_all(self, specs: Sequence[TensorSpec], tensors: Tensors) -> list[Any]:
         arrays = in_order(specs, tensors)

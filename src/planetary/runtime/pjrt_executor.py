@@ -216,7 +216,7 @@ class PjrtExecutor:
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """Run one inner step in place. See `Executor.train_step`."""
         params, state = self._loaded(self._params), self._loaded(self._opt_state)
-        data = self._upload_batch(batch)
+        data = self._upload_batch(self.spec.train_batch, batch)
         number = self._place(STEP, np.array(step, np.int32), self._whole)
         given = self._place(RATE, np.array(rate, np.float32), self._whole)
         arguments = [*params, *self._buffers, *state, number, given, *data]
@@ -235,7 +235,7 @@ class PjrtExecutor:
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
         """Return the mean loss of one batch. See `Executor.eval_step`."""
-        arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(batch)]
+        arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(self.spec.batch, batch)]
         try:
             return float(np.asarray(self._xla.run(self._eval, arguments)[0][0]))
         except Exception as error:
@@ -278,10 +278,13 @@ class PjrtExecutor:
         given = [array.copy() if copy else array for array in arrays]
         return [self._place(spec, array, self._whole) for spec, array in zip(specs, given, strict=True)]
 
-    def _upload_batch(self, batch: Sequence[np.ndarray]) -> list[Any]:
+    def _upload_batch(self, specs: Sequence[TensorSpec], batch: Sequence[np.ndarray]) -> list[Any]:
         # Needs no copy: a step has ended, and with it all reading, before the caller gets its arrays back.
-        arrays = checked_batch(self.spec.batch, batch)
-        return [self._place(spec, array, self._split) for spec, array in zip(self.spec.batch, arrays, strict=True)]
+        arrays, whole = checked_batch(specs, batch), self.spec.keys  # every device of an island has all keys
+        return [
+            self._place(spec, array, self._whole if spec in whole else self._split)
+            for spec, array in zip(specs, arrays, strict=True)
+        ]
 
     def _place(self, spec: TensorSpec, array: np.ndarray, where: Any) -> Any:
         try:

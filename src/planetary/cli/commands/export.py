@@ -66,7 +66,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=ROLE",
-        help="param, buffer, input or target; NAME may be a pattern",
+        help="param, buffer, input, target, key or step; NAME may be a pattern",
     )
     parser.add_argument("--text", action="store_true", help="also write model.stablehlo.txt, for reading")
     parser.add_argument(

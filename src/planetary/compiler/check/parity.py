@@ -64,7 +64,7 @@ class Parity(msgspec.Struct, frozen=True):
 
 
 def random_batches(spec: StepSpec, steps: int, seed: int) -> list[list[np.ndarray]]:
-    """Return one batch for each step, a function of `seed` and the batch's signature alone.
+    """Return the arrays of `spec.train_batch` for each step, a function of `seed` and their signature alone.
 
     Integers are below 100, so that they are indices into most tables; floats are standard normal.
     """
@@ -78,7 +78,7 @@ def random_batches(spec: StepSpec, steps: int, seed: int) -> list[list[np.ndarra
         highest = 2 if tensor.dtype == "i1" else 100
         return rng.integers(0, highest, tensor.shape).astype(tensor.zeros().dtype)
 
-    return [[data(tensor) for tensor in spec.batch] for _ in range(steps)]
+    return [[data(tensor) for tensor in spec.train_batch] for _ in range(steps)]
 
 
 def trace(

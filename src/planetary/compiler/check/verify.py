@@ -391,6 +391,7 @@ def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], 
     if function == "train_step":
         tensors += [*spec.opt_state, STEP, RATE]
         arrays += [*trial.opt_state.values(), *_TRIAL_SCALARS]
+        return [tensor.dtype for tensor in (*tensors, *spec.train_batch)], [*arrays, *trial.train_batch]
     return [tensor.dtype for tensor in (*tensors, *spec.batch)], [*arrays, *trial.batch]
 
 

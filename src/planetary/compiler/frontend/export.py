@@ -6,19 +6,23 @@ import contextlib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from planetary.compiler import ir
+from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.constant_randomness import constant_draws
+from planetary.compiler.frontend.loss_interface import LossInterface, loss_interface
 from planetary.compiler.frontend.manifest import (
+    LOSS,
     Argument,
     Init,
     Manifest,
@@ -82,6 +86,26 @@ class Model:
             a.name: initial_value(a, self.stored, self.manifest.seed) for a in self.manifest.arguments if a.role == role
         }
 
+    @property
+    def evaluation(self) -> Model:
+        """The loss as evaluations compute it: without a random key and a step, with one result."""
+        dropped = [i for i, argument in enumerate(self.manifest.arguments) if argument.role in ("key", "step")]
+        if not dropped and self.manifest.results == (LOSS,):
+            return self
+        with ir.new_context():
+            module = ir.parse_module(self.stablehlo)
+            main = ir.main_function(module)
+            ir.keep_results(main, [len(self.manifest.results) - 1])
+            block = ir.entry_block(main)
+            for argument in (block.arguments[i] for i in dropped):
+                with ir.insert_before(ir.operations(block)[0]):
+                    ir.replace_uses(argument, ops.zeros(argument.type))
+            ir.drop_arguments(main, dropped)
+            portable = ir.to_portable_artifact(module)
+        kept = tuple(a for i, a in enumerate(self.manifest.arguments) if i not in dropped)
+        manifest = msgspec.structs.replace(self.manifest, arguments=kept, results=(LOSS,))
+        return Model(portable, manifest, self.stored, self.notes)
+
     def save(self, folder: Path | str) -> None:
         """Write `model.mlir` (a portable artifact), `manifest.json` and `init.safetensors` into `folder`."""
         folder = Path(folder)
@@ -117,14 +141,15 @@ def load_model(
     path = Path(path)
     folder = path if path.is_dir() else None
     source = _read(path if folder is None else folder / MODEL_FILE)
-    portable, signature, rotary = _inspect(source, str(path))
     stored: dict[str, np.ndarray]
     notes: tuple[str, ...] = ()
     if folder is None:
+        portable, signature, rotary = _inspect(source, str(path))
         manifest, stored, notes = _bare_model(path.stem, signature, roles or {}, rotary)
     else:
         manifest = manifest_from_json(_read(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
-        stored = _load_tensors(folder / INIT_FILE)
+        portable, signature, _ = _inspect(source, str(path), manifest.results)
+        stored, notes = _load_tensors(folder / INIT_FILE), manifest.notes
         if roles:
             manifest = _replace_arguments(manifest, override_roles(manifest.arguments, roles))
     if init is not None:
@@ -244,17 +269,23 @@ def export_loss(
                 "of the pytree, e.g. with functools.partial or equinox.partition"
             )
     try:
-        lowered = jax.jit(loss_fn, keep_unused=True).lower(params, *batch)
+        loss = loss_interface(loss_fn, params, batch, name)
+        lowered = jax.jit(loss.main, keep_unused=True).lower(params, *batch, *loss.types)
+        notes = (*loss.notes, *_draws_that_repeat(loss, params, batch))
     except Exception as error:  # whatever the user's function raises
         raise CompileError(f"{name}: tracing the loss failed: {type(error).__name__}: {error}") from error
-    portable, signature, _ = _inspect(lowered.as_text().encode(), name)
+    portable, signature, _ = _inspect(lowered.as_text().encode(), name, loss.results)
     names = [_dotted(path) or "params" for path, _ in leaves] + _batch_names(loss_fn, batch)
+    data = len(names)
+    names += [role if role not in names else f"loss.{role}" for role in loss.extra]
     if len(names) != len(signature):
         raise CompileError(f"{name}: each item of example_batch must be one array; pytrees are not supported there")
     arguments, stored = [], {}
     for i, (argument, (dtype, shape)) in enumerate(zip(names, signature, strict=True)):
-        if i >= len(leaves):
-            role: Role = "target" if i == len(names) - 1 else "input"
+        if i >= data:
+            arguments.append(Argument(argument, dtype, shape, loss.extra[i - data]))
+        elif i >= len(leaves):
+            role: Role = "target" if i == data - 1 else "input"
             arguments.append(Argument(argument, dtype, shape, role))
         else:
             role = "param" if dtype in {"f16", "bf16", "f32", "f64"} else "buffer"
@@ -265,10 +296,26 @@ def export_loss(
         arguments=tuple(override_roles(arguments, roles or {})),
         source=source,
         options=dict(options or {}),
+        results=loss.results,
+        notes=notes,
     )
     check_manifest(manifest)
     check_signature(manifest, signature)
-    return Model(portable, manifest, stored)
+    return Model(portable, manifest, stored, notes)
+
+
+def _draws_that_repeat(loss: LossInterface, params: Any, batch: list[Any]) -> tuple[str, ...]:
+    """Return a note on the random numbers of a loss that are the same in every step."""
+    traced = jax.make_jaxpr(loss.train)(params, *batch, *loss.types)
+    trained = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) for leaf in jax.tree_util.tree_leaves(params)]
+    lines = constant_draws(traced, trained + [True] * (len(traced.in_avals) - len(trained)))
+    if not lines:
+        return ()
+    return (
+        f"the loss draws random numbers that are the same in every step of the run ({', '.join(lines)}): their key "
+        "depends on no argument. If this is dropout or noise, let the loss take a `key`, loss_fn(params, *batch, *, "
+        "key=None), and draw from it: it is another key in each step (docs/models.md)",
+    )
 
 
 def find_builder(source: str) -> Callable[..., Any]:
@@ -340,7 +387,7 @@ def _to_host(leaf: Any, dtype: str) -> np.ndarray:
     return array.view(np.uint16) if dtype == "bf16" else array.astype(host_dtype(dtype))
 
 
-def _inspect(source: bytes, where: str) -> tuple[bytes, Signature, list[RotaryPair]]:
+def _inspect(source: bytes, where: str, expected: Sequence[str] = (LOSS,)) -> tuple[bytes, Signature, list[RotaryPair]]:
     """Return the portable artifact, the argument types and the rotary tables of a module; raise unless it is a loss
     function.
     """
@@ -357,11 +404,13 @@ def _inspect(source: bytes, where: str) -> tuple[bytes, Signature, list[RotaryPa
             if "?" in str(kind):
                 raise CompileError(f"{where}: main has the dynamic type {kind}; give every dimension a number")
         kinds = ", ".join(str(kind) for kind in results)
-        if len(results) != 1 or not ir.is_differentiable_type(results[0]) or ir.shape_of_type(results[0]) != ():
-            raise CompileError(
-                f"{where}: main must return one floating-point scalar, the loss; it returns {kinds or 'nothing'}"
-            )
-        if ir.is_complex_element(ir.element_of_type(results[0])):
+        scalar = all(ir.is_differentiable_type(kind) and ir.shape_of_type(kind) == () for kind in results)
+        if len(results) != len(expected) or not scalar:
+            wanted = "one floating-point scalar, the loss"
+            if len(expected) > 1:
+                wanted = f"one floating-point scalar for each of {', '.join(expected)}"
+            raise CompileError(f"{where}: main must return {wanted}; it returns {kinds or 'nothing'}")
+        if any(ir.is_complex_element(ir.element_of_type(kind)) for kind in results):
             raise CompileError(f"{where}: main must return a real loss; it returns {kinds}")
         signature = [(str(ir.element_of_type(t)), ir.shape_of_type(t)) for t in ir.argument_types(main)]
         dtype, shape = signature[-1] if signature else ("", ())
@@ -386,8 +435,6 @@ def _load_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _replace_arguments(manifest: Manifest, arguments: list[Argument]) -> Manifest:
-    import msgspec
-
     replaced = msgspec.structs.replace(manifest, arguments=tuple(arguments))
     check_manifest(replaced)
     return replaced

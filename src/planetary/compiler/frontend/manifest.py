@@ -17,6 +17,8 @@ from planetary.core.tensors import TensorSpec, host_dtype, stablehlo_dtype, to_h
 Role = ArgumentRole
 ROLES: tuple[Role, ...] = get_args(Role)
 FORMAT_VERSION = 1
+LOSS, EVALUATION = "loss", "evaluation"
+KEY_SHAPE = (2,)  # of a random key: two 32-bit words
 
 
 class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,6 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     source: str = ""  # "module:function" that built it; empty for a bare `.mlir`
     options: dict[str, Any] = {}
+    results: tuple[str, ...] = (LOSS,)  # of main: the loss, and its value in evaluations where that is another graph
+    notes: tuple[str, ...] = ()  # sentences about the model for reports, from its export
     version: int = FORMAT_VERSION
 
     def of_role(self, *roles: Role) -> tuple[TensorSpec, ...]:
@@ -105,6 +109,19 @@ def check_manifest(manifest: Manifest) -> None:
                 "trained; "
                 'give it the role "buffer" (a constant of the model) or "input" (part of every batch)'
             )
+    for role, dtype, shape in (("key", "ui32", KEY_SHAPE), ("step", "i32", ())):
+        given = [argument for argument in manifest.arguments if argument.role == role]
+        if len(given) > 1 or any((argument.dtype, argument.shape) != (dtype, shape) for argument in given):
+            found = ", ".join(f"{a.name!r} of type {a.dtype}{list(a.shape)}" for a in given)
+            raise UserError(
+                f"model {manifest.model}: the role {role!r} is for one argument of type {dtype}{list(shape)}, "
+                f"found {found}"
+            )
+    if manifest.results not in ((LOSS,), (LOSS, EVALUATION)):
+        raise UserError(
+            f"model {manifest.model}: the results of main must be {LOSS!r}, or {LOSS!r} and {EVALUATION!r}, found "
+            f"{', '.join(manifest.results) or 'none'}"
+        )
     if not manifest.of_role("param"):
         raise UserError(f"model {manifest.model} has no parameter to train")
     if not manifest.of_role("input", "target"):

@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir as mlir
 from jaxlib.mlir.dialects import func
 
-from planetary.compiler.ir.graph import terminator
+from planetary.compiler.ir.graph import erase_dead, terminator
 from planetary.compiler.ir.handles import Block, Module, Type, Value
 from planetary.core.errors import CompileError
 
@@ -54,6 +54,29 @@ def copy_function(function: Any, module: Module, name: str) -> None:
     """Put a copy of a function at the end of another module of the same context, under a name."""
     copy = function.operation.clone(mlir.InsertionPoint(module.body))
     copy.attributes["sym_name"] = mlir.StringAttr.get(name)
+
+
+def keep_results(function: Any, kept: Sequence[int]) -> None:
+    """Let a function return only some of its results, and erase the operations that the others alone need."""
+    block = entry_block(function)
+    end = terminator(block)
+    with mlir.InsertionPoint(end), end.location:
+        func.ReturnOp([end.operands[position] for position in kept])
+    end.operation.erase()
+    if "res_attrs" in function.operation.attributes:
+        del function.operation.attributes["res_attrs"]
+    refresh_function_type(function)
+    erase_dead(block)
+
+
+def drop_arguments(function: Any, dropped: Sequence[int]) -> None:
+    """Let a function take some of its arguments no longer; nothing uses them."""
+    block = entry_block(function)
+    for position in sorted(dropped, reverse=True):
+        block.erase_argument(position)
+    if "arg_attrs" in function.operation.attributes:
+        del function.operation.attributes["arg_attrs"]
+    refresh_function_type(function)
 
 
 def entry_block(function: Any) -> Block:

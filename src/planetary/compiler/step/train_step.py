@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +17,7 @@ from planetary.compiler.autodiff.differentiate import (
 )
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.export import Model
-from planetary.compiler.frontend.manifest import Manifest
+from planetary.compiler.frontend.manifest import EVALUATION, LOSS, Manifest, Role
 from planetary.compiler.ir import Value
 from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.precision import (
@@ -65,6 +65,7 @@ def build_train_step(
     params, buffers = manifest.of_role("param"), manifest.of_role("buffer")
     parts = manifest.of_role("input", "target")
     batch = whole_batch([_fed(part) for part in parts], options.micro_batches)
+    keys = whole_batch(manifest.of_role("key"), options.micro_batches)
     opt_state = (*transform.state(params), *(LossScale.STATE if options.precision == "f16" else ()))
     _check_rounding(options, params)
     with ir.new_context():
@@ -74,18 +75,26 @@ def build_train_step(
         note = demote_f64(module, manifest.model)
         normalise.before_differentiation(module)
         main = ir.main_function(module)
-        graph = _Graph(options, transform, main, manifest, {}, [])
+        evaluation = main
+        if EVALUATION in manifest.results:
+            ir.copy_function(main, module, EVALUATION)
+            evaluation = ir.functions(module)[EVALUATION]
+            ir.keep_results(evaluation, [manifest.results.index(EVALUATION)])
+            ir.keep_results(main, [manifest.results.index(LOSS)])
+        graph = _Graph(options, transform, main, evaluation, manifest, {}, [])
         for argument, kind in zip(manifest.arguments, ir.argument_types(main), strict=True):
             graph.elements[argument.name] = ir.element_of_type(kind)
         weights = [graph.type_of(spec) for spec in (*params, *buffers)]
         state_types = [ir.tensor(spec.shape, _element(spec.dtype)) for spec in opt_state]
         data = [ir.tensor(s.shape, ir.i32() if s.dtype == "i32" else graph.elements[s.name]) for s in batch]
-        inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data]
+        words = [ir.tensor(spec.shape, graph.elements[spec.name]) for spec in keys]
+        inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data, *words]
         with ir.new_function(module, "train_step", inputs) as (arguments, finish):
             finish(graph.train(_body(module, "train_step"), arguments, params, buffers, opt_state))
         with ir.new_function(module, "eval_step", [*weights, *data]) as (arguments, finish):
             finish([graph.evaluate(_body(module, "eval_step"), arguments, [*params, *buffers])])
-        ir.erase_function(main)
+        for function in {main, evaluation}:
+            ir.erase_function(function)
         finish_module(module)
         chlo.expand(module)
         ir.verify(module)
@@ -98,6 +107,7 @@ def build_train_step(
         opt_state=opt_state,
         batch=batch,
         stablehlo_digest=hashlib.sha256(portable).hexdigest(),
+        keys=keys,
     )
     return TrainStep(
         text, spec, portable, graph.plans[0] if graph.plans else None, (*model.notes, *([note] if note else []))
@@ -111,7 +121,8 @@ class _Graph:
     Attributes:
         options: of the step.
         transform: the optimizer.
-        main: the model.
+        main: the model, in training.
+        evaluation: the model in evaluations; `main` itself where they are the same.
         manifest: of the model.
         elements: element type of each of the model's arguments.
         plans: of rematerialisation; one is added when gradients are emitted, if the options ask for it.
@@ -120,6 +131,7 @@ class _Graph:
     options: StepOptions
     transform: optimizers.Transform
     main: ir.Operation
+    evaluation: ir.Operation
     manifest: Manifest
     elements: dict[str, ir.Type]
     plans: list[Plan]
@@ -142,7 +154,7 @@ class _Graph:
         loss = forward.results[0]  # read now: the backward pass may have replaced a loop of the forward pass
         budget = remat_budget(self.options.remat)
         if wrt and budget is not None:
-            data = [values[spec.name] for spec in self.manifest.of_role("input", "target")]
+            data = [values[spec.name] for spec in self.manifest.of_role(*_FED)]
             self.plans.append(rematerialise(block, count, data, [loss, *gradients], budget))
         wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in wrt]
         return [ops.convert(loss, ir.f32()), *(ops.convert(g, e) for g, e in zip(gradients, wide, strict=True))]
@@ -150,18 +162,18 @@ class _Graph:
     def over_batch(
         self,
         block: ir.Block,
-        values: dict[str, Value],
         batch: Sequence[Value],
+        work: Callable[[dict[str, Value]], list[Value]],
         wrt: Sequence[TensorSpec] = (),
-        *,
-        scale: Value | None = None,
     ) -> list[Value]:
-        """Emit the loss of a whole batch and the gradients of `scale` times the loss; `block` has nothing else yet."""
-        names = [spec.name for spec in self.manifest.of_role("input", "target")]
+        """Emit the means of `work`'s results over the parts of a batch; `block` has nothing else yet.
+
+        `work` takes the arguments of one micro-batch by name, and emits the loss and the gradients by `wrt`.
+        """
+        names = [spec.name for spec in self.manifest.of_role(*(_FED if wrt else _DATA))]
 
         def of_part(part: list[Value]) -> list[Value]:
-            typed = {name: ops.convert(value, self.elements[name]) for name, value in zip(names, part, strict=True)}
-            return self.loss_and_gradients(values | typed, wrt, scale)
+            return work({n: ops.convert(value, self.elements[n]) for n, value in zip(names, part, strict=True)})
 
         count = self.options.micro_batches
         wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
@@ -190,7 +202,10 @@ class _Graph:
         scaling = LossScale(state[-2], state[-1]) if self.options.precision == "f16" else None
         scale = None if scaling is None else scaling.factor
         used = values | dict(zip((spec.name for spec in params), self._rounded_weights(stored, step), strict=True))
-        loss, *gradients = self.over_batch(block, used, batch, params, scale=scale)
+        used |= {spec.name: ops.convert(step, self.elements[spec.name]) for spec in self.manifest.of_role("step")}
+        loss, *gradients = self.over_batch(
+            block, batch, lambda part: self.loss_and_gradients(used | part, params, scale), params
+        )
         if scaling is not None:
             inverse = scaling.inverse
             gradients = [optimizers.scaled(g, inverse) for g in gradients]
@@ -212,7 +227,15 @@ class _Graph:
     def evaluate(self, block: ir.Block, arguments: Sequence[Value], weights: Sequence[TensorSpec]) -> Value:
         """Emit the result of `eval_step` for its arguments."""
         values = {spec.name: v for spec, v in zip(weights, arguments, strict=False)}
-        return self.over_batch(block, values, arguments[len(weights) :])[0]
+        for spec in self.manifest.of_role("key", "step"):  # that of seed 0, and the first step
+            values[spec.name] = ops.zeros(self.type_of(spec))
+        order = [argument.name for argument in self.manifest.arguments]
+
+        def loss_of(part: dict[str, Value]) -> list[Value]:
+            given = values | part
+            return [ops.convert(emit_forward(self.evaluation, [given[name] for name in order]).results[0], ir.f32())]
+
+        return self.over_batch(block, arguments[len(weights) :], loss_of)[0]
 
     def _rounded_weights(self, stored: Sequence[Value], step: Value) -> list[Value]:
         """Emit the weights of the arithmetic: float32 parameters rounded at random to the precision, if asked."""
@@ -234,6 +257,8 @@ class _Graph:
 
 
 _LOW = ("bf16", "f16")
+_DATA: tuple[Role, ...] = ("input", "target")
+_FED: tuple[Role, ...] = (*_DATA, "key")  # parts of a micro-batch: each has a key of its own
 
 
 def _check_rounding(options: StepOptions, params: Sequence[TensorSpec]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
+from planetary.core.random_keys import seed_of_site
 from planetary.core.token_slice import Slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.federation import site_events as s
@@ -49,7 +50,9 @@ class SiteGateway(RoundsGateway):
             start.parameters.replace(start.state.round, params)
             assert points.anchor is not None
             start.records.append(adoption_of(points.anchor, start.state.tokens_total))
-        start.policy = msgspec.structs.replace(start.policy, locate=partial(self._locate, start.policy.locate))
+        seed = seed_of_site(self.config.run.seed, self.config.federation.site or self.config.run.name)
+        locate = partial(self._locate, start.policy.locate)
+        start.policy = msgspec.structs.replace(start.policy, locate=locate, seed=seed)
         facts = facts_of(self.config, prepared)
         self._uplink = Uplink(self._site, facts, points, self._post, self._system)
         return start

@@ -128,7 +128,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     def _prepare(self) -> Prepared:
         own = own_record(self.options, StepRecord)
         prepared = self._prepare_run(self.config, self.options.cache, self.set_stage, own)
-        self.notes += filter(None, (step_news(own, prepared.record),))
+        self.notes += filter(None, (step_news(own, prepared.record), *prepared.step.notes))
         return prepared
 
     def _begin(self, prepared: Prepared) -> RoundsStart:

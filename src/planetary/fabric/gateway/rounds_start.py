@@ -84,6 +84,7 @@ def begin(
             config_hash=policy.config_hash,
             model=prepared.step.spec.stablehlo_digest,
             params=prepared.step.spec.param_count,
+            notes=prepared.step.notes,
         )
         specs = prepared.step.spec.params
         state = initial_state(specs, prepared.params, policy.outer)
@@ -271,5 +272,6 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         silent_after_s=timings.silent_after_s,
         iree_version=compiler_version(),
         spec=prepared.step.spec,
+        seed=config.run.seed,
         buffers=prepared.buffers,
     )

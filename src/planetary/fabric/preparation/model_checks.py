@@ -175,7 +175,8 @@ def _check_first_batch(
     given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
     state: Sequence[TensorSpec] = spec.opt_state
     scalars = np.array(0, np.int32), np.array(0, np.float32)  # the rate changes nothing of these
-    arguments = [*given, *(part.zeros() for part in state), *scalars, *batch]
+    keys = spec.keys_of(config.run.seed, 0, 0)
+    arguments = [*given, *(part.zeros() for part in state), *scalars, *batch, *keys]
     results = [*(part.dtype for part in (*spec.params, *state)), "f32", "f32"]
     *_, loss, norm = run_reference(step.portable, "train_step", arguments, results)
     _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")

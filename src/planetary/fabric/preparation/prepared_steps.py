@@ -250,6 +250,8 @@ def files_read() -> Iterator[set[Path]]:
 def environment() -> str:
     """Return the digest of the versions of Python, of this package and of all installed ones."""
     names = {f"python {sys.version}", f"planetary {version.__version__}"}
+    if not _is_installed(_PACKAGE):
+        names.add(str(_PACKAGE))  # two checkouts of one version may differ
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
         with contextlib.suppress(OSError):
             names.update(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))

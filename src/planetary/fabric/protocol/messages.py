@@ -202,6 +202,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     spec: StepSpec
     inner_state: InnerState  # the optimizer's state at the start of a round
     schedule: Schedule  # of the learning rate, which every step takes as an argument
+    seed: int = 0  # of the run: the keys of the random numbers that the model draws come from it
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
     eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
@@ -213,7 +214,8 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     def loads(self) -> tuple[str, ...]:
         """See `WorkerJob`."""
         topology = "star" if self.ring is None else "ring"
-        return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start
+        seed = (str(self.seed),) if self.spec.keys else ()
+        return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start, *seed
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -488,7 +490,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    24,
+    25,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -134,6 +134,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     overlap: OverlapName = SyncConfig().overlap  # of the reduction of a round with further training
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
+    seed: int = 0  # as of `TrainingJob`
     buffers: str  # digest of the packed model buffers, "" without any
     inner_state_of: str = ""  # as of `TrainingJob`
 
@@ -190,6 +191,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             spec=self.spec,
             inner_state=self.inner_state,
             schedule=self.schedule,
+            seed=self.seed,
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
             eager_rate=self.outer.eager_rate() if self.overlap == "eager" else 0.0,

@@ -34,6 +34,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     config_hash: str
     model: str  # sha256 of the training step's portable artifact
     params: int
+    notes: tuple[str, ...] = ()  # of the model and its training step
 
 
 class Mark(msgspec.Struct, frozen=True):

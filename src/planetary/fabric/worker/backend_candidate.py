@@ -71,7 +71,7 @@ def candidate_roles(folder: Path) -> Roles:
 def _take_part(executor: Executor, trial: Trial, folder: Path, stopped: Callable[[], bool]) -> None:
     """Say that the step is loaded, then time steps whenever it is this candidate's turn, until `stopped`."""
     executor.load(trial.params, trial.buffers, trial.opt_state)
-    batches = [trial.batch] * (WARM_UP_STEPS + STEPS)
+    batches = [trial.train_batch] * (WARM_UP_STEPS + STEPS)
     write_answer(folder / "loaded", Loaded(executor.spec.stablehlo_digest))
     for turn in range(TURNS):
         while not (folder / f"turn-{turn}").exists():

@@ -55,16 +55,19 @@ def batches_of(spec: StepSpec, tokens: np.ndarray) -> Iterator[Batch]:
 
 
 def inner_steps(
-    executor: Executor, task: TrainTask, schedule: Schedule, given: Iterable[Batch]
+    executor: Executor, task: TrainTask, schedule: Schedule, given: Iterable[Batch], seed: int = 0
 ) -> Iterator[StepResult]:
     """Train on each batch with the executor's parameters and optimizer state, and yield each step's result.
+
+    `seed`: of the run, for the keys of random numbers that the model draws.
 
     Raises:
         NumericsError: a loss or gradient norm is not finite; the error's `step` counts the steps of the task.
     """
     for steps, batch in enumerate(given, start=1):
         index = task.first_step + steps - 1
-        result = executor.train_step(index, schedule.rate(index), batch)
+        keys = executor.spec.keys_of(seed, task.lease, index)
+        result = executor.train_step(index, schedule.rate(index), [*batch, *keys])
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
             what = "loss" if not math.isfinite(result.loss) else "gradient norm"
             value = result.loss if what == "loss" else result.grad_norm
@@ -112,6 +115,7 @@ class Compute:
         delay: int = 0,
         feedback: InnerStates | None = None,
         check_ends: bool = False,
+        seed: int = 0,
         report: Callable[[Event], None],
         system: System = SYSTEM,
     ) -> None:
@@ -119,7 +123,8 @@ class Compute:
 
         `exchange`: the form of a task's payload, None: its end parameters; `delay`: inner steps before the version
         that it mixes in; `feedback`: its saved residuals, if it has any;
-        `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks.
+        `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks;
+        `seed`: of the run's random numbers.
         """
         self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
         self._feedback, self._delay = feedback, delay
@@ -130,6 +135,7 @@ class Compute:
         self._states = states
         self._reset = reset_inner_state
         self._check_ends = check_ends
+        self._seed = seed
         self._report = report
         self._clock = system.clock
         self._thread = system.threads("compute")
@@ -263,7 +269,7 @@ class Compute:
         self._put_parameters()
         self._report(StepDone(task.task, 0, None))
         assert self._params is not None
-        steps = inner_steps(self._executor, task, schedule, self._batches(tokens))
+        steps = inner_steps(self._executor, task, schedule, self._batches(tokens), self._seed)
         run = _LeaseRun(task, self._params, steps)
         if task.mixes < 0:
             return self._finish(run)

@@ -338,6 +338,7 @@ class TrainingLoader:
             delay=0 if job.fragments is None else job.fragments.delay,
             feedback=feedback,
             check_ends=job.ring is not None,
+            seed=job.seed,
             report=place.post,
             system=place.system,
         )

@@ -46,7 +46,8 @@ def export(
         folder: gets `model.mlir` (a portable artifact), `manifest.json` and `init.safetensors`, from which a run
             (`model.source`) and `planetary.compile` read it.
         options: keyword arguments of the function.
-        roles: "param", "buffer", "input" or "target" by flattened name or pattern, where the default is wrong.
+        roles: "param", "buffer", "input", "target", "key" or "step" by flattened name or pattern, where the default is
+            wrong.
         force: replace a model that is in `folder`.
 
     Returns:

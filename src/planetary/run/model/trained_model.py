@@ -210,7 +210,7 @@ def can_generate(config: Config) -> bool:
         places = config.train.batch_size * config.train.sequence_length
         if 6 * model.param_count * places > TRIED_COST:
             return False
-        find_logits(model)
+        find_logits(model.evaluation)
     except (UserError, CompileError):
         return False
     return True
@@ -237,7 +237,7 @@ def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logi
         raise UserError(
             f"the weights lack {missing[0]!r} and {len(missing) - 1} more of {config.model.source}'s parameters"
         )
-    found = find_logits(model)
+    found = find_logits(model.evaluation)
     return found, found.values({**model.initial("buffer"), **values})
 
 

@@ -57,7 +57,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--step", action="append", default=[], metavar="KEY=VALUE", help="option of the step, e.g. optimizer=lion"
     )
     parser.add_argument(
-        "--role", action="append", default=[], metavar="NAME=ROLE", help="param, buffer, input or target"
+        "--role", action="append", default=[], metavar="NAME=ROLE", help="param, buffer, input, target, key or step"
     )
 
 

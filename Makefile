@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train soak test-doors test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
+.PHONY: help install train soak readme-numbers test-doors test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -83,6 +83,9 @@ layers: $(STAMP) ## check that each package imports only from layers below it
 
 bench: $(STAMP) ## run the measurements behind the README's numbers (see bench/README.md)
 	@for script in bench/net_throughput.py bench/train_step.py bench/recovery.py bench/allreduce.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+readme-numbers: $(STAMP) ## measure every row of the README's table (about two hours; `--list` of the script has the parts)
+	$(BIN)/python bench/readme_numbers.py
 
 clean: ## remove the virtual environment and what checks and builds leave behind; keeps runs/
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

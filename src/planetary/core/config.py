@@ -497,6 +497,9 @@ def config_hash(config: Config) -> str:
         del kept["data"]["sampling"]
     if config.data.sampling != "fifo" or not config.data.shuffle_leases:
         del kept["data"]["shuffle_leases"]
+    for one in (kept["data"], *kept["data"]["sources"]):
+        if not one["format"]:  # decided by the files, as before there was this key
+            del one["format"]
     if config.outer.weights == "tokens":
         del kept["outer"]["weights"]
     if config.outer.optimizer == "nesterov":

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ from planetary.core.token_slice import Slice
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
 from planetary.data.slices import SliceOrder, eval_chunks
-from planetary.data.sources import is_held_out, token_chunks
+from planetary.data.sources import is_held_out, summary, tokens
 from planetary.data.token_file import TokenFile, smallest_dtype
 from planetary.data.tokenizer import CharTokenizer, Tokenizer
 
@@ -323,8 +323,8 @@ def _write_source(
 ) -> int:
     """Write the tokens of a source and return the number of its documents."""
     if part.dtype is not None:
-        for tokens in token_chunks(part.source, part.dtype):
-            train.write(tokens)
+        for piece in tokens(part.contents):
+            train.write(piece)
         return 1
     assert tokenizer is not None
     count, many = 0, part.contents.has_many_documents
@@ -371,6 +371,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     key: str  # sha256 (hex) of everything the files depend on: equal keys mean equal tokens in equal order
     folder: Path
     documents: int
+    notes: tuple[str, ...] = ()  # for each source a line: its kind, and how its first text begins
 
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
         """Return which lease stands for which tokens; raises `UserError` for less than one slice.
@@ -414,16 +415,28 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
     if preparation is None:
         with _building(folder) as temporary:
             preparation = build(config, recipe, temporary)
+    tokenizer = CharTokenizer.load(folder) if recipe.characters else recipe.tokenizer
+    notes = tuple(summary(part.contents, part.source, part.text_key, _shower(tokenizer)) for part in recipe.parts)
+    for note in notes:
+        log.info("%s", note)
     return PreparedData(
         train=_token_file(folder, "train", preparation),
         held_out=_token_file(folder, "held_out", preparation),
         vocab_size=preparation.vocab_size,
-        tokenizer=CharTokenizer.load(folder) if recipe.characters else recipe.tokenizer,
+        tokenizer=tokenizer,
         block_tokens=config.train.sequence_length + 1,
         key=recipe.key,
         folder=folder,
         documents=preparation.documents,
+        notes=notes,
     )
+
+
+def _shower(tokenizer: Tokenizer | None) -> Callable[[np.ndarray], str]:
+    """Return the function that shows tokens to people: as text where it is known, else as numbers."""
+    if tokenizer is None:
+        return lambda ids: " ".join(map(str, ids[:20]))
+    return lambda ids: tokenizer.decode(ids.tolist()).decode("utf-8", "replace")
 
 
 # --- the cache ----------------------------------------------------------------------------------------------

@@ -6,15 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
+from planetary.data.files import SourceFile
 from planetary.data.formats import Document
-from planetary.data.sources import STDLIB, SourceContents, documents, source_contents, token_dtype
+from planetary.data.kinds import holds_tokens
+from planetary.data.sources import STDLIB, SourceContents, documents, source_contents
 from planetary.data.tokenizer import BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS, Tokenizer, load_tokenizer
 
 FORMAT = 1  # raised whenever the same source would be prepared differently
@@ -28,16 +29,34 @@ class RecipePart(msgspec.Struct, frozen=True):
     text_key: str
     weight: float
     contents: SourceContents
-    dtype: str | None  # of the tokens in it; None: it is text
+
+    @property
+    def dtype(self) -> str | None:
+        """Element type that has room for its tokens; None: it is text."""
+        widths = {"u8": "ui8", "u16": "ui16"}
+        return max(widths.get(name, "ui32") for name in self.contents.kinds) if self.contents.has_tokens else None
 
     @property
     def kind(self) -> str:
         """Element type of its tokens, or "documents" or "text"."""
         return self.dtype or ("documents" if self.contents.has_many_documents else "text")
 
+    @property
+    def read_as(self) -> list[str]:
+        """Kinds of its files where their names alone do not tell them: others read the same bytes otherwise."""
+        usual = all(kind != "jsonl" or file.suffix in _LINES for file, kind in _kinds(self.contents))
+        return [] if usual and "json" not in self.contents.kinds else list(self.contents.kinds)
+
     def documents(self) -> Iterator[Document]:
         """Yield its documents; it must be text."""
         return documents(self.contents, self.text_key)
+
+
+_LINES = (".jsonl", ".ndjson")
+
+
+def _kinds(contents: SourceContents) -> Iterator[tuple[SourceFile, str]]:
+    return zip(contents.files, contents.kinds, strict=True)
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -100,6 +119,8 @@ def recipe_of(config: Config) -> Recipe:
     }
     if data.sampling != "random":
         described["in_order"] = True
+    if any(part.read_as for part in parts):
+        described["read_as"] = [part.read_as for part in parts]
     if least:
         described["least_held_out"] = least
     if len(parts) > 1:
@@ -109,19 +130,18 @@ def recipe_of(config: Config) -> Recipe:
 
 
 def _part(one: DataSource, tokenizer: str) -> RecipePart:
-    dtype = _dtype_of_tokens(one.source, tokenizer)
-    contents = source_contents(one.source, tokens=dtype is not None)
-    return RecipePart(one.source, one.text_key, one.weight, contents, dtype)
+    declared = one.format
+    if tokenizer == U16_TOKENS and not declared:
+        declared = _declared_by_tokenizer(one.source)
+    return RecipePart(one.source, one.text_key, one.weight, source_contents(one.source, declared))
 
 
-def _dtype_of_tokens(source: str, tokenizer: str) -> str | None:
-    """Return the element type of a source that is a token file, and None for text."""
-    dtype = token_dtype(source)
-    if tokenizer != U16_TOKENS:
-        return dtype
-    if dtype not in (None, "ui16") or source == STDLIB or Path(source).suffix == ".jsonl":
+def _declared_by_tokenizer(source: str) -> str:
+    """Return the format that `data.tokenizer = "u16"` stands for; raise `UserError` where the source is another."""
+    named = SourceFile(source, source).suffix
+    if source == STDLIB or named in (*_LINES, ".json") or (holds_tokens(source, "") and named != ".u16"):
         raise UserError(
             f'data.tokenizer = "u16" is for a file of 16-bit tokens, but data.source is {source}: leave '
             "data.tokenizer out, or give the token file"
         )
-    return "ui16"
+    return "u16"

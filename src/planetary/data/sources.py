@@ -7,33 +7,25 @@ A source of text is a stream of documents, so that files larger than memory can 
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import sysconfig
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.core.tensors import host_dtype
-from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_file, open_raw
-from planetary.data.formats import MANY, Document, read_documents
-
-log = logging.getLogger(__name__)
+from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_raw, telling
+from planetary.data.formats import Document
+from planetary.data.kinds import kind_named, open_kind, refuse_mixed
 
 STDLIB = "stdlib"
-TOKEN_SUFFIXES: Mapping[str, str] = {".u8": "ui8", ".u16": "ui16", ".u32": "ui32"}
 NOT_SOURCES = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data", "encodings"]
 )
-
-
-def token_dtype(source: str) -> str | None:
-    """Return the element type of a flat token file, told by its name's ending; None for anything else."""
-    return TOKEN_SUFFIXES.get(Path(source).suffix)
 
 
 class SourceContents(msgspec.Struct, frozen=True):
@@ -42,21 +34,26 @@ class SourceContents(msgspec.Struct, frozen=True):
     digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
     nbytes: int  # as stored
     files: tuple[SourceFile, ...]  # empty for the standard library
-    kinds: tuple[str, ...]  # of the files, as `files.open_file` says; "tokens" for flat token files
+    kinds: tuple[str, ...]  # of the files: names of `kinds.DataKind`
 
     @property
     def has_many_documents(self) -> bool:
-        """Whether it is made of documents that can be held out one by one, or is one long text."""
-        return len(self.files) != 1 or self.kinds[0] in MANY
+        """Whether it is made of documents that can be held out one by one, or is one long text or token file."""
+        return not self.has_tokens and (len(self.files) != 1 or kind_named(self.kinds[0]).is_many)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its files hold tokens; texts otherwise."""
+        return any(kind_named(name).tokens is not None for name in self.kinds)
 
 
-def source_contents(source: str, *, tokens: bool = False) -> SourceContents:
+def source_contents(source: str, declared: str = "") -> SourceContents:
     """Read a source to its end and return its contents' identity.
 
-    `tokens`: it is a file of raw tokens, whatever its first bytes look like.
+    `declared`: `data.format`, the kind of all its files; "": their first bytes decide.
 
     Raises:
-        UserError: it cannot be read, or a file in it cannot be trained on.
+        UserError: it cannot be read, a file in it cannot be trained on, or its files are of kinds that do not mix.
         ResourceError: its host cannot be reached, or reading failed on the way.
     """
     digest, nbytes = hashlib.sha256(), 0
@@ -66,11 +63,11 @@ def source_contents(source: str, *, tokens: bool = False) -> SourceContents:
             digest.update(document.text)
             nbytes += len(document.text)
         return SourceContents(digest.hexdigest(), nbytes, (), ())
-    if tokens:
-        files, kinds = [SourceFile(source, source)], ["tokens"]
-    else:
-        files = files_of(source)
-        kinds = [_kind_of(file) for file in files]
+    files, kinds = files_of(source), []
+    for file in files:
+        with open_kind(file, declared) as (kind, _):
+            kinds.append(kind)
+    refuse_mixed(files, kinds, source)
     for file in files:
         count = 0
         if len(files) > 1:
@@ -81,18 +78,7 @@ def source_contents(source: str, *, tokens: bool = False) -> SourceContents:
         if len(files) > 1:
             digest.update(f"\0{count}\0".encode())
         nbytes += count
-    if len(files) > 1:
-        log.info(
-            "%s: %d files, %.3g MB, from %s to %s", source, len(files), nbytes / 1e6, files[0].name, files[-1].name
-        )
-    return SourceContents(digest.hexdigest(), nbytes, tuple(files), tuple(kinds))
-
-
-def _kind_of(file: SourceFile) -> str:
-    if file.suffix in TOKEN_SUFFIXES:
-        raise UserError(f"cannot read the training data {file.url} among texts: it holds raw tokens; give it alone")
-    with open_file(file) as (kind, _):
-        return kind
+    return SourceContents(digest.hexdigest(), nbytes, tuple(files), tuple(kind.name for kind in kinds))
 
 
 def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
@@ -109,9 +95,63 @@ def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
     """
     if not contents.files:
         yield from stdlib_documents()
-    for file in contents.files:
-        with open_file(file) as (kind, stream):
-            yield from read_documents(kind, stream, file, text_key)
+    for file, name in zip(contents.files, contents.kinds, strict=True):
+        with open_kind(file, name) as (kind, stream):
+            assert kind.documents is not None, "tokens have no documents"
+            yield from kind.documents(stream, file, text_key)
+
+
+SHOWN_CHARACTERS = 120
+
+
+def summary(contents: SourceContents, source: str, text_key: str, show: Callable[[np.ndarray], str]) -> str:
+    """Return a line for people: the kind of a source, and how its first text begins.
+
+    `show` turns the first tokens of a token file into text.
+    """
+    if not contents.files:
+        return f"{source}: the sources of Python's standard library"
+    titles = list(dict.fromkeys(kind_named(name).title for name in contents.kinds))
+    many = f"{len(contents.files)} files, " if len(contents.files) > 1 else ""
+    what = f"{source}: {many}{contents.nbytes / 1e6:.3g} MB of {' and '.join(titles)}"
+    if contents.has_tokens:
+        first = show(next(tokens(contents), np.empty(0, np.uint32))[:SHOWN_CHARACTERS])
+    else:
+        document = next(documents(contents, text_key), None)
+        first = "" if document is None else document.text[: 4 * SHOWN_CHARACTERS].decode("utf-8", "replace")
+    if not first:
+        return what
+    cut = first[:SHOWN_CHARACTERS]
+    return f"{what}; the first begins {cut!r}{' …' if len(first) > len(cut) else ''}"
+
+
+def tokens(contents: SourceContents) -> Iterator[np.ndarray]:
+    """Yield the tokens of a source of token files in pieces, each an array of unsigned integers [n].
+
+    Raises:
+        UserError: a file ends within a token, or holds numbers that are no tokens.
+    """
+    for file, name in zip(contents.files, contents.kinds, strict=True):
+        with open_kind(file, name) as (kind, stream):
+            assert kind.tokens is not None, "texts are no tokens"
+            yield from kind.tokens(stream, file)
+
+
+def rows_of(source: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of a path, folder, pattern or URL of JSON, CSV, TSV or Parquet files, in order.
+
+    Raises:
+        UserError: a file is of another kind or damaged, or a record is no table of fields; it is named.
+    """
+    with telling(source):
+        for file in files_of(source):
+            with open_kind(file) as (kind, stream):
+                if kind.records is None:
+                    raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv or parquet")
+                for where, record in kind.records(stream, file):
+                    if not isinstance(record, dict):
+                        raise UserError(f"{where}: expected an object, found {type(record).__name__}")
+                    yield record
 
 
 # --- the standard library -----------------------------------------------------------------------------------
@@ -158,25 +198,6 @@ def _chunks(url: str) -> Iterator[bytes]:
     with open_raw(url) as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
-
-
-def token_chunks(source: str, dtype: str) -> Iterator[np.ndarray]:
-    """Yield the tokens of a flat token file of element type `dtype` in pieces, each an array [n].
-
-    Raises:
-        UserError: the file ends within a token.
-    """
-    width = host_dtype(dtype).itemsize
-    rest = b""
-    total = 0
-    for chunk in _chunks(source):
-        total += len(chunk)
-        joined = rest + chunk
-        whole = len(joined) - len(joined) % width
-        rest = joined[whole:]
-        yield np.frombuffer(joined[:whole], host_dtype(dtype))
-    if rest:
-        raise UserError(f"{source} has {total} bytes, which is no whole number of {width}-byte tokens")
 
 
 def is_held_out(name: str, fraction: float) -> bool:

@@ -83,12 +83,13 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Text  # as `data.source`
     weight: Positive = 1.0  # its share of the training sequences, relative to the others' weights
     text_key: str = ""  # as `data.text_key`; empty: that
+    format: str = ""  # as `data.format`; empty: that
 
 
 class DataConfig(msgspec.Struct, frozen=True):
     """`[data]`: the training data, its tokenizer and its held-out part."""
 
-    # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .csv, parquet, arrow tar or tokens
+    # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .json, .csv, parquet, arrow, tar or tokens
     source: Text = "stdlib"
     # several sources in place of one, mixed by weight: [{ source = "stdlib", weight = 0.7 }, { source = "notes/*.md",
     # weight = 0.3 }]; a table may have a `text_key` of its own
@@ -96,7 +97,12 @@ class DataConfig(msgspec.Struct, frozen=True):
     # "byte"; "char": the sorted characters of the data; "u16": the source is raw 16-bit tokens, whatever its name; or
     # the path of a `tokenizer.json`
     tokenizer: Text = "byte"
-    text_key: Text = "text"  # the field or column that holds the text of a record; "a.b" is the field b of a
+    # the field or column that holds the text of a record; "a.b" is the field b of a. In a tar: "txt" or ".caption" is
+    # the members with that ending, "json.caption" a field of the .json members
+    text_key: Text = "text"
+    # kind of the files: "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "u8", "u16", "u32" or "npy";
+    # empty: their first bytes decide
+    format: str = ""
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
@@ -111,9 +117,12 @@ class DataConfig(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[DataSource, ...]:
-        """All sources, each with its own `text_key`: `sources`, else the one `source`."""
+        """All sources, each with its own `text_key` and `format`: `sources`, else the one `source`."""
         given = self.sources or (DataSource(self.source),)
-        return tuple(DataSource(one.source, one.weight, one.text_key or self.text_key) for one in given)
+        return tuple(
+            DataSource(one.source, one.weight, one.text_key or self.text_key, one.format or self.format)
+            for one in given
+        )
 
 
 class TrainConfig(ComputeOptions, frozen=True):

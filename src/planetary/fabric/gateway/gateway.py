@@ -406,7 +406,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             made = self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if made is None:
                 return self._stopped()
-            self.notes += filter(None, (changes(self.config, made.config),))
+            told = made.data.notes if made.data is not None else ()
+            self.notes += filter(None, (*told, changes(self.config, made.config)))
             self.config = made.config
             made = self.prepared = await self._fit(made)
             if made is None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.data.formats import rows_of
+from planetary.data.sources import rows_of
 from planetary.rl.environments.tasks import TASKS, Problem, Task
 
 _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn from

@@ -21,7 +21,7 @@ from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import CompileError, UserError
-from planetary.data.sources import token_dtype
+from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
 from planetary.fabric.gateway.run_files import CONFIG
 from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
@@ -97,7 +97,7 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     """
     data, size = config.data, config.model.options.get("vocab_size", 0)
     are_bytes = data.tokenizer == BYTE_TOKENIZER and isinstance(size, int) and size <= BYTE_VALUES
-    tokens = [one.source for one in data.parts if token_dtype(one.source) is not None]
+    tokens = [one.source for one in data.parts if holds_tokens(one.source, one.format)]
     if tokens and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
         raise UserError(
             f"{run} was trained on tokens ({tokens[0]}), and which text they stand for is not known: name the path "

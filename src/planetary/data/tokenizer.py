@@ -12,9 +12,9 @@ import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
+from planetary.data.token_bytes import BYTE_VALUES, TokenBytes, byte_letters
 
 BYTE_TOKENIZER = "byte"
-BYTE_VALUES = 256
 CHAR_TOKENIZER = "char"
 U16_TOKENS = "u16"
 QWEN_TOKENIZER = "qwen"
@@ -48,8 +48,17 @@ class Tokenizer(Protocol):
         """Return the ids of `text`, uint32 [n]. Raises `UserError` when it is not valid UTF-8 but must be."""
         ...
 
+    @property
+    def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the tokenizer puts before and after every text by itself; `encode` leaves them out."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> bytes:
         """Return the text of `ids`; bytes, because a cut between two ids may fall inside a character."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token inside a text; a part of a character is its bytes."""
         ...
 
     def to_json(self) -> bytes:
@@ -62,11 +71,16 @@ class ByteTokenizer:
 
     vocab_size = BYTE_VALUES
     end_of_document = 0
+    added = ((), ())
     digest = BYTE_TOKENIZER
 
     def encode(self, text: bytes) -> np.ndarray:
         """See `Tokenizer.encode`; takes any bytes."""
         return np.frombuffer(text, np.uint8).astype(np.uint32)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self.decode([token])
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
@@ -75,7 +89,7 @@ class ByteTokenizer:
     def to_json(self) -> bytes:
         """See `Tokenizer.to_json`: byte-level byte pairs without a single merge."""
         library = _tokenizers("writing a tokenizer.json")
-        made = library.Tokenizer(library.models.BPE(dict(zip(_byte_letters(), range(BYTE_VALUES), strict=True)), []))
+        made = library.Tokenizer(library.models.BPE(dict(zip(byte_letters(), range(BYTE_VALUES), strict=True)), []))
         made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.decoder = library.decoders.ByteLevel()
         return made.to_str(pretty=True).encode()
@@ -85,6 +99,7 @@ class CharTokenizer:
     """A token is one of the characters that the data has, in the order of their code points."""
 
     end_of_document = None
+    added = ((), ())
 
     def __init__(self, characters: str) -> None:
         """Take the vocabulary: distinct characters, in any order."""
@@ -119,6 +134,10 @@ class CharTokenizer:
                 f"have no token. It has {self.characters!r}"
             )
         return ids.astype(np.uint32)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        return self.decode([token])
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
@@ -179,6 +198,10 @@ class JsonTokenizer:
             self._tokenizer: Any = library.Tokenizer.from_str(raw.decode("utf-8"))
         except Exception as error:  # noqa: BLE001  (the library raises bare Exception)
             raise UserError(f"{origin} is not a tokenizer.json of the `tokenizers` library: {error}") from None
+        # A file that was saved while it truncated or padded must not do so to a text: transformers ignores both.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._token_bytes = TokenBytes(json.loads(raw))
         self._origin, self._raw = origin, raw
         self._digest = hashlib.sha256(raw).hexdigest()
         self._vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -192,6 +215,14 @@ class JsonTokenizer:
     def end_of_document(self) -> int | None:
         """See `Tokenizer.end_of_document`; found by its name."""
         return next((self._vocab[name] for name in END_OF_DOCUMENT_NAMES if name in self._vocab), None)
+
+    @property
+    def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """See `Tokenizer.added`; the post-processor decides, and nothing else, as in transformers."""
+        found = self._tokenizer.encode("a")
+        own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
+        first, last = (own[0], own[-1] + 1) if own else (len(found.ids), len(found.ids))
+        return tuple(found.ids[:first]), tuple(found.ids[last:])
 
     @property
     def digest(self) -> str:
@@ -209,6 +240,11 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer.token_bytes`."""
+        written = self._tokenizer.id_to_token(token)
+        return _REPLACEMENT.encode() if written is None else self._token_bytes.of(token, written)
 
     def to_json(self) -> bytes:
         """See `Tokenizer.to_json`."""
@@ -277,13 +313,3 @@ def _tokenizers(purpose: str) -> Any:
     except ImportError:
         raise UserError(f"{purpose} needs the `tokenizers` package: pip install 'planetary-compute[gateway]'") from None
     return tokenizers
-
-
-def _byte_letters() -> list[str]:
-    """Return the letter that byte-level tokenizers write for each byte (Radford et al. 2019, section 2.2).
-
-    Bytes that are printable in Latin-1 stand for themselves, the others for the code points from 256 on.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(BYTE_VALUES)]

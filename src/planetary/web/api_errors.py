@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
-import msgspec
 from starlette.responses import Response
 
 CODES: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -52,6 +52,10 @@ CODES: Mapping[str, tuple[tuple[int, ...], str]] = {
 """Stable codes of the control API's errors: HTTP statuses and meaning. A served model's own errors have OpenAI's."""
 
 
+MOST_MESSAGE = 4000
+"""Characters of a message. One that quotes the request could be as long as the request."""
+
+
 class ApiError(Exception):
     """An error response to a request.
 
@@ -74,6 +78,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """`kind` is derived from `status`."""
+        message = message if len(message) <= MOST_MESSAGE else f"{message[:MOST_MESSAGE]}..."
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
@@ -87,7 +92,7 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """Return the JSON text."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")  # half a character is quoted
 
     def response(self) -> Response:
         """Return the response."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import secrets
-import socket
 import time
-import urllib.parse
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -32,6 +28,7 @@ from planetary.core.errors import (
 )
 from planetary.web.access import Access, Scope, TokenGrant
 from planetary.web.api_errors import ApiError
+from planetary.web.browser_guard import BrowserGuard
 from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document, template_of
 from planetary.web.rate_limit import RateLimit
 from planetary.web.request_bodies import parsed, read_body
@@ -65,7 +62,7 @@ def application(
     Args:
         groups: groups of operations; the first operation that matches a path answers.
         access: grants scopes to requests.
-        host: the listening host; see `HostGuard`.
+        host: the listening host; see `BrowserGuard`.
         title, text: title and description of the document at `/v1/openapi.json`.
         most_body: largest request body, in bytes.
         rate: of each token's requests, and without a token of each address; None: there is no limit.
@@ -89,7 +86,7 @@ def application(
     for one in [*operations, own]:
         by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body, rate))
     routes: list[Any] = [Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()]
-    return HostGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
+    return BrowserGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
@@ -198,44 +195,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text, code = f"{request.method} {request.url.path}: {error.detail}", _PATH_ERRORS.get(error.status_code)
     return ApiError(error.status_code, text, code=code).response()
-
-
-class HostGuard:
-    """An ASGI application that refuses requests which another site's page made a browser send.
-
-    A page may have its own name resolve to this machine (DNS rebinding), or send requests across origins. The browser
-    sends both: the name that it asked for, and the page's origin.
-    """
-
-    def __init__(self, app: Any, host: str) -> None:
-        """Guard an application that is served on `host`."""
-        self._app = app
-        own = socket.gethostname().lower()
-        self._names = frozenset({"localhost", host.lower(), own, own.split(".")[0], f"{own.split('.')[0]}.local"})
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Refuse the request or pass it on to the application."""
-        refused = self._refusal(scope) if scope["type"] == "http" else None
-        if refused is not None:
-            await refused.response()(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Any) -> ApiError | None:
-        headers = Headers(scope=scope)
-        host = headers.get("host", "")
-        asked = urllib.parse.urlsplit(f"//{host}").hostname or ""
-        if asked not in self._names and not _is_address(asked):
-            return ApiError(421, f"This is no server for {asked!r}: use its address, or localhost.", code="wrong_host")
-        origin = headers.get("origin")
-        if origin is not None and origin != f"{scope.get('scheme', 'http')}://{host}":
-            return ApiError(403, f"Pages of {origin} may not use this server.", code="wrong_origin")
-        return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,15 @@ def test_a_folder_says_how_chats_begin_and_how_texts_end(tmp_path: Path) -> None
     model = served(folder)
     assert model.chat_template == "{{ bos_token }}x"
     assert dict(model.special_tokens) == {"bos_token": "a"}
-    assert model.begins == (97,)
-    assert model.ends == {5, 7}
+    assert (model.begins, model.ends) == ((), {5, 7})
+    assert "the post-processor of tokenizer.json decides" in model.warning
+    made = json.loads((folder / "tokenizer.json").read_text())
+    single = [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokens = {"a": {"id": "a", "ids": [97], "tokens": ["a"]}}
+    made["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    model = served(folder)
+    assert (model.begins, model.warning) == ((97,), "")
     (tmp_path / "mine.jinja").write_text("mine")
     assert served(folder, chat_template=str(tmp_path / "mine.jinja"), name="other").chat_template == "mine"
 
@@ -89,6 +97,26 @@ def test_a_newer_checkpoint_is_found_once(tmp_path: Path) -> None:
     assert served(first).version == 1
     with pytest.raises(UserError, match="nothing to follow"):
         served(first, follow=True)
+
+
+def test_every_newer_version_is_served_as_the_first_one(tmp_path: Path) -> None:
+    """Whatever was set at the start holds for each version: only parameters and their round are others."""
+    write_run(tmp_path / "run", 1, seed=1)
+    (tmp_path / "mine.jinja").write_text("mine")
+    model = served(
+        tmp_path / "run", name="other", chat_template=str(tmp_path / "mine.jinja"), weights="int8", follow=True
+    )
+    assert (model.name, model.chat_template) == ("other", "mine")
+    for version in (4, 6):
+        write_run(tmp_path / "run", version, seed=version)
+        assert model.refresh is not None
+        newer = model.refresh(model.version)
+        assert isinstance(newer, TracedModel)
+        assert newer.version == version
+        for field in dataclasses.fields(model):
+            if field.name not in ("params", "version", "refresh", "tokenizer", "decode"):
+                assert getattr(newer, field.name) == getattr(model, field.name), field.name
+        model = newer
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path: Path) -> None:

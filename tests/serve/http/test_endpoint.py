@@ -178,8 +178,12 @@ def test_several_prompts_and_choices_are_numbered() -> None:
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         found = await client.completions.create(model="hash", prompt=["a", "b"], n=3, max_tokens=4, seed=1)
         assert [one.index for one in found.choices] == list(range(6))
-        again = await client.completions.create(model="hash", prompt=[[98]], n=1, max_tokens=4, seed=2)
-        assert again.choices[0].text == found.choices[4].text
+        again = await client.completions.create(model="hash", prompt=[[98]], n=3, max_tokens=4, seed=1)
+        assert [one.text for one in again.choices] == [one.text for one in found.choices[3:]]
+        first = await client.completions.create(model="hash", prompt="b", max_tokens=4, seed=1)
+        assert first.choices[0].text == found.choices[3].text
+        of_next = await client.completions.create(model="hash", prompt="b", n=2, max_tokens=4, seed=2)
+        assert not {one.text for one in of_next.choices} & {one.text for one in again.choices}
 
     run(test)
 

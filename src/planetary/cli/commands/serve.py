@@ -18,6 +18,7 @@ _FLAGS = {
     "--name": "serve.name",
     "--follow": "serve.follow",
     "--keys": "serve.keys",
+    "--origins": "serve.origins",
     "--backend": "fabric.backend",
 }
 

@@ -305,6 +305,9 @@ class ServeConfig(msgspec.Struct, frozen=True):
     port: Port = 8000  # TCP port of the endpoint; 0: any
     # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
     keys: str = ""
+    # origins of web pages that may use the endpoint beside those of this machine, separated by commas, such as
+    # "https://chat.example.org"; "*": all
+    origins: str = ""
     follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
     context: Index = 0  # the longest text, prompt included, in tokens; 0: as long as the model was trained for
     batch: ServedBatch = 8  # texts that a worker continues at once

@@ -5,7 +5,7 @@ folder, or the folder of an exported served model.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -43,6 +43,8 @@ GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Names of special tokens that chat templates see."""
 
 
 def load_served(config: Config) -> ServedModel:
@@ -61,14 +63,28 @@ def load_served(config: Config) -> ServedModel:
         )
     if config.serve.follow and model.refresh is None:
         raise UserError(f"there is nothing to follow in {path}: expected the folder of a run, whose checkpoints change")
+    told: dict[str, Any] = {}
     if config.serve.chat_template:
         try:
-            model = replace(model, chat_template=Path(config.serve.chat_template).read_text())
-        except OSError as error:
-            raise UserError(
-                f"cannot read the chat template {config.serve.chat_template}: {error.strerror or error}"
-            ) from error
-    return replace(model, name=config.serve.name) if config.serve.name else model
+            told["chat_template"] = Path(config.serve.chat_template).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"cannot read the chat template {config.serve.chat_template}: {reason}") from error
+    if config.serve.name:
+        told["name"] = config.serve.name
+    return _as_told(model, told)
+
+
+def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
+    """Return a model, and every later version of it, with the fields that its operator has set."""
+    refresh = model.refresh
+
+    def refreshed(version: int) -> ServedModel | None:
+        assert refresh is not None
+        newer = refresh(version)
+        return None if newer is None else _as_told(newer, told)
+
+    return replace(model, **told, refresh=None if refresh is None else refreshed)
 
 
 def load_traced(config: Config) -> TracedModel:
@@ -278,7 +294,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     settings = _json(folder / TOKENIZER_CONFIG)
     special = _special_tokens(settings)
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))
-    begin = tokenizer.encode(special["bos_token"].encode()) if "bos_token" in special else ()
+    begins, after = tokenizer.added
     ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
     known = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
     cached = _cached(layout.source, options)
@@ -292,8 +308,9 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
         tokenizer=tokenizer,
         chat_template=_template(folder, settings),
         special_tokens=tuple(special.items()),
-        begins=tuple(int(token) for token in begin) if settings.get("add_bos_token") is True else (),
+        begins=begins,
         ends=frozenset(known),
+        warning=_differences(folder, settings, begins, after),
     )
 
 
@@ -359,12 +376,29 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     found = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for name in SPECIAL_TOKENS:
         value = settings.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[name] = text
     return found
+
+
+def _differences(folder: Path, settings: Mapping[str, Any], begins: Sequence[int], after: Sequence[int]) -> str:
+    """Return what may surprise who knows a folder's `tokenizer_config.json`; "": nothing."""
+    if after:
+        return (
+            f"{folder / TOKENIZER_FILE} puts the tokens {list(after)} after every text: prompts are continued without "
+            "them, because nothing follows the end of a text"
+        )
+    wanted = settings.get("add_bos_token")
+    if isinstance(wanted, bool) and wanted != bool(begins):
+        does = "adds a token before every text" if begins else "adds no token before a text"
+        return (
+            f"add_bos_token = {str(wanted).lower()} in {folder / TOKENIZER_CONFIG} has no effect, as in transformers 5:"
+            f" the post-processor of {TOKENIZER_FILE} decides, which {does}"
+        )
+    return ""
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,23 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from planetary.core.configuration.schema import ServeConfig
-from planetary.core.errors import UserError
+from planetary.core.errors import ResourceError, UserError
 from planetary.net.addresses import is_loopback
 from planetary.serve.http import answers
+from planetary.serve.http.chat_renderer import ChatRenderer
 from planetary.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of
 from planetary.serve.http.grammar import Grammars
 from planetary.serve.http.keys import KeyFile
 from planetary.serve.http.requests import (
     ChatRequest,
-    ChatTemplate,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     GenerationRequest,
     Prompt,
     TokenizeRequest,
+    request_of,
+    template_names,
 )
 from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
@@ -42,8 +45,9 @@ from planetary.serve.program.served_model import ServedModel
 from planetary.serve.scheduling.constraint import Constraint
 from planetary.serve.scheduling.texts import TextRequest
 from planetary.web.api_errors import ApiError, wrong
+from planetary.web.browser_guard import BrowserGuard, origins_of
 from planetary.web.http_server import WebServer
-from planetary.web.request_bodies import parsed, read_body
+from planetary.web.request_bodies import read_body
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +78,9 @@ class Endpoint:
                 f"serve.host = {options.host!r} admits every client that reaches it: name a file of keys (serve.keys, "
                 "--keys), or stay on 127.0.0.1"
             )
+        self._origins = origins_of(options.origins, "serve.origins")
         self._metrics = ServingMetrics(service)
-        self._template: tuple[ServedModel, ChatTemplate] | None = None
+        self._chats = ChatRenderer()
         self._grammars: tuple[ServedModel, Grammars] | None = None
         self.url = ""
         self._server: WebServer | None = None
@@ -90,13 +95,14 @@ class Endpoint:
     async def listen(self) -> None:
         """Begin to answer; see `start`."""
         options = self._options
-        self._server = await WebServer.start(self.app(), options.host, options.port, what="the model's endpoint")
+        self._server = await WebServer.start(self._guarded(), options.host, options.port, what="the model's endpoint")
         self.url = self._server.url
 
     async def close(self) -> None:
         """Stop listening; answers under way get a moment."""
         if self._server is not None:
             await self._server.close()
+        await self._chats.close()
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -123,6 +129,13 @@ class Endpoint:
             ),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+    def _guarded(self) -> BrowserGuard:
+        """Return the application as its own port serves it."""
+        options = self._options
+        return BrowserGuard(
+            self.app(), options.host, loopback=True, origins=self._origins, any_host=self._keys is not None
+        )
 
     # --- around every request ---------------------------------------------------------------------------------
 
@@ -199,13 +212,18 @@ class Endpoint:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        body = parsed(await read_body(request, MOST_BODY), TokenizeRequest)
-        tokens = _encoded(self._named(body.model), body.prompt)
+        body = request_of(await read_body(request, MOST_BODY), TokenizeRequest)
+        model = self._named(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise wrong("prompt", "expected either a prompt or messages")
+        text = body.prompt if body.prompt is not None else await self._chat_text(model, body)
+        special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
+        tokens = _encoded(model, text, special=special)
         shape = self._service.shape
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": 0 if shape is None else shape.window})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = parsed(await read_body(request, MOST_BODY), DetokenizeRequest)
+        body = request_of(await read_body(request, MOST_BODY), DetokenizeRequest)
         model = self._named(body.model)
         _known(body.tokens, model, "tokens")
         return _json({"prompt": model.tokenizer.decode(body.tokens).decode(errors="replace")})
@@ -229,9 +247,13 @@ class Endpoint:
     # --- completions ------------------------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        body = parsed(await read_body(request, MOST_BODY), CompletionRequest)
+        body = request_of(await read_body(request, MOST_BODY), CompletionRequest)
         model = self._named(body.model)
-        prompts = [_tokens(prompt, model, "prompt") for prompt in _prompts(body.prompt, "prompt")]
+        given = [
+            _prompt_text(prompt, model, "prompt", special=body.add_special_tokens)
+            for prompt in _prompts(body.prompt, "prompt")
+        ]
+        prompts = [one.tokens for one in given]
         most = 16 if body.max_tokens is None else body.max_tokens
         if most == 0 and not body.echo:
             raise wrong("max_tokens", "expected 1 or more, unless the prompt is echoed")
@@ -243,17 +265,19 @@ class Endpoint:
         )
         generation = self._generation(request, body, model, texts)
         number = f"cmpl-{secrets.token_hex(12)}"
-        echoes = [model.tokenizer.decode(one.prompt).decode(errors="replace") if body.echo else "" for one in texts]
+        asked = [given[i // body.choices] for i in range(len(texts))]
+        echoes = [one.text if body.echo else "" for one in asked]
         only_prompt = most == 0
-        offsets = [0 if body.echo else len(echo) for echo in echoes]
+        logprobs_of = [
+            answers.CompletionLogprobs(model.tokenizer, likeliest, 0, unwritten=one.added, lost=one.lost)
+            if scores
+            else answers.CompletionLogprobs(model.tokenizer, likeliest, len(echo))
+            for one, echo in zip(asked, echoes, strict=True)
+        ]
 
         def choice(piece: ChoicePiece, prefix: str) -> dict[str, Any]:
-            tokens = list(piece.piece.tokens)
-            text = piece.piece.text if scores else prefix + piece.piece.text
-            logprobs = None
-            if body.logprobs is not None:
-                logprobs = answers.completion_logprobs(model.tokenizer, tokens, likeliest, offsets[piece.choice])
-                offsets[piece.choice] += len(text)
+            text = prefix + piece.piece.text
+            logprobs = None if body.logprobs is None else logprobs_of[piece.choice].of(piece.piece.tokens)
             return {
                 "index": piece.choice,
                 "text": text,
@@ -284,9 +308,10 @@ class Endpoint:
     # --- chat -------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
-        body = parsed(await read_body(request, MOST_BODY), ChatRequest)
+        body = request_of(await read_body(request, MOST_BODY), ChatRequest)
         model = self._named(body.model)
-        prompt = _encoded(model, self._chat_text(model, body))
+        text = await self._chat_text(model, body)
+        prompt = _encoded(model, text, special=body.add_special_tokens)
         if not prompt:
             raise wrong("messages", "the chat is an empty text")
         if body.top_logprobs and not body.logprobs:
@@ -329,7 +354,8 @@ class Endpoint:
         used = answers.usage(len(prompt), generation.generated)
         return _json({**answers.envelope("chat.completion", number, model.name), "choices": choices, "usage": used})
 
-    def _chat_text(self, model: ServedModel, body: ChatRequest) -> str:
+    async def _chat_text(self, model: ServedModel, body: ChatRequest | TokenizeRequest) -> str:
+        """Return the prompt of a chat. Raises `ApiError`."""
         if not model.chat_template:
             raise ApiError(
                 400,
@@ -337,19 +363,24 @@ class Endpoint:
                 "--chat-template FILE",
                 code="no_chat_template",
             )
+        names = {**dict(model.special_tokens), **template_names(body)}
         try:
-            if self._template is None or self._template[0].chat_template != model.chat_template:
-                self._template = model, ChatTemplate(model.chat_template, dict(model.special_tokens))
-            messages = [{"role": one.role, "content": one.text()} for one in body.messages]
-            return self._template[1].text(messages)
+            return await self._chats.text(model.chat_template, names)
         except UserError as error:
-            raise wrong("messages", str(error)) from None
+            raise ApiError(
+                400,
+                f"the chat template of the model {model.name!r}: {error}",
+                param="messages",
+                code="chat_template_failed",
+            ) from None
+        except ResourceError as error:
+            raise ApiError(503, str(error), code="unavailable", headers=_retry()) from None
 
     # --- embeddings -------------------------------------------------------------------------------------------
 
     async def _embeddings(self, request: Request) -> Response:
         """Answer with the mean of the last hidden states of each text's tokens, scaled to length 1."""
-        body = parsed(await read_body(request, MOST_BODY), EmbeddingRequest)
+        body = request_of(await read_body(request, MOST_BODY), EmbeddingRequest)
         model, shape = self._named(body.model), self._service.shape
         assert shape is not None
         if not shape.hidden:
@@ -362,7 +393,7 @@ class Endpoint:
         dimensions = body.dimensions or shape.hidden
         if dimensions > shape.hidden:
             raise wrong("dimensions", f"expected at most {shape.hidden}, the width of the model, found {dimensions}")
-        prompts = [_tokens(prompt, model, "input") for prompt in _prompts(body.input, "input")]
+        prompts = [_prompt_text(prompt, model, "input").tokens for prompt in _prompts(body.input, "input")]
         texts = [
             TextRequest(
                 text=self._service.next_text(),
@@ -422,6 +453,7 @@ class Endpoint:
         assert shape is not None
         texts = []
         options = body.options(model.vocabulary)
+        ends = frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else model.ends)
         for prompt in prompts:
             for choice in range(body.choices):
                 texts.append(
@@ -431,7 +463,7 @@ class Endpoint:
                         prompt=tuple(prompt),
                         most=most,
                         options=msgspec.structs.replace(options, seed=body.seed_of(choice)),
-                        ends=frozenset() if body.ignore_eos else model.ends,
+                        ends=ends,
                         likeliest=min(likeliest, shape.candidates),
                         scores_prompt=scores,
                         constraint=None if make is None else make(),
@@ -515,19 +547,46 @@ def _prompts(prompt: Prompt, param: str) -> list[str | list[int]]:
     return texts
 
 
-def _tokens(prompt: str | list[int], model: ServedModel, param: str) -> list[int]:
-    tokens = [*model.begins, *_encoded(model, prompt)] if isinstance(prompt, str) else prompt
-    if not tokens:
+@dataclass(frozen=True)
+class _PromptText:
+    """A prompt.
+
+    Attributes:
+        tokens: one at least.
+        text: as the client wrote it, or its tokens say.
+        added: tokens at its beginning that `text` does not have.
+        lost: bytes at the beginning of the token after them that `text` does not have: some tokenizers begin a text
+            with a space.
+    """
+
+    tokens: list[int]
+    text: str
+    added: int = 0
+    lost: bytes = b""
+
+
+def _prompt_text(prompt: str | list[int], model: ServedModel, param: str, *, special: bool = True) -> _PromptText:
+    """Return a prompt of a request. Raises `ApiError`."""
+    if isinstance(prompt, str):
+        tokens, added = _encoded(model, prompt, special=special), len(model.begins) if special else 0
+        begins_with_space = len(tokens) > added and model.tokenizer.token_bytes(tokens[added])[:1] == b" "
+        found = _PromptText(tokens, prompt, added, b" " if begins_with_space and prompt[:1] != " " else b"")
+    else:
+        _known(prompt, model, param)
+        found = _PromptText(prompt, model.tokenizer.decode(prompt).decode(errors="replace"))
+    if not found.tokens:
         raise wrong(param, "expected at least one token")
-    _known(tokens, model, param)
-    return tokens
+    _known(found.tokens, model, param)
+    return found
 
 
-def _encoded(model: ServedModel, text: str) -> list[int]:
+def _encoded(model: ServedModel, text: str, *, special: bool) -> list[int]:
+    """Return the tokens of a text; `special`: with those that begin every text of the model. Raises `ApiError`."""
     try:
-        return [int(token) for token in model.tokenizer.encode(text.encode())]
+        found = [int(token) for token in model.tokenizer.encode(text.encode())]
     except (UserError, UnicodeEncodeError) as error:  # a character that the tokenizer does not have
         raise wrong("prompt", str(error)) from None
+    return [*model.begins, *found] if special else found
 
 
 def _known(tokens: list[int], model: ServedModel, param: str) -> None:

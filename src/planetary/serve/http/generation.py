@@ -106,7 +106,7 @@ class Generation:
         return choices
 
     async def _one(self, number: int, request: TextRequest, found: asyncio.Queue[ChoicePiece | Exception]) -> None:
-        assembly = TextAssembly(self._tokenizer, self._stops)
+        assembly = TextAssembly(self._tokenizer, self._stops, request.prompt)
         unscored = 0 if not request.scores_prompt else len(request.prompt)
         began = last = time.monotonic()
         stream = self._service.generate(request)
@@ -121,7 +121,10 @@ class Generation:
                     last = now
                     self.generated += new
                     self._metrics.generated_tokens.inc(new)
-                piece = assembly.add(given.tokens)
+                scored, drawn = given.tokens[: len(given.tokens) - new], given.tokens[len(given.tokens) - new :]
+                if scored:  # the prompt's own, whose text the client has
+                    found.put_nowait(ChoicePiece(number, TextPiece("", tuple(scored))))
+                piece = assembly.add(drawn)
                 reason = "stop" if piece.stopped else given.finished
                 if reason and not piece.stopped:
                     rest = assembly.end()

@@ -32,11 +32,17 @@ class TextPiece:
 class TextAssembly:
     """The text of one choice."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
-        """`stops`: strings that end the text, and are no part of it."""
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+        """Begin with no text.
+
+        Args:
+            tokenizer: of the text.
+            stops: strings that end the text, and are no part of it.
+            before: tokens that the text continues; its first token may begin with a space, or end a character.
+        """
         self._tokenizer, self._stops = tokenizer, stops
-        self._ids: list[int] = []
-        self._from, self._read = 0, 0  # tokens whose text precedes the next decoding, and decoded ones
+        self._ids = list(before[-MOST_HELD:])
+        self._from, self._read = 0, len(self._ids)  # tokens whose text precedes the next decoding, and decoded ones
         self._held = ""
         self._tokens: list[Token] = []
         self._ended = False
@@ -66,10 +72,10 @@ class TextAssembly:
 
         Some tokenizers join words differently depending on the words before, so a few tokens are decoded again.
         """
-        before = self._text(self._ids[self._from : self._read])
+        before = self._text(self._ids[self._from : self._read]).rstrip("\ufffd")
         found = self._text(self._ids[self._from :])
         unfinished = found.endswith("\ufffd") and len(self._ids) - self._read < MOST_HELD
-        if (unfinished and not last) or len(found) <= len(before):
+        if (unfinished and not last) or len(found) <= len(before) or self._read == len(self._ids):
             return ""
         self._from, self._read = self._read, len(self._ids)
         return found[len(before) :]

@@ -1,0 +1,170 @@
+"""A chat as the text that a model knows: the template of its tokenizer, rendered as transformers renders it.
+
+The names, filters, tags and limits are those of `transformers.utils.chat_template_utils`. A template comes with a model
+from anywhere: it runs in Jinja's immutable sandbox, and in a process of its own (`template_process`), because a sandbox
+bounds neither time nor memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from planetary.core.errors import UserError
+
+MOST_TEXT = 16 << 20
+"""Characters of a rendered chat."""
+_MOST_REASON = 500  # characters of an error
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    def __init__(self, source: str) -> None:
+        """Compile. Raises `UserError` for a text that is no template."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": _strftime_now,
+            "dict": _PlainDict(),
+            "namespace": _PlainNamespace,
+        }
+        try:
+            self._takes_parts = _loops_over_content(environment.parse(source))
+            self._template = environment.from_string(source)
+        except (TemplateError, RecursionError, ValueError, OverflowError) as error:
+            raise UserError(f"it cannot be read: {_reason(error)}") from error
+
+    def text(self, names: Mapping[str, Any]) -> str:
+        """Return the prompt of a chat.
+
+        Args:
+            names: everything that the template sees. `messages` is a list of objects; `tools` and `documents` are None
+                where there are none, as `add_generation_prompt` is false.
+
+        Raises:
+            UserError: the template refuses the chat, fails, or makes more than `MOST_TEXT` characters.
+        """
+        given = {"tools": None, "documents": None, "add_generation_prompt": False, **names}
+        given["messages"] = [self._message(one) for one in names["messages"]]
+        parts, size = [], 0
+        try:
+            for part in self._template.generate(given):
+                size += len(part)
+                if size > MOST_TEXT:
+                    raise UserError(f"it makes a text of more than {MOST_TEXT} characters")
+                parts.append(part)
+        except UserError:
+            raise
+        except Exception as error:  # a template can raise whatever Python can
+            raise UserError(f"it refuses these messages: {_reason(error)}") from error
+        return "".join(parts)
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message with its reasoning under every name, and text parts joined unless the template reads parts.
+
+        vLLM and llama.cpp join them with line ends, too.
+        """
+        found = dict(message)
+        reasoning = next((found[name] for name in _REASONING if found.get(name) is not None), None)
+        if reasoning is not None:
+            found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+        content = found.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str) and not self._takes_parts:
+            found["content"] = "\n".join(str(part.get("text", "")) for part in content)
+        return found
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`: marks an assistant's text for trainers; to a prompt it adds nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block's own scope, as transformers has it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _PlainDict:
+    """`dict(...)` without the type, of which attributes would lead out of the sandbox."""
+
+    def __call__(self, *pairs: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*pairs, **named)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """See `dict.fromkeys`."""
+        return dict.fromkeys(*arguments)
+
+
+class _PlainNamespace(Namespace):
+    """`namespace(...)` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *pairs = args
+        attributes = dict(*pairs, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set an attribute: `{% set ns.name = value %}`."""
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name!r}: names may not begin with an underscore")
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Return JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _loops_over_content(tree: nodes.Template) -> bool:
+    """Whether a template has a loop over a message's content, so that it reads content that is a list of parts."""
+
+    def is_content(node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node, nodes.Name) and node.name in named
+
+    named = {"content"}  # variables and macro arguments, into which templates put a message's content
+    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+    return text[:_MOST_REASON] or type(error).__name__

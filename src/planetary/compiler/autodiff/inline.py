@@ -81,7 +81,8 @@ def _flatten(  # noqa: PLR0917 - a recursion's state
         known = done[callee] if call.name == "func.call" else None
         with ir.insert_before(call), ir.located(call):
             if known is None:
-                results = copy_block(ir.entry_block(named[callee]), list(call.operands))
+                site = call if ir.has_source_line(call) else None
+                results = copy_block(ir.entry_block(named[callee]), list(call.operands), site)
             else:
                 results = composite(known, callee, list(call.operands), [r.type for r in call.results])
         for old, new in zip(call.results, results, strict=True):
@@ -96,12 +97,17 @@ def composite(name: str, decomposition: str, operands: Sequence[Value], results:
     return list(ir.emit("stablehlo.composite", operands, results, attributes).results)
 
 
-def copy_block(block: Block, arguments: Sequence[Value]) -> list[Value]:
-    """Copy the operations of a function body to the insertion point; return the body's results."""
+def copy_block(block: Block, arguments: Sequence[Value], call: Operation | None = None) -> list[Value]:
+    """Copy the operations of a function body to the insertion point; return the body's results.
+
+    Operations without a line of source get that of `call`, if given.
+    """
     mapping: dict[Value, Value] = dict(zip(block.arguments, arguments, strict=True))
     body = ir.operations(block)
     for op in body[:-1]:
         copy = ir.clone(op, [mapping[value] for value in op.operands])
+        if call is not None and not ir.has_source_line(copy):
+            ir.add_call_site(copy, call)
         if len(op.regions):
             ir.replace_captured(copy, mapping)
         mapping.update(zip(op.results, copy.results, strict=True))

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.constant_randomness import constant_draws
 from planetary.compiler.frontend.loss_interface import LossInterface, loss_interface
+from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.compiler.frontend.manifest import (
     LOSS,
     Argument,
@@ -54,6 +55,7 @@ class Model:
     manifest: Manifest
     stored: Mapping[str, np.ndarray]
     notes: tuple[str, ...] = ()  # sentences on properties inferred from the model rather than given, for reports
+    located: bytes = field(default=b"", repr=False, compare=False)  # StableHLO text with the author's lines, for errors
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -270,11 +272,16 @@ def export_loss(
             )
     try:
         loss = loss_interface(loss_fn, params, batch, name)
-        lowered = jax.jit(loss.main, keep_unused=True).lower(params, *batch, *loss.types)
+        lowered = lower_with_rules(loss.main, params, *batch, *loss.types)
         notes = (*loss.notes, *_draws_that_repeat(loss, params, batch))
     except Exception as error:  # whatever the user's function raises
         raise CompileError(f"{name}: tracing the loss failed: {type(error).__name__}: {error}") from error
-    portable, signature, _ = _inspect(lowered.as_text().encode(), name, loss.results)
+    located = lowered.as_text(debug_info=True).encode()
+    try:
+        portable, signature, _ = _inspect(lowered.as_text().encode(), name, loss.results)
+    except CompileError as error:
+        _refuse_host_routines(located, name)
+        raise error from None
     names = [_dotted(path) or "params" for path, _ in leaves] + _batch_names(loss_fn, batch)
     data = len(names)
     names += [role if role not in names else f"loss.{role}" for role in loss.extra]
@@ -301,7 +308,7 @@ def export_loss(
     )
     check_manifest(manifest)
     check_signature(manifest, signature)
-    return Model(portable, manifest, stored, notes)
+    return Model(portable, manifest, stored, notes, located=located)
 
 
 def _draws_that_repeat(loss: LossInterface, params: Any, batch: list[Any]) -> tuple[str, ...]:
@@ -316,6 +323,33 @@ def _draws_that_repeat(loss: LossInterface, params: Any, batch: list[Any]) -> tu
         "depends on no argument. If this is dropout or noise, let the loss take a `key`, loss_fn(params, *batch, *, "
         "key=None), and draw from it: it is another key in each step (docs/models.md)",
     )
+
+
+def _refuse_host_routines(located: bytes, name: str) -> None:
+    """Raise `CompileError` for the first call of a routine that exists in JAX's own process only."""
+    with ir.new_context():
+        module = ir.parse_module(located)
+        functions = ir.functions(module)
+        calls = {
+            ir.text(op, "callee"): (op, where) for where in functions for op in _within(functions[where], "func.call")
+        }
+        for symbol, function in functions.items():
+            for op in _within(function, "stablehlo.custom_call"):
+                target, where = ir.text(op, "call_target_name"), symbol
+                if target in _PORTABLE_CALLS:
+                    continue
+                while not ir.has_source_line(op) and where in calls:  # JAX gives a line to the call of a function only
+                    call, where = calls.pop(where)
+                    ir.add_call_site(op, call)
+                raise CompileError(
+                    f"{name}: {ir.location_text(op)}: JAX computes this by {target}, a routine of its own process that "
+                    "no other machine has. Cholesky, LU (inv, solve, det), QR and expm of real matrices work; write "
+                    "others with array operations, or compute their result before the loss and pass it as a buffer "
+                    "(docs/meaning.md)"
+                )
+
+
+_PORTABLE_CALLS = {"Sharding", "annotate_device_placement", "SPMDFullToShardShape", "SPMDShardToFullShape"}
 
 
 def find_builder(source: str) -> Callable[..., Any]:
@@ -494,13 +528,17 @@ def to_stablehlo(module: Module) -> None:
 
 def _operations(module: Module, *names: str) -> list[Operation]:
     """All operations with one of these names, or without names all there are, in order."""
+    return _within(module, *names)
+
+
+def _within(root: Any, *names: str) -> list[Operation]:
     found: list[Operation] = []
 
     def visit(op: Operation) -> None:
         if not names or op.name in names:
             found.append(op)
 
-    ir.walk(module, visit)
+    ir.walk(root, visit)
     return found
 
 

@@ -89,12 +89,14 @@ from planetary.compiler.ir.element_types import (
 )
 from planetary.compiler.ir.emission import elementwise, emit, fill_region, not_recording, recording
 from planetary.compiler.ir.graph import (
+    add_call_site,
     captured_values,
     clone,
     defining_op,
     erase,
     erase_dead,
     erase_dead_after,
+    has_source_line,
     has_uses,
     insert_at,
     insert_before,
@@ -148,6 +150,7 @@ __all__ = [
     "Operation",
     "Type",
     "Value",
+    "add_call_site",
     "argument_types",
     "array_attribute",
     "attribute",
@@ -198,6 +201,7 @@ __all__ = [
     "functions",
     "gather_dimensions",
     "gather_numbers",
+    "has_source_line",
     "has_uses",
     "i8",
     "i32",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir as mlir
@@ -26,9 +27,31 @@ def located(op: Operation) -> Location:
     return op.location
 
 
+_FRAME = re.compile(r'"([^"]+\.py)":(\d+)')
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/planetary/compiler/", "<frozen ")
+
+
 def location_text(op: Operation) -> str:
-    """Where an op stands, as MLIR prints it."""
-    return str(op.operation.location)
+    """Where an op stands: the function, file and line of the model's source if known, else as MLIR prints it."""
+    text = str(op.operation.location)
+    frames = _FRAME.findall(text)
+    if not frames:
+        return text
+    own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
+    file, line = (own or frames)[0]
+    name = re.match(r'loc\((?:callsite\()?"([^"]+)"', text)
+    within = f" in {name[1].rstrip(':')}" if name and not name[1].endswith(".py") else ""
+    return f"{file}, line {line}{within}"
+
+
+def has_source_line(op: Operation) -> bool:
+    """Whether the location of an op names a line of Python."""
+    return '.py":' in str(op.operation.location)
+
+
+def add_call_site(op: Operation, call: Operation) -> None:
+    """Let the location of an inlined op go on with that of the call."""
+    op.operation.location = mlir.Location.callsite(op.operation.location, [call.operation.location])
 
 
 def terminator(block: Block) -> Operation:

@@ -10,6 +10,7 @@ import msgspec
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.differentiate import (
+    differentiate,
     emit_backward,
     emit_forward,
     finish_module,
@@ -34,7 +35,7 @@ from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.configuration.step_options import StepOptions, remat_budget
-from planetary.core.errors import UserError
+from planetary.core.errors import UnsupportedOpError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
@@ -61,6 +62,24 @@ def build_train_step(
     """
     options = options or StepOptions()
     transform = optimizer if optimizer is not None else optimizer_of(options)
+    try:
+        return _build(model, options, transform)
+    except UnsupportedOpError as error:
+        raise with_source_line(model, error) from None
+
+
+def with_source_line(model: Model, error: UnsupportedOpError) -> UnsupportedOpError:
+    """Return the error about a model's operation with the line of the author's source, where it is known."""
+    positions = [i for i, argument in enumerate(model.manifest.arguments) if argument.role == "param"]
+    try:
+        if model.located:
+            differentiate(model.located, positions)
+    except UnsupportedOpError as known:
+        return known
+    return error
+
+
+def _build(model: Model, options: StepOptions, transform: optimizers.Transform) -> TrainStep:
     manifest = model.manifest
     params, buffers = manifest.of_role("param"), manifest.of_role("buffer")
     parts = manifest.of_role("input", "target")

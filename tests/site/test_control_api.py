@@ -184,7 +184,7 @@ WRONG = (
     (b"{}", 400, "no configuration"),
     (b'{"config": {"train": {"roundz": 3}}}', 400, "unknown key train.roundz; did you mean train.rounds?"),
     (b'{"config": {"fabric": {"workers": 1, "quorum": 2}}}', 400, "could never be closed by its quorum"),
-    (b'{"toml": "a ="}', 400, "this is no TOML"),
+    (b'{"toml": "a ="}', 400, "the text is not valid TOML"),
     (b'{"toml": "", "overrides": ["x"]}', 400, "expected section.key=value"),
     (b'{"toml": "[run]\\nname = \\"toy\\"", "config": {"run": {"name": "toy"}}}', 400, "config and toml are given"),
     (b'{"config": {"run": {"name": "toy"}}, "name": "../x"}', 400, "expected the name of one folder"),

@@ -253,7 +253,7 @@ def test_a_submission_that_no_site_may_take_is_refused_with_the_reasons(tmp_path
                 "names 2; give one",
             ),
             ({"config": {}, "toml": ""}, "one of the two"),
-            ({"toml": "=", "needs": {}}, "this is no TOML"),
+            ({"toml": "=", "needs": {}}, "the text is not valid TOML"),
             ({"config": {}, "needs": {"wrkers": 1}}, "wrkers"),
             ({"config": {}, "needs": {"workers": -1}}, ">= 0"),
             ({"config": {}, "name": "../x"}, "the name of one folder"),

@@ -48,8 +48,11 @@ class DurableFiles:
         flush_to_disk(file.fileno())
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file and return its descriptor; child processes do not inherit it."""
-        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o644)
+        """Open a file and return its descriptor; child processes do not inherit it.
+
+        Only this user may read a file that is made: journals have configurations and errors, and these passwords.
+        """
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
 
     def write(self, descriptor: int, chunk: Bytes) -> int:
         """Write with one call of the system and return how many bytes were written."""

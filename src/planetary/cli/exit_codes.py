@@ -27,6 +27,7 @@ from planetary.core.errors import (
     UserError,
 )
 from planetary.core.printable import one_line
+from planetary.core.redaction import redacted
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1
@@ -108,7 +109,7 @@ def explain(error: BaseException) -> str:
             f"this command needs {error.name}, which is not installed here (a bare install is a worker); "
             f"install it with: pip install 'planetary-compute[{extra}]'"
         )
-    text = " ".join(str(error).split())
+    text = redacted(" ".join(str(error).split()))
     if isinstance(error, PlanetaryError):
         return text or type(error).__name__
     return (
@@ -131,7 +132,7 @@ def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = N
         _silence_stdout()
         return exit_code_of(error)
     if debug:
-        traceback.print_exception(error, file=stream)
+        print(redacted("".join(traceback.format_exception(error))), file=stream, end="")
     width = max(40, min(shutil.get_terminal_size().columns, 100))
     # Paths and commands are to be copied from the text, so nothing is broken inside a word.
     text = one_line(" ".join(explain(error).split()))

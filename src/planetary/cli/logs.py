@@ -6,10 +6,15 @@ import logging
 import sys
 
 from planetary.core.printable import one_line
+from planetary.core.redaction import redacted
 
 
 class _Lines(logging.Formatter):
-    """One line per message, whatever other machines put into it."""
+    """One line per message, whatever other machines put into it, and no secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging`."""
+        return redacted(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line with control characters of terminals escaped; a traceback follows it as it is."""

@@ -14,14 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from planetary.core.bounded_text import json_value, toml_tables
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import (
@@ -42,6 +43,7 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.configuration.strict import (
     LISTS,
+    MOST_NAME,
     SECTIONS,
     build_config,
     check_entries,
@@ -173,10 +175,7 @@ def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, Any]:
     Raises:
         UserError: the text is no JSON object, or a key in it is unknown or refused.
     """
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{origin} is not valid JSON: {error}") from None
+    values = json_value(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected one JSON object with PCP's experiment keys, found {type(values).__name__}")
     given = {key: value for key, value in _flat(values, origin).items() if value not in (None, "", {})}
@@ -283,6 +282,7 @@ __all__ = [
     "to_toml",
 ]
 
+MOST_PATH = 4096  # characters; no system takes more
 BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
 """Values of `data.tokenizer` that are no path."""
 FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
@@ -311,7 +311,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise UserError(f"the configuration {path} is not UTF-8 text: {error}") from None
     origin, folder = str(path), path.resolve().parent
     is_experiment = path.suffix == ".json"
-    tables = experiment_tables(text, origin, folder) if is_experiment else _toml_tables(text, origin)
+    tables = experiment_tables(text, origin, folder) if is_experiment else toml_tables(text, origin)
     return _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
 
 
@@ -349,19 +349,14 @@ def _config_of(tables: dict[str, Any], overrides: Iterable[str], *, origin: str,
     return config
 
 
-def _toml_tables(text: str, origin: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin} is not valid TOML: {error}") from None
-
-
 def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     """Complete every relative path among the values; other values, text or not, stay as they are."""
 
     def complete_in(table: dict[str, Any], key: str, names: Callable[[str], bool]) -> None:
         value = table.get(key)
         if isinstance(value, str) and value and "://" not in value and names(value):
+            if max(len(part) for part in os.fsencode(value).split(b"/")) > MOST_NAME or len(value) > MOST_PATH:
+                raise UserError(f"{key}: expected a path, found a text of {len(value)} characters: {value[:40]!r}…")
             table[key] = str(folder / Path(value).expanduser())
 
     def complete(section: str, key: str, names: Callable[[str], bool]) -> None:

@@ -17,18 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.core.redaction import redacted_toml
 from planetary.fabric.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_loopback
 from planetary.web.access import Access, Scope
@@ -336,15 +334,10 @@ def page_url(root: str, token: str) -> str:
 
 
 def shown_config(path: Path) -> str:
-    """Return a configuration without its secrets: webhooks, and passwords in URLs."""
+    """Return a configuration without its secrets: webhooks, and passwords and tokens in URLs."""
     from planetary.core.config import load_config, to_toml
 
-    config = load_config(path)
-    sinks = tuple(
-        msgspec.structs.replace(sink, url="…") if isinstance(sink, WebhookSink) and sink.url else sink
-        for sink in config.sinks
-    )
-    return re.sub(r"//[^/@\s\"]+@", "//…@", to_toml(msgspec.structs.replace(config, sinks=sinks)))
+    return redacted_toml(to_toml(load_config(path)))
 
 
 _KEEP_NOT = {"cache-control": "no-store"}

@@ -96,6 +96,7 @@ async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions,
         UserError: the journal is damaged, or the variable of `api_token_env` has no token.
         ResourceError: a port or the folder is another process's.
     """
+    os.umask(0o077)  # configurations of jobs have passwords, and the files of their runs belong to nobody else
     token_env = config.token_env
     if token_env and not os.environ.get(token_env):
         raise UserError(

@@ -12,6 +12,7 @@ import msgspec
 
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError
+from planetary.core.redaction import redacted
 from planetary.core.user_code import barred
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
 from planetary.fabric.protocol.fabric_events import Finish
@@ -47,11 +48,11 @@ async def outcome_of(run: Awaitable[Ended], name: str) -> RunOutcome:
     try:
         end = await run
     except PlanetaryError as error:
-        return RunOutcome(False, str(error))
+        return RunOutcome(False, redacted(str(error)))
     except Exception as error:
         log.exception("the run of %s failed", name)
-        return RunOutcome(False, f"internal error: {type(error).__name__}: {error}")
-    return RunOutcome(end.ok, end.reason)
+        return RunOutcome(False, redacted(f"internal error: {type(error).__name__}: {error}"))
+    return RunOutcome(end.ok, redacted(end.reason))
 
 
 class HostedRun:

@@ -17,9 +17,12 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, load_config, to_toml
+from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FabricConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
+from planetary.core.printable import FOLDER_RULE, is_folder_name, is_name
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import RunLock, has_run
@@ -417,8 +420,9 @@ class Site:
 
     def _place_for(self, folder: Path, wanted: str, *, given: bool, resume: bool) -> tuple[str, Path]:
         """Return a job's name and folder. Raises `ConflictError` for one that was given and is taken."""
-        if "/" in wanted or wanted in ("", ".", ".."):
-            raise UserError(f"name: expected the name of one folder, found {wanted!r}")
+        if not is_folder_name(wanted) and not (resume and is_name(wanted) and "/" not in wanted):
+            key = "name" if given else "run.name"
+            raise UserError(f"{key}: expected the name of one folder ({FOLDER_RULE}), found {show_found(wanted)}")
         place = folder / wanted
         if (holder := self.book.holder_of(str(place))) is not None and (given or resume):
             raise ConflictError(
@@ -520,8 +524,7 @@ class Site:
 
     def _config_of(self, job: Job) -> Config:
         path = Path(job.folder) / "job.toml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(job.config)
+        write_atomically(path, job.config.encode())
         return _waiting(load_config(path))
 
     # --- the hub's own runs: see `OuterHost` -------------------------------------------------------------------

@@ -5,10 +5,8 @@ Keys of PCP's that nothing here corresponds to are named in one warning; others 
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import inspect
 
+from planetary.core.bounded_text import json_value, toml_tables
 from planetary.core.configuration.ranges import Count, NotNegative, Port, Priority, Text, describe, show_found
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import NAME_RULE, is_name
@@ -243,10 +242,7 @@ def _tables(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
-    try:
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} is not valid {path.suffix[1:].upper()}: {error}") from None
+    tables = json_value(text, str(path)) if path.suffix == ".json" else toml_tables(text, str(path))
     if not isinstance(tables, dict):
         raise UserError(f"{path}: expected one object, found {type(tables).__name__}")
     return tables

@@ -26,10 +26,11 @@ from planetary.core.errors import (
     UserError,
     did_you_mean,
 )
+from planetary.core.redaction import redacted
 from planetary.web.access import Access, Scope, TokenGrant
 from planetary.web.api_errors import ApiError
 from planetary.web.browser_guard import BrowserGuard
-from planetary.web.operations import JSON, Handler, Operation, Operations, openapi_document, template_of
+from planetary.web.operations import BYTES, JSON, Handler, Operation, Operations, openapi_document, template_of
 from planetary.web.rate_limit import RateLimit
 from planetary.web.request_bodies import parsed, read_body
 
@@ -132,11 +133,22 @@ def _answered(operation: Operation, access: Access, most_body: int, rate: RateLi
         except Exception:
             log.exception("%s %s failed", request.method, request.url.path)
             response = ApiError(500, "an internal error; the gateway's log has it", code="internal_error").response()
+        _redact(response)
         response.headers["x-request-id"] = number
         response.headers.setdefault("x-content-type-options", "nosniff")
         return response
 
     return answer
+
+
+def _redact(response: Response) -> None:
+    """Hide secrets in a text that is answered in one piece; streams hide theirs line by line."""
+    body = getattr(response, "body", b"")
+    if body and response.media_type != BYTES and b"://" in body:
+        shown = redacted(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if shown != body:
+            response.body = shown
+            response.headers["content-length"] = str(len(shown))
 
 
 def _limit(grant: TokenGrant | None, request: Request, rate: RateLimit | None) -> None:

@@ -99,18 +99,37 @@ def show_found(value: object) -> str:
         list: "array",
         dict: "table",
     }
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4300 digits
+        text = "one too long to show"
     if len(text) > 60:
         text = text[:57] + "..."
     return f"{text} ({names.get(type(value), type(value).__name__)})"
 
 
 def convert_value(value: object, wanted: Any) -> Any:
-    """Return `value` as a type with its range. Raises `ValueError` for another type, a value out of range, or a NaN."""
+    """Return `value` as a type with its range.
+
+    Raises `ValueError` for another type, a value out of range, a NaN, a number beyond 64 bits, or a string that no file
+    or line of text can have.
+    """
     # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("beyond 64 bits")
+    if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
+        raise ValueError("no text")
     return msgspec.convert(value, wanted, strict=True)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def check_ranges(options: msgspec.Struct) -> None:

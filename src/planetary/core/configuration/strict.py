@@ -8,18 +8,19 @@ from __future__ import annotations
 import logging
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
+from planetary.core.bounded_text import toml_tables
 from planetary.core.configuration.outer_rule import ADAM_RATE, MOST_ADAM_RATE, RULE_KEYS, chosen_adam, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
 from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import UserError, did_you_mean
+from planetary.core.printable import one_line
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
     return section.type.cls
 
 
+MOST_NAME = 255
+"""Bytes of a file's name; no file system has longer ones."""
 WARMUP_SHARE = 5
 """A warm-up that does not fit into its run becomes one part in so many of the run."""
 
@@ -127,8 +130,8 @@ def text_value(text: str, wants_text: bool, free: bool, origin: str) -> object:
     if wants_text and not quoted:
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml_tables(f"value = {text}", origin)["value"]
+    except UserError:
         if free and re.fullmatch(r"[A-Za-z_./~][\w./:~-]*", text):
             return text
         raise UserError(f"{origin}: {text!r} is no TOML value; strings need quotes: '\"{text}\"'") from None
@@ -263,7 +266,7 @@ def _check_together(config: Config, origin: str) -> None:
             'set sync.topology = "star"'
         )
     name = config.run.name
-    if name in {".", ".."} or "/" in name or "\\" in name:
+    if name in {".", ".."} or "/" in name or "\\" in name or one_line(name) != name or len(name.encode()) > MOST_NAME:
         raise UserError(
             f"{origin}: run.name: expected the name of one folder, found {show_found(name)}; the place of "
             "the run folders is run.dir"

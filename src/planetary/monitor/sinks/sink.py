@@ -12,6 +12,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.errors import UserError
+from planetary.core.redaction import redacted
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 
@@ -26,10 +27,10 @@ class SinkRun(msgspec.Struct, frozen=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The configuration as `section.key` -> value, without the sinks, whose addresses may be secret."""
+        """The configuration as `section.key` -> value, without passwords in URLs and without the sinks."""
         tables = msgspec.to_builtins(self.config)
         return {
-            f"{section}.{key}": value
+            f"{section}.{key}": redacted(value) if isinstance(value, str) else value
             for section, table in tables.items()
             if isinstance(table, dict)
             for key, value in table.items()

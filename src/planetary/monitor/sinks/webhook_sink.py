@@ -11,6 +11,7 @@ import msgspec
 
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import PeerError, UserError
+from planetary.core.redaction import redacted
 from planetary.fabric.protocol.news import news_of
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
@@ -49,7 +50,7 @@ class Webhook(Sink):
         body = {"run": self._run, "text": f"{self._run}: {text}", **msgspec.to_builtins(record)}
         request = urllib.request.Request(
             self._url,
-            data=msgspec.json.encode(body),
+            data=redacted(msgspec.json.encode(body).decode()).encode(),
             headers={"Content-Type": "application/json", "User-Agent": f"planetary/{__version__}"},
         )
         try:

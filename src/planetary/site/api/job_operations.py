@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from planetary.core.bounded_text import toml_tables
 from planetary.core.config import Config
 from planetary.core.errors import UserError
+from planetary.core.printable import is_name
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import shown_config
@@ -225,7 +226,7 @@ def _checked(
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:
         raise wrong(given[1], f"{' and '.join(given)} are given: expected one of them")
-    tables = _toml(asked.toml) if asked.toml is not None else asked.config
+    tables = toml_of(asked.toml) if asked.toml is not None else asked.config
     if asked.files and (tables is None or folder is None):
         raise wrong("files", "they go with config or toml, to a gateway that takes jobs")
     if tables is not None:
@@ -233,7 +234,12 @@ def _checked(
         tables = SubmittedFiles(folder).placed(tables, files) if folder else tables
         return config_of_tables(tables, asked.overrides, data_sets, folder)
     if asked.resume:
-        if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
+        if (
+            "/" in asked.resume
+            or not is_name(asked.resume)
+            or folder is None
+            or not (folder / asked.resume / CONFIG).exists()
+        ):
             raise wrong("resume", f"there is no run named {asked.resume!r} here")
         return config_of_file(folder / asked.resume / CONFIG, asked.overrides)
     if controller.config_path:
@@ -246,8 +252,9 @@ def _checked(
     )
 
 
-def _toml(text: str) -> dict[str, Any]:
+def toml_of(text: str) -> dict[str, Any]:
+    """Return the tables of a submission's `toml`. Raises `ApiError` (400)."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise wrong("toml", f"this is no TOML: {error}") from None
+        return toml_tables(text, "the text")
+    except UserError as error:
+        raise wrong("toml", str(error)) from None

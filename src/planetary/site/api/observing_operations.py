@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.errors import UserError
+from planetary.core.redaction import redacted_toml
 from planetary.fabric.gateway.run_files import EVENTS
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.monitor.dashboard import PROMETHEUS
@@ -170,6 +171,13 @@ class ObservingOperations:
         return grows
 
 
+def shown_record(record: Any) -> Any:
+    """Return a record of a journal, as JSON holds it, without secrets."""
+    if isinstance(record, dict):
+        return {key: shown_record(value) for key, value in record.items()}
+    return redacted_toml(record) if isinstance(record, str) else record
+
+
 def after_event(request: Request) -> int:
     """Return after how many events a stream begins. Raises `ApiError` (400)."""
     text = request.headers.get("last-event-id") or request.query_params.get("after", "0")
@@ -195,7 +203,7 @@ async def event_lines(
             for record in records[first : first + TOGETHER]:
                 number += 1
                 if number > after:
-                    lines.append(event_line(record, number=number, name=str(record.get("event", ""))))
+                    lines.append(event_line(shown_record(record), number=number, name=str(record.get("event", ""))))
             if lines:
                 yield b"".join(lines)
             await asyncio.sleep(0)  # a client that is gone ends the stream here, and others have their turn

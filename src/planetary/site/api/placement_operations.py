@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from planetary.core.configuration.ranges import Priority
 from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.site.api.job_operations import toml_of
 from planetary.site.api.observing_operations import after_event, event_lines
 from planetary.site.api.views import CancelRequest
 from planetary.site.placement.job_hub import JobHub
@@ -184,10 +184,7 @@ def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path
         raise wrong("config", "expected the configuration of a job: config (tables) or toml (a text), one of the two")
     tables: Any = asked.config
     if asked.toml is not None:
-        try:
-            tables = tomllib.loads(asked.toml)
-        except tomllib.TOMLDecodeError as error:
-            raise wrong("toml", f"this is no TOML: {error}") from None
+        tables = toml_of(asked.toml)
     config = config_from_tables(tables, asked.overrides)
     if sites_wanted(config, asked.needs) > 1 or config.federation.sites:
         try:

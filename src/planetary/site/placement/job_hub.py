@@ -19,9 +19,10 @@ import msgspec
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FederationConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
-from planetary.core.printable import NAME_RULE, is_name
+from planetary.core.printable import FOLDER_RULE, is_folder_name
 from planetary.fabric.protocol import admission
 from planetary.fabric.protocol.messages import Hello, Refused, Welcome
 from planetary.fabric.protocol.status import MOST_EVENTS
@@ -312,8 +313,9 @@ class JobHub:
 
     def _name_for(self, given: str, wanted: str, parts: int) -> str:
         name = given or wanted or "job"
-        if not is_name(name) or "/" in name or name in (".", ".."):
-            raise UserError(f"name: expected the name of one folder ({NAME_RULE}, without /), found {name[:128]!r}")
+        if not is_folder_name(name):
+            key = "name" if given else "run.name"
+            raise UserError(f"{key}: expected the name of one folder ({FOLDER_RULE}), found {show_found(name)}")
         if not self._is_taken(name, parts):
             return name
         if given:

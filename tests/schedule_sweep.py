@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from planetary.simulation.faults import KINDS
+from planetary.fabric.controller.membership import Membership
+from planetary.fabric.protocol.records import WorkerBanned
+from planetary.simulation.faults import KINDS, Fault
 from planetary.simulation.simulated_cluster import SimulatedCluster
 
+UNSURE = "it claims a gain of"  # an audit of a few tokens bans honest expert workers, too, forgeries or not
 SLOW_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
 
 
@@ -48,6 +52,27 @@ def sweep_modes(
     """Run schedules in turn in each of `modes`, and count."""
     runs = (run_schedule(seed, modes[number % len(modes)]) for number, seed in enumerate(seeds))
     return Sweep(runs, ("repeat_result",))
+
+
+@contextlib.contextmanager
+def forging(cluster: SimulatedCluster[Any], number: int, *, punished: bool) -> Iterator[None]:
+    """Let a worker forge messages from the start to the end; see `planetary.simulation.forgeries`.
+
+    `punished` False: nobody is banned for a forged message, so that the forger goes on for the whole run. No honest
+    worker may be banned either way.
+    """
+    cluster.world.at(0.0, lambda: cluster.strike(Fault(0.0, "forge", worker=number, seconds=1e6)))
+    violated = Membership.violated
+    if not punished:
+        Membership.violated = lambda *_: ""
+    try:
+        yield
+    finally:
+        Membership.violated = violated
+    banned = {record.worker: record.reason for record in cluster.journal if isinstance(record, WorkerBanned)}
+    banned.pop(cluster.nodes[number].name, None)
+    banned = {name: why for name, why in banned.items() if UNSURE not in why}
+    assert not banned
 
 
 def replay_by_hand(

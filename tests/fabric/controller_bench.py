@@ -6,13 +6,15 @@ import msgspec
 import numpy as np
 
 from planetary.diloco.deltas import Table
+from planetary.diloco.payload import CODECS
 from planetary.fabric.controller.controller import Controller
+from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
-from planetary.simulation.rounds.small_training import small_policy
+from planetary.simulation.rounds.small_training import small_policy, small_training
 
 ROUNDS = 3
 
@@ -20,8 +22,15 @@ ROUNDS = 3
 class Bench:
     """A controller without a world: its instructions are collected, and time is what the test says."""
 
-    def __init__(self, workers: int = 1, *, rounds: int = ROUNDS, local: bool = False) -> None:
-        self.policy = msgspec.structs.replace(small_policy(rounds=rounds, workers=workers), local=local)
+    def __init__(
+        self, workers: int = 1, *, rounds: int = ROUNDS, local: bool = False, given: tuple[str, ...] = ()
+    ) -> None:
+        """`given`: settings, as of `--set`."""
+        policy = small_policy(rounds=rounds, workers=workers)
+        if given:
+            training = small_training(rounds=rounds, workers=workers, given=given)
+            policy = policy_of(training.config, training.prepared)
+        self.policy = msgspec.structs.replace(policy, local=local)
         self.started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([self.started], ControllerState()), 0.0)
         self.now = 0.0
@@ -101,6 +110,7 @@ class Bench:
             trial=trial,
             roles=roles,
             iree_version=self.policy.iree_version,
+            codecs=tuple(CODECS),
         )
         self.tell(e.Received(self._sessions, hello))
         return self._sessions

@@ -32,10 +32,11 @@ from planetary.fabric.protocol.records import (
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.machine.journal import replay
 from planetary.simulation.faults import draw_plan
+from planetary.simulation.forgeries import is_forged
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import SimMachine
-from schedule_sweep import Sweep, replay_by_hand
+from schedule_sweep import Sweep, forging, replay_by_hand
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 2000.0
@@ -51,8 +52,12 @@ def sweep(
     given: Sequence[str] = (),
     speeds: Sequence[float] = (),
     apart: bool = False,
+    forger: bool | None = None,
 ) -> Sweep:
-    """Run schedules, check each, and count their faults and records."""
+    """Run schedules, check each, and count their faults and records.
+
+    `forger`: as of `run_schedule`; None: in every fourth schedule.
+    """
     return Sweep(
         run_schedule(
             seed,
@@ -63,6 +68,7 @@ def sweep(
             given=given,
             speeds=speeds,
             apart=apart,
+            forger=seed % 4 == 0 if forger is None else forger,
         )
         for seed in seeds
     )
@@ -78,11 +84,13 @@ def run_schedule(
     given: Sequence[str] = (),
     speeds: Sequence[float] = (),
     apart: bool = False,
+    forger: bool = False,
 ) -> SimCluster:
     """Run a schedule and check everything that must be true after it.
 
     `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`; `speeds`: of the workers;
-    `apart`: nothing ever arrives from one of the first two workers at the other.
+    `apart`: nothing ever arrives from one of the first two workers at the other; `forger`: the last worker forges
+    messages, and in every second schedule is not banned for it.
     """
     length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
     every = checkpoint_every
@@ -95,11 +103,15 @@ def run_schedule(
     if apart:
         part_two(cluster)
     try:
-        with recorded_deltas() as received:
+        with (
+            recorded_deltas() as received,
+            forging(cluster, WORKERS - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext(),
+        ):
             assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster, received=received)
     except BaseException as error:
         mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}{' --apart' * apart}"
+        mode += " --forger" * forger
         mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
         mode += "".join(f" --speed={speed}" for speed in speeds)
         error.add_note(f"faults: {cluster.struck}")
@@ -116,13 +128,13 @@ def part_two(cluster: SimCluster) -> None:
 
 @contextlib.contextmanager
 def recorded_deltas() -> Iterator[dict[int, Tensors]]:
-    """Record what gateways read from workers' results meanwhile, by task."""
+    """Record what gateways read from workers' results meanwhile, by task; not from forged ones."""
     received: dict[int, Tensors] = {}
     read = ParameterVersions.read
 
     def reading(self: ParameterVersions, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
         defect, found = read(self, message, tensors)
-        if isinstance(message, TrainResult):
+        if isinstance(message, TrainResult) and not defect and not is_forged(tensors):
             received[message.task] = found
         return defect, found
 
@@ -261,6 +273,7 @@ if __name__ == "__main__":
             "--overlap": {"action": "store_true"},
             "--one-epoch": {"action": "store_true"},
             "--apart": {"action": "store_true"},
+            "--forger": {"action": "store_true"},
             "--checkpoint-every": {"type": int, "default": 1},
             "--set": {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"},
             "--speed": {"dest": "speeds", "type": float, "action": "append", "default": [], "metavar": "FACTOR"},

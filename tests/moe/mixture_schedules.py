@@ -7,6 +7,7 @@ A schedule is a function of its seed. One that fails prints the command that run
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.fabric.gateway.run_files import PAYLOADS
 from planetary.fabric.protocol.records import RoundFinished, RunFinished, RunResumed
 from planetary.machine.journal import replay
+from planetary.moe.controller.mixture_controller import EXPERT
 from planetary.moe.controller.mixture_records import MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
@@ -25,7 +27,7 @@ from planetary.moe.payloads.shard_payload import shard_from
 from planetary.simulation.faults import draw_plan
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.mixtures.small_mixture import LEDGER, ledger_of, small_mixture
-from schedule_sweep import Sweep, replay_by_hand, sweep_modes
+from schedule_sweep import Sweep, forging, replay_by_hand, sweep_modes
 
 ROUNDS, NODES = 6, 3
 LIMIT_S = 3000.0
@@ -47,14 +49,23 @@ def sweep(seeds: Iterable[int], *modes: str) -> Sweep:
     return sweep_modes(run_schedule, seeds, modes)
 
 
-def run_schedule(seed: int, mode: str = "plain") -> MixtureCluster:
-    """Run a schedule and check everything that must be true after it."""
+def run_schedule(seed: int, mode: str = "plain", *, forger: bool | None = None) -> MixtureCluster:
+    """Run a schedule and check everything that must be true after it.
+
+    `forger`: whether another machine joins, which composes no shard and forges messages; None: in every fourth
+    schedule of a mixture with expert workers.
+    """
     training = small_mixture(rounds=ROUNDS, **MODES[mode])
     nodes = training.prepared.config.fabric.workers + 1
     plan = draw_plan(seed, workers=nodes, horizon_s=20.0, most=MOST_FAULTS)
     cluster = MixtureCluster(seed, training, nodes, plan)
+    if forger is None:
+        forger = seed % 4 == 0 and "expert_workers" in MODES[mode]
+    if forger:
+        cluster.add_node("forger/0", (EXPERT,))
     try:
-        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+        with forging(cluster, nodes, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
+            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster)
     except BaseException as error:
         error.add_note(f"faults: {cluster.struck}")

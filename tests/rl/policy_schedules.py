@@ -8,6 +8,7 @@ A schedule is a function of its seed. One that fails says how it is run again, f
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ from planetary.rl.protocol.rl_records import (
 from planetary.simulation.faults import draw_plan
 from planetary.simulation.policies.policy_cluster import PolicyCluster
 from planetary.simulation.policies.small_policy import small_policy
-from schedule_sweep import Sweep, replay_by_hand, sweep_modes
+from schedule_sweep import Sweep, forging, replay_by_hand, sweep_modes
 
 ROUNDS, NODES = 7, 3
 LIMIT_S = 2000.0
@@ -51,14 +52,19 @@ def sweep(seeds: Iterable[int], *modes: str) -> Sweep:
     return sweep_modes(run_schedule, seeds, modes)
 
 
-def run_schedule(seed: int, mode: str = "turns") -> PolicyCluster:
-    """Run a schedule and check everything that must be true after it."""
+def run_schedule(seed: int, mode: str = "turns", *, forger: bool | None = None) -> PolicyCluster:
+    """Run a schedule and check everything that must be true after it.
+
+    `forger`: whether the last worker forges messages; None: in every fourth schedule.
+    """
     settings, roles = MODES[mode]
     nodes = max(NODES, len(roles))
     plan = draw_plan(seed, workers=nodes, horizon_s=25.0, most=MOST_FAULTS)
     cluster = PolicyCluster(seed, small_policy(rounds=ROUNDS, workers=nodes, **settings), nodes, plan, roles=roles)
+    forger = seed % 4 == 0 if forger is None else forger
     try:
-        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+        with forging(cluster, nodes - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
+            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster)
     except BaseException as error:
         error.add_note(f"faults: {cluster.struck}")

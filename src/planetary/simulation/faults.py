@@ -29,12 +29,13 @@ FaultKind = Literal[
     "full_disk",  # the next checkpoint cannot be written
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
+    "forge",  # it sends forged messages beside its own for a while; see `planetary.simulation.forgeries`
     "flip_bit",  # ring: the next outer state that it makes differs from all others
     "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
 ]
 
 # Plans are drawn from these. A flipped bit and lies are left out: of two workers the run cannot decide which one is
-# right. A worker that is let go is no fault.
+# right. So are forgeries: their worker is banned. A worker that is let go is no fault.
 KINDS: tuple[FaultKind, ...] = (
     "kill_worker",
     "hang_worker",

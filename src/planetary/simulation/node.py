@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError, UserError
@@ -20,6 +22,7 @@ from planetary.fabric.worker.role import Roles, WorkerOptions
 from planetary.fabric.worker.worker import WorkerShell
 from planetary.simulation.disk import SimulatedDisk
 from planetary.simulation.executors import Health
+from planetary.simulation.forgeries import Forgery
 from planetary.simulation.process import ChildOf, Process
 from planetary.simulation.world import World
 from planetary.wire.message import Message
@@ -47,26 +50,38 @@ class NodeWork:
     allowed: tuple[str, ...] = ()
 
 
-class RepeatingShell(ClientShell):
-    """A client's shell that remembers the last result."""
+class DoubtfulShell(ClientShell):
+    """A client's shell that remembers the last result, and can forge."""
 
     send_again: Callable[[], None] | None = None
+    forgery: Forgery | None = None
+    worker = ""
 
     def send(self, message: Message, tensors: TensorSource | None = None) -> None:
         """See `ClientShell`."""
+        if self.forgery is not None:
+            self.forgery.observe(self.worker, message)
+            tensors = None if tensors is None else self.forgery.observed(message, tensors)
         if isinstance(message, m.TrainResult):
             self.send_again = partial(super().send, message, tensors)
         super().send(message, tensors)
+        for forged in () if self.forgery is None else self.forgery.forge(self.worker):
+            super().send(forged.message, None if forged.tensors is None else partial(_given, forged.tensors))
 
 
 class SimulatedWorker(WorkerShell):
-    """The worker's shell, which can be made to send its last result twice."""
+    """The worker's shell, which can be made to send its last result twice, and to forge."""
 
-    shell_type = RepeatingShell
+    shell_type = DoubtfulShell
+
+    def use(self, forgery: Forgery, worker: str) -> None:
+        """Let a worker of this name forge as `forgery` says."""
+        assert isinstance(self._shell, DoubtfulShell)
+        self._shell.forgery, self._shell.worker = forgery, worker
 
     def repeat_result(self) -> bool:
         """Send the last result again; false when there was none."""
-        assert isinstance(self._shell, RepeatingShell)
+        assert isinstance(self._shell, DoubtfulShell)
         if self._shell.send_again is None:
             return False
         self._shell.send_again()
@@ -100,6 +115,7 @@ class SimulatedNode:
         step_s: float,
         spread: tuple[float, float],
         work: NodeWork,
+        forgery: Forgery,
         observe: Callable[..., None],
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
@@ -116,7 +132,7 @@ class SimulatedNode:
         self.disk = SimulatedDisk(world.random, struck, world.clock)
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
         self._spread = spread  # of a process's own step time around `step_s`
-        self._do, self._observe, self._ended = work, observe, ended
+        self._do, self._observe, self._ended, self._forgery = work, observe, ended, forgery
         self.supervisor = self.join()
 
     def join(self) -> Process:
@@ -187,6 +203,7 @@ class SimulatedNode:
         )
         roles = self._do.roles(process, health)
         self.shell = SimulatedWorker(options, self._do.protocol, roles, system=self._system(process, number))
+        self.shell.use(self._forgery, self.name)
         return _status(await self.shell.run())
 
     # --- faults -------------------------------------------------------------------------------------------------
@@ -211,6 +228,10 @@ class SimulatedNode:
     def cached(self) -> list[Path]:
         """Return the files of the machine's cache."""
         return sorted(path for path in BlobStore(self.blobs).root.glob("blobs/*/*") if not path.name.startswith("."))
+
+
+def _given(tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    return tensors
 
 
 def _status(end: e.Exit) -> int:

@@ -32,6 +32,7 @@ from planetary.machine.machine import Validated
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
+from planetary.simulation.forgeries import Forgery
 from planetary.simulation.node import STEP_S, NodeWork, SimulatedNode
 from planetary.simulation.process import Process
 from planetary.simulation.simulated_network import HOST, SimulatedLink
@@ -94,6 +95,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         waits_for: the unmet condition of a run that did not end in time.
         step_s: seconds that a step of a healthy worker takes.
         local_threads: see `GatewayOptions`.
+        forgery: of its workers.
     """
 
     records: ClassVar[Any]
@@ -127,6 +129,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         self.config, self.step_s = config, step_s
         self._machines = tuple(machines)
         self.place = place or SimPlace(World(seed))
+        self.forgery = Forgery(seed)
         self.world = self.place.world
         self.folder = Path(tempfile.mkdtemp(prefix="planetary-simulated-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -262,6 +265,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             step_s=self.step_s / machine.speed,
             spread=(1.0, 1.0) if machine.is_steady else (0.8, 1.25),
             work=NodeWork(self.protocol, lambda process, health: self._roles(number, process, health), roles),
+            forgery=self.forgery,
             observe=self._observe,
             struck=self.struck.append,
             ended=self._ended,
@@ -380,6 +384,9 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
                     node.health.step_s *= 5.0 if fault.kind == "slow_worker" else 1.0
             case "lie":
                 hit = self._lie(fault)
+            case "forge":
+                self.forgery.forgers.add(node.name)
+                self.world.after(fault.seconds, lambda: self.forgery.forgers.discard(node.name))
             case "let_go":
                 hit = self.gateway is not None and self.finished is None
                 if self.gateway is not None:

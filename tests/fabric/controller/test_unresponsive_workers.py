@@ -87,7 +87,7 @@ def test_an_unresponsive_worker_in_an_evaluation_gets_no_more_until_that_ends() 
     still = bench.controller.desk.workers[bench.still]
     still.unanswered = MOST_UNANSWERED
     assert [worker.worker for worker in bench.controller.desk.ready_workers()] == ["busy/0"]
-    bench.tell(e.Received(bench.still, m.EvalResult(task=0, version=1, loss=3.0, batches=1)))
+    bench.tell(e.Received(bench.still, m.EvalResult(task=10**6, version=1, loss=3.0, batches=1)))
     assert [worker.worker for worker in bench.controller.desk.ready_workers()] == ["busy/0", "still/0"]
 
 

@@ -2,13 +2,14 @@
 
 A schedule is a function of its seed. One that fails is run again with
 
-    PYTHONPATH=src:tests/fabric python tests/fabric/federation/federation_schedules.py 44 --sites=3
+    PYTHONPATH=src:tests python tests/fabric/federation/federation_schedules.py 44 --sites=3
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import logging
 import random
 import sys
@@ -33,6 +34,7 @@ from planetary.fabric.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
+from schedule_sweep import forging
 
 LIMIT_S = 3000.0
 FAULTS = (
@@ -65,7 +67,10 @@ def run_schedule(
     most_faults: int = 8,
     outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
 ) -> SimFederation:
-    """Run a schedule and check everything that must be true after it; `outer`: as `NESTEROV`."""
+    """Run a schedule and check everything that must be true after it; `outer`: as `NESTEROV`.
+
+    In every fourth schedule a worker of the hub, which may evaluate, forges messages in the names of the sites.
+    """
     source = random.Random(seed)
     federation = federation_of(seed, sites=sites, hub_rounds=hub_rounds, every_rounds=every_rounds, outer=outer)
     struck = collections.Counter[str]()
@@ -74,9 +79,13 @@ def run_schedule(
         at, kind, name = source.uniform(2.0, 40.0), source.choice(FAULTS), source.choice(names)
         seconds = source.uniform(2.0, 30.0)
         federation.world.at(at, lambda k=kind, n=name, s=seconds: strike(federation, struck, k, n, s))
+    if seed % 4 == 0:
+        federation.hub.forgery = federation.sites[names[0]].forgery  # a site's messages are like its workers'
+        federation.hub.add_node("forger")
     try:
         clusters = [federation.hub, *federation.sites.values()]
-        assert federation.run(LIMIT_S), f"hangs: {[c.waits_for for c in clusters]}"
+        with forging(federation.hub, 0, punished=seed % 8 > 0) if seed % 4 == 0 else contextlib.nullcontext():
+            assert federation.run(LIMIT_S), f"hangs: {[c.waits_for for c in clusters]}"
         check(federation)
     except BaseException as error:
         error.add_note(f"seed {seed} with {sites} sites; faults: {dict(struck)}")

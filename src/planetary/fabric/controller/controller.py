@@ -170,7 +170,8 @@ class Controller(RunController[RoundsDesk]):
             case m.TrainResult():
                 found = self.training.leases.result(worker, message, event, now)
                 if found:
-                    self._strike(worker, f"worker {worker.worker} sent an unusable result: {found}", "peer", now)
+                    reason = f"worker {worker.worker} sent an unusable result: {found}"
+                    self._strike(worker, reason, "peer", now, lasting=True)
                 elif found is not None:
                     self.membership.succeeded(worker)
             case m.EvalResult() if not math.isfinite(message.loss):
@@ -215,7 +216,7 @@ class Controller(RunController[RoundsDesk]):
         while self._advance(now):
             pass
         self._charge(now)
-        if self._retreats():
+        if self._retreats(now):
             return
         if self.topology.failure is not None:
             self._end(*self.topology.failure)
@@ -311,8 +312,8 @@ class Controller(RunController[RoundsDesk]):
             worker = by_name.get(name)
             if worker is None or worker.session not in self.desk.workers:  # it was refused twice, and lost at the first
                 continue
-            if self.membership.distrusted(worker, self.state.refusals[name], reason):
-                self._lose(worker, self.membership.banned[name], "banned", now)
+            if why := self.membership.distrusted(worker, self.state.refusals[name], reason):
+                self._lose(worker, why, "banned", now)
         for name in self.guard.take_guilty():
             if name in by_name and by_name[name].session in self.desk.workers:
                 reason = f"worker {name}: it got NaN from parameters that others could begin from"
@@ -321,14 +322,27 @@ class Controller(RunController[RoundsDesk]):
             why = f"no sign of it in {worker.unanswered} leases in a row: it has to connect again"
             self._lose(worker, why, "stuck", now)
 
-    def _retreats(self) -> bool:
+    def _retreats(self, now: float) -> bool:
         """Go back when parameters are of no use, as soon as nothing is made of them; return whether the run does."""
         damage = None if self.training.ended is not None else self.guard.damage()
         if damage is None:
             return False
         if end := self.guard.begin(*damage):
-            self._end("numerics", end)
+            self._end_or_ban(end, *damage, now)
         return True
+
+    def _end_or_ban(self, end: str, bad: int, why: str, now: float) -> None:
+        """End, unless all that is known comes from one worker while others are away: it may be a liar.
+
+        Then its machine is banned, and the run goes back and waits for the others.
+        """
+        alone = list(self.desk.workers.values())
+        if len(alone) != 1 or self.policy.local or not self.membership.absent:
+            self._end("numerics", end)
+            return
+        reason = self.membership.ban(alone[0], f"it was alone, and {end}", "numerics", lasting=True)
+        self._lose(alone[0], reason, "banned", now)
+        self.guard.go_back(bad, why)
 
     def _restored(self, event: e.ParametersRestored, bad: int, why: str, now: float) -> None:
         self._go_back(event.mark, why, now, bad=bad)
@@ -369,6 +383,9 @@ class Controller(RunController[RoundsDesk]):
 
     def _report_the_rest(self) -> None:
         self.lines.write(everything=True)
+
+    def _gave_sign(self, worker: WorkerSession) -> None:
+        self.training.leases.gave_sign(worker)
 
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """Count a failed send against the worker: the gateway's disk or data is at fault, but retries must end."""

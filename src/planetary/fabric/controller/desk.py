@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 from planetary.core.errors import LocalProtocolError
@@ -49,6 +50,58 @@ class InFlightPayloads:
         self._queues.pop(session, None)
 
 
+MOST_REMEMBERED = 64
+"""Tasks of a connection that are remembered. A worker has two at most, and reports on a few that were cancelled."""
+
+
+class Standing(StrEnum):
+    """Relation of a report's sender to the task that it reports on."""
+
+    OWN = "own"  # given on this connection, or the report is about no task
+    STALE = "stale"  # of an earlier connection, or of an earlier life of the gateway
+    FOREIGN = "foreign"  # given to another worker, or impossible
+
+
+def task_of(message: Message) -> int | None:
+    """Return the number of the task that a message gives or reports on; None: it is about none."""
+    if isinstance(message, m.TaskFailed) and message.task == 0:
+        return None  # the failure of a role
+    number = getattr(message, "task", getattr(message, "call", None))
+    return number if isinstance(number, int) else None
+
+
+class GivenTasks:
+    """The tasks that were given on each connection: who may report on which task.
+
+    Every message with a field `task` or `call` counts, of every kind of run, so that no handler has to compare
+    sessions. Whether an own task is still under way is the handler's decision.
+    """
+
+    def __init__(self) -> None:
+        """Start with no task given."""
+        self._tasks: dict[int, deque[int]] = {}  # by session
+
+    def give(self, session: int, message: Message) -> None:
+        """Take note of a message to a worker."""
+        task = task_of(message)
+        if task is not None:
+            tasks = self._tasks.setdefault(session, deque(maxlen=MOST_REMEMBERED))
+            if task not in tasks:
+                tasks.append(task)
+
+    def standing(self, session: int, message: Message) -> Standing:
+        """Return whether a worker may send a message, as far as the task of it is concerned."""
+        task = task_of(message)
+        if task is None or task in self._tasks.get(session, ()):
+            return Standing.OWN
+        is_foreign = task <= 0 or any(task in tasks for tasks in self._tasks.values())
+        return Standing.FOREIGN if is_foreign else Standing.STALE
+
+    def forget(self, session: int) -> None:
+        """A connection has ended."""
+        self._tasks.pop(session, None)
+
+
 Policy_co = TypeVar("Policy_co", bound=FabricPolicy, covariant=True)
 State_co = TypeVar("State_co", bound=RunFold, covariant=True)
 
@@ -60,6 +113,7 @@ class Desk(Generic[Policy_co, State_co]):
         workers, supervisors: the live connections, by session.
         out: the instructions of the current event, in order.
         under_way: payloads that have not left this machine yet.
+        tasks: given on each connection.
     """
 
     def __init__(self, policy: Policy_co, state: State_co) -> None:
@@ -69,6 +123,7 @@ class Desk(Generic[Policy_co, State_co]):
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[Instruction] = []
         self.under_way = InFlightPayloads()
+        self.tasks = GivenTasks()
 
     @property
     def policy(self) -> Policy_co:
@@ -92,6 +147,7 @@ class Desk(Generic[Policy_co, State_co]):
     def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
         """Send a message on a connection."""
         self.under_way.add(session, message, payload)
+        self.tasks.give(session, message)
         self.out.append(Send(session, message, payload))
 
     def payload_sent(self, session: int, message: m.Message) -> bool:
@@ -102,6 +158,7 @@ class Desk(Generic[Policy_co, State_co]):
         """Drop the records of a connection that ended. A worker is removed by `Membership`."""
         self.supervisors.pop(session, None)
         self.under_way.forget(session)
+        self.tasks.forget(session)
 
     def all_workers(self) -> list[WorkerSession]:
         """All that are connected, in order of their names, so that the same events give the same assignment."""

@@ -77,8 +77,6 @@ class Guard:
 
     def begin(self, bad: int, why: str) -> str:
         """Have the gateway go back to before version `bad`; return why the run ends instead, "" when it goes on."""
-        sane = [version for version in self._sane() if version < bad]
-        newest = max(sane, default=bad - 1)
         tried = self._desk.state.retreats
         if len(tried) >= MOST_RETREATS:
             return (
@@ -86,9 +84,14 @@ class Guard:
                 "outer.learning_rate is too high, or a worker sends false results, and with fewer than "
                 f"{FEWEST} workers none can be identified. Go on with other workers or rates from the newest checkpoint"
             )
+        self.go_back(bad, why)
+        return ""
+
+    def go_back(self, bad: int, why: str) -> None:
+        """Have the gateway go back to before version `bad`, however often it has."""
+        newest = max((version for version in self._sane() if version < bad), default=bad - 1)
         self.retreat = (bad, why)
         self._desk.out.append(RestoreParameters(newest))
-        return ""
 
     def went_back(self) -> None:
         """The run goes on from earlier parameters."""

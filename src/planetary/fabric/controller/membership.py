@@ -46,11 +46,13 @@ class Membership:
         self._references: dict[str, str] = {}  # artifact -> digest of the reference results of its check
         self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
+        self._violations: dict[str, int] = {}  # machine -> messages that no worker of ours sends
         self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
         self._began_at = now
         self.first_ready_at: float | None = None
         self.deserted_at: float | None = now  # since when no worker is connected
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
+        self._is_last_ban_lasting = False
 
     def hello(self, session: int, hello: m.Hello, now: float) -> list[WorkerSession]:
         """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
@@ -176,7 +178,7 @@ class Membership:
 
     def ready(self, worker: WorkerSession, now: float, device: str = "", verified: str = "") -> None:
         """Note that a worker loaded its artifact, with its description of its device and of the check on it."""
-        if worker.phase is not Phase.LOADING:
+        if worker.phase is not Phase.LOADING or worker.trial:
             return
         worker.advance("ready", now)
         worker.device, worker.verified = device, verified
@@ -229,6 +231,7 @@ class Membership:
     ) -> None:
         """The worker is gone; its last sign of life was `silent_s` ago, None: its last message."""
         del self._desk.workers[worker.session]
+        self._desk.tasks.forget(worker.session)
         if not self._desk.workers:
             self.deserted_at = now
         self._desk.out.append(Close(worker.session, reason))
@@ -245,37 +248,52 @@ class Membership:
         """The worker finished a task well: earlier failures are forgotten."""
         self._strikes.pop(worker.worker, None)
 
-    def failed(self, worker: WorkerSession, reason: str, kind: EndKind) -> bool:
-        """Count a failed task. After `max_strikes` in a row the worker is banned: return True."""
+    def failed(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> str:
+        """Count a failed task. After `max_strikes` in a row the worker is banned: return why, "" before.
+
+        `lasting`: as of `ban`.
+        """
         self.last_failure = (kind, reason)
         strikes = self._strikes.get(worker.worker, 0) + 1
         self._strikes[worker.worker] = strikes
         if strikes < self._desk.policy.max_strikes:
-            return False
-        self.ban(worker, f"{strikes} failed tasks in a row; the last one: {reason}", kind)
-        return True
+            return ""
+        return self.ban(worker, f"{strikes} failed tasks in a row; the last one: {reason}", kind, lasting=lasting)
 
-    def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> bool:
+    def violated(self, worker: WorkerSession, what: str) -> str:
+        """Count a message that breaks the protocol. After `max_strikes` of a machine it is banned: return why.
+
+        No success in between forgives one: an honest worker sends none.
+        """
+        machine = worker.identity or worker.worker
+        self._violations[machine] = self._violations.get(machine, 0) + 1
+        if self._violations[machine] < self._desk.policy.max_strikes:
+            return ""
+        text = f"it broke the protocol {self._violations[machine]} times; the last time it sent {what}"
+        return self.ban(worker, text, "peer", lasting=True)
+
+    def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> str:
         """Take note that a worker's contribution was refused; `rounds` has all rounds in which that happened to it.
 
-        After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return True.
+        After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return why, "" before.
         """
         recent = [round_ for round_ in rounds if round_ > rounds[-1] - DOUBTED_ROUNDS]
         if len(recent) < self._desk.policy.max_strikes:
-            return False
+            return ""
         text = f"its results were refused in {len(recent)} rounds; the last time: {reason}"
-        self.ban(worker, text, "peer", lasting=True)
-        return True
+        return self.ban(worker, text, "peer", lasting=True)
 
-    def ban(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> None:
-        """Do not use this worker again, and tell it and its supervisor to end.
+    def ban(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> str:
+        """Do not use this worker again, and tell it and its supervisor to end; return the reason.
 
         `lasting`: neither it nor its machine under another name, whether the run is resumed or not.
         """
         if worker.trial:  # of one backend among several: its machine goes on with another
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
-            return
+            return reason
+        lasting = lasting and not self._desk.policy.local  # whose workers are all of one person
         self.last_failure = (kind, reason)
+        self._is_last_ban_lasting = lasting
         self.banned[worker.worker] = reason
         self._desk.append(
             WorkerBanned(
@@ -291,6 +309,7 @@ class Membership:
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
             self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))
+        return reason
 
     def restart(self, worker: WorkerSession, reason: str, kind: Departure) -> None:
         """Ask the worker's supervisor, if it has one, for a fresh process."""
@@ -308,9 +327,7 @@ class Membership:
     def hopeless(self) -> bool:
         """Whether only banned workers are left, no other is connected, and other workers would fare no better.
 
-        A target that cannot be compiled or a device that computes wrongly says nothing about the workers to come:
-        unless there are none, the run waits for them until its desertion deadline. Workers that were moved or drained
-        come back when a person or the site's scheduler decides.
+        Workers that were moved or drained come back when a person or the site's scheduler decides.
         """
         others = [s for s in self._desk.supervisors.values() if s.worker not in self.banned]
         only_banned = bool(self.banned) and not self._desk.workers and not others and not self.away
@@ -318,8 +335,21 @@ class Membership:
 
     @property
     def others_may_do_better(self) -> bool:
-        """Whether workers may come to which the last failure does not apply."""
-        return self.last_failure[0] == "compile" and not self._desk.policy.local
+        """Whether workers may come to which the last failure does not apply: the run waits until it is deserted.
+
+        A target that cannot be compiled, a device that computes wrongly and a liar say nothing about the workers to
+        come. Nor do the failures of some about known others that are away: a liar may be alone for a moment.
+        """
+        if self._desk.policy.local:
+            return False
+        return self.last_failure[0] == "compile" or self._is_last_ban_lasting or bool(self.absent)
+
+    @property
+    def absent(self) -> list[str]:
+        """Workers that took part, are not connected, and are not banned."""
+        state = self._desk.state
+        here = {worker.worker for worker in self._desk.workers.values()}
+        return sorted({*state.keys, *state.losses, *state.left} - here - {*state.bans, *self.banned})
 
     @property
     def desertion_deadline(self) -> float | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from planetary.fabric.controller.desk import AnyDesk
+from planetary.fabric.controller.desk import AnyDesk, Standing, task_of
 from planetary.fabric.controller.membership import Membership
 from planetary.fabric.controller.stalls import Stalls, Wait
 from planetary.fabric.protocol import fabric_events as e
@@ -140,6 +140,9 @@ class RunController(ABC, Generic[DeskT]):
     def _arrived(self, session: int, message: int, now: float) -> None:
         """Take note of a message (its id) that is here completely."""
 
+    def _gave_sign(self, worker: WorkerSession) -> None:
+        """Take note of a report on a task that does not count any more."""
+
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """The tensors of a message could not be read."""
         self._lose(worker, reason, "disconnected", now)
@@ -182,7 +185,8 @@ class RunController(ABC, Generic[DeskT]):
                 if self.desk.payload_sent(event.session, event.message):
                     self._payload_sent(event.session, now)
             case e.PayloadArrives():
-                self._payload_arrives(event.session, event.message, now)
+                if self.desk.tasks.standing(event.session, event.message) is Standing.OWN:
+                    self._payload_arrives(event.session, event.message, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._could_not_send(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
@@ -222,6 +226,16 @@ class RunController(ABC, Generic[DeskT]):
         self._drop_attachment(event)
 
     def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        """Take a worker's message. A report on a task that was not given to it reaches no code of a kind of run."""
+        standing = self.desk.tasks.standing(worker.session, event.message)
+        if standing is not Standing.OWN:
+            self._drop_attachment(event)
+            if standing is Standing.STALE:
+                self._gave_sign(worker)
+            else:
+                what = f"{type(event.message).__name__} on task {task_of(event.message)}, which it was not given"
+                self._violated(worker, what, now)
+            return
         match message := event.message:
             case m.FetchBlob():
                 self.membership.fetch(worker, message)
@@ -284,12 +298,20 @@ class RunController(ABC, Generic[DeskT]):
         self.membership.restart(worker, reason, kind)
         self._lose(worker, reason, kind, now)
 
-    def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> bool:
-        """Count a failed task; return whether it was one too many, after which the worker is gone."""
-        if not self.membership.failed(worker, reason, kind):
-            return False
-        self._lose(worker, self.membership.banned[worker.worker], "banned", now)
-        return True
+    def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float, *, lasting: bool = False) -> bool:
+        """Count a failed task; return whether it was one too many, after which the worker is gone.
+
+        `lasting`: whether its machine is banned then, because no honest worker fails so.
+        """
+        why = self.membership.failed(worker, reason, kind, lasting=lasting)
+        if why:
+            self._lose(worker, why, "banned", now)
+        return bool(why)
+
+    def _violated(self, worker: WorkerSession, what: str, now: float) -> None:
+        """Count a message that no worker of ours sends; after the last one allowed the worker is gone."""
+        if why := self.membership.violated(worker, what):
+            self._lose(worker, why, "banned", now)
 
     def _record_failure(self, worker: WorkerSession, failure: m.TaskFailed, round_: int) -> EndKind:
         """Put a failed task into the journal; return how a run ends that fails for it."""

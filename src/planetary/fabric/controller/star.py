@@ -116,7 +116,7 @@ class Star(Topology):
     def arrived(self, task: int, event: Received) -> str | None:
         """See `Topology`. A result that is given again for a later round may begin before the first has ended."""
         message = event.message
-        if not isinstance(message, m.TrainResult) or self._arriving.get(task, (0, 0))[1] != message.round:
+        if not isinstance(message, m.TrainResult) or self._arriving.get(task) != (event.session, message.round):
             return None
         del self._arriving[task]
         if event.defect:

@@ -121,7 +121,7 @@ class SiteController(Controller):
         elif self._over is not None and self._over[0] != "done":
             self._end(*self._over)
 
-    def _retreats(self) -> bool:
+    def _retreats(self, now: float) -> bool:
         """End when parameters are of no use: the hub has the tokens behind them, so that the site cannot go back."""
         damage = None if self.training.ended is not None else self.guard.damage()
         if damage is not None:

@@ -299,8 +299,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         )
         self.desk.append(refused)
         worker = next((one for one in self.desk.workers.values() if one.worker == name), None)
-        if worker is not None and self.membership.distrusted(worker, self.desk.state.refusals[name], reason):
-            self._lose(worker, self.membership.banned[name], "banned", now)
+        if worker is None:
+            return
+        if why := self.membership.distrusted(worker, self.desk.state.refusals[name], reason):
+            self._lose(worker, why, "banned", now)
 
     def _drop(self, groups: Sequence[PromptGroup], why: str) -> None:
         for group in groups:

@@ -1,0 +1,128 @@
+"""Workers that forge: valid messages about other workers' tasks, other rounds, old attempts, with wrong tensors.
+
+A forging worker works honestly beside its forgeries, so that a fault shows as damage and not as its absence. It knows
+every message of every worker of its cluster: the worst case.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from planetary.wire.message import Message
+
+Tensors = Mapping[str, np.ndarray]
+
+IDENTITIES = frozenset(
+    (
+        *("task", "call", "round", "attempt", "version", "lease", "group", "seq", "revision", "base"),
+        *("shard", "epoch", "layer", "fragment", "tier", "step", "first", "count", "progress"),
+        *("outer_version", "opt_state_round"),
+    )
+)
+"""Fields of messages that say what a message is about."""
+BELIEVED = frozenset({"ReduceDone"})
+"""Classes that are not forged: a ring's worker is believed about its own state unless most differ; see "flip_bit"."""
+EDGES = (0, -1, 1, 2**31, 2**53, 2**63 - 1)
+MOST_REMEMBERED = 20  # messages of a class, and values of a field, of all workers
+SHARE = 0.5  # of the messages that a forging worker sends forgeries after
+VALUE = np.float32(1000.0)  # of every number in forged tensors
+
+
+def is_forged(tensors: Tensors) -> bool:
+    """Whether a forger made these tensors up."""
+    return all(bool(np.all(array == (VALUE if array.dtype.kind == "f" else 0))) for array in tensors.values())
+
+
+@dataclass(frozen=True)
+class Forged:
+    """A forged message with its tensors; None: it has none."""
+
+    message: Message
+    tensors: Tensors | None
+
+
+@dataclass
+class Forgery:
+    """The forgers' knowledge of a cluster; one per cluster.
+
+    Attributes:
+        forgers: names of workers that forge.
+        sent: forged messages that were sent, by class.
+    """
+
+    seed: int
+    forgers: set[str] = field(default_factory=set)
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Draw from a source of its own: a cluster without forgers has the story that it had."""
+        self._random = random.Random(f"forgeries {self.seed}")
+        self._messages: dict[type[Message], deque[tuple[str, Message]]] = {}
+        self._values: dict[str, deque[int]] = {}  # by name of the field
+        self._forms: dict[type[Message], dict[str, tuple[tuple[int, ...], np.dtype]]] = {}
+
+    def observe(self, worker: str, message: Message) -> None:
+        """Take note of a worker's message."""
+        names = IDENTITIES.intersection(message.__struct_fields__)
+        if not names or type(message).__name__ in BELIEVED:
+            return
+        self._messages.setdefault(type(message), deque(maxlen=MOST_REMEMBERED)).append((worker, message))
+        for name in names:
+            value = getattr(message, name)
+            if isinstance(value, int):
+                self._values.setdefault(name, deque(maxlen=MOST_REMEMBERED)).append(value)
+
+    def observed(self, message: Message, tensors: Callable[[], Tensors]) -> Callable[[], Tensors]:
+        """Return the source of a message's tensors, whose form is remembered."""
+
+        def read() -> Tensors:
+            found = tensors()
+            self._forms[type(message)] = {name: (array.shape, array.dtype) for name, array in found.items()}
+            return found
+
+        return read
+
+    def forge(self, worker: str) -> list[Forged]:
+        """Return what a worker sends beside its own message; mostly nothing, when it does not forge."""
+        if worker not in self.forgers or not self._messages or self._random.random() >= SHARE:
+            return []
+        return [self._forged(worker) for _ in range(self._random.randint(1, 3))]
+
+    def _forged(self, worker: str) -> Forged:
+        sent = self._messages[self._random.choice(list(self._messages))]
+        others = [message for name, message in sent if name != worker]
+        own = [message for name, message in sent if name == worker]
+        message = self._random.choice(others if others and (not own or self._random.random() < 0.7) else own)
+        names = sorted(IDENTITIES.intersection(message.__struct_fields__))
+        for name in self._random.sample(names, min(len(names), self._random.choice((0, 1, 1, 2)))):
+            pool = (*self._values.get(name, ()), *EDGES)
+            message = msgspec.structs.replace(message, **{name: self._random.choice(pool)})
+        kind = type(message).__name__
+        self.sent[kind] = self.sent.get(kind, 0) + 1
+        return Forged(message, self._tensors(type(message)))
+
+    def _tensors(self, kind: type[Message]) -> Tensors | None:
+        form = self._forms.get(kind)
+        if form is None:
+            return None
+        tensors = {
+            name: (np.full(shape, VALUE, dtype) if dtype.kind == "f" else np.zeros(shape, dtype))
+            for name, (shape, dtype) in form.items()
+        }
+        match self._random.choice(("same", "same", "same", "none", "fewer", "shape")):
+            case "none":
+                return None
+            case "fewer" if len(tensors) > 1:
+                tensors.pop(self._random.choice(sorted(tensors)))
+            case "shape":
+                name = self._random.choice(sorted(tensors))
+                tensors[name] = tensors[name].reshape(-1)[:1]
+            case _:
+                pass
+        return tensors

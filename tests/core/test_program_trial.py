@@ -158,24 +158,43 @@ def test_rows_that_a_nudge_sends_another_way_are_spared_and_no_more() -> None:
     assert made.errors("route", ROUTE, changed("gates", turned(16)))["gates of route"] > 1
 
 
-def test_swapped_ids_of_a_tie_are_spared_and_no_more() -> None:
-    """Ranks of numbers that are equal but for rounding differ between compilers, though not after a nudge."""
-    ids = TensorSpec("ids", "i32", ROWS)
-    spec = ProgramSpec("ranks", {"rank": FunctionSpec((X,), (ids,))}, 50, "8" * 64)
+def test_choices_are_compared_by_their_scores() -> None:
+    """Of two scores that are equal but for rounding, a device may choose either; any other choice is wrong."""
+    scores, ids = TensorSpec("scores", "f32", (160, 8)), TensorSpec("ids", "i32", (160, 8))
+    rank = FunctionSpec((X,), (scores, ids), (("ids", "scores"),))
+    spec = ProgramSpec("ranks", {"rank": rank}, 50, "8" * 64)
 
-    def ranked(swaps: int) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
+    def ranked(change: Callable[[np.ndarray], None]) -> Callable[[str, Mapping[str, np.ndarray]], Arrays]:
         def run(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
-            found = np.argsort(drawn, axis=1).astype(np.int32)
-            found[:swaps, :2] = found[:swaps, 1::-1]
-            return {"ids": found}
+            x = given["x"].copy()
+            largest = np.argsort(-x, axis=1)
+            rows = np.arange(len(x))
+            for first, second in ((2, 3), (7, 8)):  # near ties, also of the last choice with one that is not chosen
+                x[rows, largest[:, second]] = x[rows, largest[:, first]] * np.float32(1 - 1e-7)
+            found = np.argsort(-x, axis=1, kind="stable")[:, :9].astype(np.int32)
+            chosen = np.take_along_axis(x, found[:, :8], axis=1)
+            change(found)
+            return {"scores": chosen, "ids": np.ascontiguousarray(found[:, :8])}
 
         return run
 
-    drawn = FunctionTrial(spec.stablehlo_digest, "rank", spec.functions["rank"]).arguments(50)["x"]
-    made = make_reference(spec, ranked(0), factor_rounding=2.0**-23, against="XLA")
-    assert made.functions["rank"][0].accepted.spared == 2 + X.size // 64
-    assert made.errors("rank", spec.functions["rank"], ranked(2))["ids of rank"] <= 1
-    assert made.errors("rank", spec.functions["rank"], ranked(160))["ids of rank"] > 1
+    def swap(first: int, second: int) -> Callable[[np.ndarray], None]:
+        def change(found: np.ndarray) -> None:
+            found[:, [first, second]] = found[:, [second, first]]
+
+        return change
+
+    def error(change: Callable[[np.ndarray], None]) -> float:
+        return made.errors("rank", rank, ranked(change))["ids of rank"]
+
+    made = make_reference(spec, ranked(lambda found: None), factor_rounding=2.0**-23, against="XLA")
+    assert error(lambda found: None) == 0
+    assert error(swap(2, 3)) <= 1  # in every row
+    assert error(swap(7, 8)) <= 1
+    assert error(swap(0, 1)) > 1
+    assert error(swap(0, 8)) > 1
+    assert error(lambda found: found[:1, :2].fill(3)) == float("inf")
+    assert error(lambda found: np.negative(found, out=found)) == float("inf")
 
 
 def test_a_reference_that_is_not_finite_is_none() -> None:

@@ -6,7 +6,8 @@ in it: they are drawn again from the digest of the module.
 
 How far a result may be off is measured where the reference is made: the reference runs a second time on arguments that
 are nudged by a few roundings. A router sends a token whose experts are nearly equally likely another way then, which
-changes some rows altogether; so many numbers are spared of the comparison, and no others.
+changes some rows altogether; so many numbers are spared of the comparison, and no others. Choices, such as the ids of
+the largest scores, are compared by the scores that they choose among: of a near tie, a device may choose either.
 """
 
 from __future__ import annotations
@@ -38,9 +39,6 @@ TOLERANCE = 0.05
 Rounding makes 10⁻⁵ in float32. Where one token of a batch takes another way, every gradient changes a little.
 """
 SPARED_SHARE = 8  # no more than one number in so many is spared
-TIED_SHARE = 64
-"""One integer in so many, and two, are spared: they are ids in the order of computed numbers, and where two of these
-are equal but for rounding, a compiler may swap their ids although a nudge does not."""
 _SCALE = 0.1  # of normal arguments
 _NUDGE = 2.0**-18  # relative, in float32: the rounding of a contraction over some thousand terms
 
@@ -130,12 +128,16 @@ class ProgramReference(msgspec.Struct, frozen=True):
         trial = FunctionTrial(self.stablehlo, name, function)
         given = trial.arguments(self.integers_below)
         found = run(name, given)
-        return {
-            f"{function.results[i].name} of {name}": error_of(
-                expected.numbers, trial.numbers(i, given, found, expected.block), expected.accepted
-            )
-            for i, expected in enumerate(self.functions[name])
-        }
+        errors, scores = {}, _scores_of(function)
+        for i, (result, expected) in enumerate(zip(function.results, self.functions[name], strict=True)):
+            numbers = trial.numbers(i, given, found, expected.block)
+            if i in scores:
+                among = self.functions[name][scores[i]].numbers
+                error = choice_error(expected.numbers, numbers, among, result.shape[-1], expected.accepted.error)
+            else:
+                error = error_of(expected.numbers, numbers, expected.accepted)
+            errors[f"{result.name} of {name}"] = error
+        return errors
 
 
 def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, against: str) -> ProgramReference:
@@ -150,7 +152,9 @@ def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, again
     Raises:
         CompileError: a result is not finite.
     """
-    block_of_large = block_within(REFERENCE_BYTES, (r.size for f in spec.functions.values() for r in f.results))
+    exact = {name: {i for pair in _scores_of(f).items() for i in pair} for name, f in spec.functions.items()}
+    sizes = (r.size for name, f in spec.functions.items() for i, r in enumerate(f.results) if i not in exact[name])
+    block_of_large = block_within(REFERENCE_BYTES, sizes)
     nudge = factor_rounding / 2 if factor_rounding > ROUNDING["f32"] else _NUDGE
     functions = {}
     for name, function in spec.functions.items():
@@ -158,9 +162,10 @@ def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, again
         given = trial.arguments(spec.integers_below)
         nudged = trial.nudged(given, nudge)
         results, others = run(name, given), run(name, nudged)
-        expected = []
+        expected: list[ExpectedResult] = []
+        scores, noise = _scores_of(function), {}
         for i, result in enumerate(function.results):
-            block = block_of_large if result.size > EXACT_ELEMENTS else 1
+            block = block_of_large if result.size > EXACT_ELEMENTS and i not in exact[name] else 1
             numbers, beside = trial.numbers(i, given, results, block), trial.numbers(i, nudged, others, block)
             if not np.all(np.isfinite(numbers)):
                 raise CompileError(
@@ -169,25 +174,56 @@ def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, again
                 )
             stored = as_float(results[result.name], result.dtype)
             rounding = ROUNDINGS * ROUNDING.get(result.dtype, 0.0) * float(np.max(np.abs(stored), initial=0.0))
-            ties = 0 if result.dtype in ROUNDING else 2 + numbers.size // TIED_SHARE
-            accepted = _accepted(numbers, beside, rounding * max(1.0, block**0.5 / 8), ties)
+            accepted = _accepted(numbers, beside, rounding * max(1.0, block**0.5 / 8))
+            noise[i] = NOISE_FACTOR * float(np.max(np.abs(beside - numbers.astype(np.float64)), initial=0.0)) + rounding
             expected.append(ExpectedResult(numbers.astype("<f4").tobytes(), block, accepted))
+        for i, scored in scores.items():
+            expected[i] = msgspec.structs.replace(expected[i], accepted=Accepted(noise[scored]))
         functions[name] = tuple(expected)
     return ProgramReference(spec.stablehlo_digest, spec.integers_below, functions, against)
 
 
-def _accepted(numbers: np.ndarray, beside: np.ndarray, rounding: float, ties: int) -> Accepted:
-    """Return the tolerance of the numbers of one result, which a nudge of the arguments turns into `beside`.
+def _scores_of(function: FunctionSpec) -> dict[int, int]:
+    """Return, by the place of a result that is a choice, the place of its scores."""
+    place = {result.name: i for i, result in enumerate(function.results)}
+    return {place[choice]: place[score] for choice, score in function.choices}
 
-    `ties`: numbers that are spared in any case, as far as there are enough.
+
+def choice_error(want: np.ndarray, have: np.ndarray, scores: np.ndarray, width: int, accepted: float) -> float:
+    """Return how far a device's choices are off: the largest error of a score, as a fraction of the accepted one.
+
+    The choice of each rank should have the score of that rank. Of a near tie, either order is right; two scores that
+    are off in opposite directions change places across twice the error of one. The score of a choice beyond the
+    expected ones is not known, but is no larger than the last of them.
+
+    Args:
+        want: ids of the largest scores, in rows of `width`.
+        have: the same of a device.
+        scores: of `want`, in descending order in each row.
+        width: choices of a row.
+        accepted: error of one score.
     """
+    if np.array_equal(want, have):
+        return 0.0
+    worst = 0.0
+    for expected, found, row in zip(*(one.reshape(-1, width) for one in (want, have, scores)), strict=True):
+        known = dict(zip(expected.tolist(), row.tolist(), strict=True))
+        chosen = found.tolist()
+        if len(set(chosen)) < width or not min(chosen) >= 0:  # no choices at all
+            return float("inf")
+        worst = max(worst, *(abs(row[k] - known.get(one, row[-1])) for k, one in enumerate(chosen)))
+    return float(worst) / (2 * accepted) if accepted > 0 else float("inf")
+
+
+def _accepted(numbers: np.ndarray, beside: np.ndarray, rounding: float) -> Accepted:
+    """Return the tolerance of the numbers of one result, which a nudge of the arguments turns into `beside`."""
     wide = numbers.astype(np.float64)
     size = float(np.sqrt(np.sum(wide * wide) / max(1, np.count_nonzero(wide))))
     apart = np.abs(beside - wide)
     noise = float(np.sqrt(np.mean(apart * apart))) if apart.size else 0.0
     error = max(TOLERANCE * size, min(NOISE_FACTOR * noise, MOST_NOISE * size)) + rounding
     unstable = int(np.count_nonzero(~(apart <= error)))
-    return Accepted(error, min(max(2 * unstable, ties), numbers.size // SPARED_SHARE))
+    return Accepted(error, min(2 * unstable, numbers.size // SPARED_SHARE))
 
 
 def encode_program_reference(reference: ProgramReference) -> bytes:

@@ -58,6 +58,9 @@ class FunctionSpec(msgspec.Struct, frozen=True):
 
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
+    # results that are choices, each with the result of the same shape that has their scores, in descending order along
+    # the last axis: two choices whose scores are equal but for rounding may be swapped
+    choices: tuple[tuple[str, str], ...] = ()
 
     @property
     def replaced(self) -> tuple[int, ...]:

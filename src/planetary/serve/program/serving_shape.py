@@ -209,7 +209,7 @@ class ServingShape(msgspec.Struct, frozen=True):
             TensorSpec(ROW, "f32", (batch, self.vocabulary)),
             *(scored if scores else ()),
         )
-        return FunctionSpec(arguments, results)
+        return FunctionSpec(arguments, results, ((IDS, VALUES), *(((SCORE_IDS, SCORE_VALUES),) if scores else ())))
 
     @property
     def integers_below(self) -> int:

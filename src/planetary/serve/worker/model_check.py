@@ -43,8 +43,9 @@ class _Found:
         """Compare a function's results for the token after a place. Raises `CompileError`."""
         expected_ids, expected = (array[place] for array in self.trial.likeliest)
         of_row = found[ROW][row]
-        errors = (np.abs(found[VALUES][row] - expected), np.abs(of_row[expected_ids] - expected))
-        self._note(function, place, float(np.max(np.maximum(*errors))))
+        chosen = of_row[found[IDS][row]]  # which ids they are is compared by the scores that these have
+        errors = (np.abs(one - expected) for one in (found[VALUES][row], of_row[expected_ids], chosen))
+        self._note(function, place, float(np.max(np.stack([*errors]))))
         token, rank = int(found[IDS][row][0]), np.flatnonzero(expected_ids == found[IDS][row][0])
         if not len(rank) or expected[rank[0]] < expected[0] - 2 * self.trial.accepted:
             raise CompileError(

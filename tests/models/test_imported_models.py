@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.config import config_from_tables, to_toml
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import TensorSpec
+from planetary.fabric.preparation.preparation import builder_options
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 
@@ -247,6 +250,39 @@ def test_trained_weights_go_back_into_the_module(tmp_path: Path) -> None:
         assert all((p == q).all() for p, q in zip(wrong.parameters() if before else [], before, strict=True)), (
             "it was changed"
         )
+
+
+@pytest.mark.doors("torch", "torchax")
+def test_a_frozen_parameter_goes_back_into_the_module(tmp_path: Path) -> None:
+    """With the value that the run has, and not with that of a module made anew."""
+    import torch
+
+    from planetary.torch import load_into
+
+    (tmp_path / "net.py").write_text(NET)
+    frozen = {"embedding.weight": "buffer"}
+    tables = {"model": {"source": f"{tmp_path / 'net.py'}:Net", "roles": frozen}, "train": {"sequence_length": 8}}
+    config = config_from_tables(tables)
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    options = builder_options(config, config.model.source)
+    model = export_model(config.model.source, options, roles=config.model.roles)
+    params = model.initial("param")
+    info = CheckpointInfo(
+        round=1,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=tuple(TensorSpec(name, "f32", value.shape) for name, value in params.items()),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, params, params), keep=1)
+    module = torch.nn.Sequential(OrderedDict(embedding=torch.nn.Embedding(256, 16), head=torch.nn.Linear(16, 256)))
+    load_into(module, tmp_path)
+    found = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    for name, value in {**params, **model.initial("buffer")}.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import msgspec
 import numpy as np
 import pytest
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, load_latest, write_checkpoint
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.compiler.frontend.export import Model, export_model
 from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.configuration.schema import DataConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.fabric.preparation.preparation import builder_options, given_weights
+from planetary.models.llama import cache_sizes
 from planetary.models.zoo import ZOO
 from planetary.run.model.authoring import load
 from planetary.run.model.pretrained_export import export_pretrained
-from planetary.run.model.trained_model import fill_tree, load_trained
+from planetary.run.model.pretrained_files import keep_files
+from planetary.run.model.served import load_folder
+from planetary.run.model.trained_model import fill_tree, load_trained, tree_names
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4}
@@ -79,6 +85,15 @@ def run_of(folder: Path, config: Config) -> tuple[Path, dict[str, np.ndarray]]:
     write_checkpoint(folder / "checkpoints", Checkpoint(info, params, params), keep=1)
     (folder / "config.toml").write_text(to_toml(config))
     return folder, params
+
+
+def write_checkpoint_without(run: Path, params: dict[str, np.ndarray], frozen: str) -> None:
+    """Replace a run's checkpoint by one without a tensor, as of a run that does not train it."""
+    found = load_latest(run / "checkpoints")
+    kept = {name: value for name, value in params.items() if name != frozen}
+    specs = tuple(spec for spec in found.info.param_specs if spec.name != frozen)
+    info = msgspec.structs.replace(found.info, param_specs=specs, round=4)
+    write_checkpoint(run / "checkpoints", Checkpoint(info, kept, kept), keep=1)
 
 
 def from_folder(folder: Path) -> tuple[Config, Model]:
@@ -167,23 +182,156 @@ def test_weights_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         read_pretrained(written(tmp_path / "twice", twice))
 
 
-def test_a_longer_text_than_the_positions_is_refused() -> None:
-    with pytest.raises(UserError, match="n_position=16 positions, fewer than sequence_length=32"):
-        export_model(ZOO["gpt2"].source, {**MODELS["gpt2"], "sequence_length": 32})
+@pytest.mark.parametrize("name", [name for name, options in MODELS.items() if "rope_scaling" not in options])
+def test_a_longer_text_than_the_positions_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"n_position=16 positions.* fewer than sequence_length=32"):
+        export_model(ZOO[name.partition(",")[0]].source, {**MODELS[name], "n_position": 16, "sequence_length": 32})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 16),
+        (STRETCHED, 16),  # published with the stretched length
+        ({"rope_type": "linear", "factor": 2.0}, 32),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}, 16),
+    ],
+)
+def test_stretched_positions_allow_longer_texts(scaling: dict[str, Any] | None, longest: int) -> None:
+    options = {**MODELS["llama"], "n_position": 16, "rope_scaling": scaling}
+    assert cache_sizes(**options, sequence_length=longest).positions == longest
+    with pytest.raises(UserError, match=f"n_position={longest} positions"):
+        cache_sizes(**options, sequence_length=longest + 1)
+
+
+# --- a run that started from a folder ---------------------------------------------------------------------------
+
+LLAMA = {
+    **{"model_type": "llama", "architectures": ["LlamaModel"], "hidden_size": 16, "intermediate_size": 24},
+    **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 256},
+    **{"max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False},
+    **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "dtype": "bfloat16", "initializer_range": 0.5},
+    **{"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 2, "a_key_of_tomorrow": {"x": 1}},
+}
+FILES = {
+    "tokenizer_config.json": json.dumps(
+        {"bos_token": "Ā", "eos_token": {"__type": "AddedToken", "content": "ā"}, "pad_token": "Ă"}
+    ),
+    "special_tokens_map.json": '{"bos_token": "Ā"}',
+    "generation_config.json": '{"eos_token_id": [1, 2], "do_sample": true, "temperature": 0.6}',
+    "chat_template.jinja": "{{ messages }}",
+    "additional_chat_templates/tools.jinja": "{{ tools }}",
+    "LICENSE": "as you like",
+    "README.md": "of the old model",
+    "model.bin": "weights",
+}
+
+
+def llama_folder(folder: Path, **model: Any) -> tuple[Path, Config]:
+    """Write a pretrained Llama with all that a folder may have beside it; return it with a run's configuration."""
+    options = {**MODELS["llama"], "n_layer": 1, "n_head": 2, "n_kv_head": 1, "norm_epsilon": 1e-6, **BATCH}
+    values = export_model(ZOO["llama"].source, options).initial("param")
+    rng = np.random.default_rng(2)
+    tensors = {name: rng.normal(0, 0.2, value.shape).astype(np.float32) for name, value in values.items()}
+    written(folder, tensors)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "tokenizer.json").write_bytes(ByteTokenizer().to_json())
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    tables = {"model": {"source": str(folder), **model}, "train": BATCH, "data": {"source": "stdlib"}}
+    return folder, config_from_tables(tables)
+
+
+def test_an_export_has_everything_of_the_folder_it_began_with(tmp_path: Path) -> None:
+    old, config = llama_folder(tmp_path / "old")
+    run, _ = run_of(tmp_path / "run", config)
+    keep_files(config, run)
+    shutil.rmtree(old)  # the run has kept it
+    export_pretrained(run, tmp_path / "new")
+    now = json.loads((tmp_path / "new" / "config.json").read_text())
+    changed = {"architectures": ["LlamaForCausalLM"], "dtype": "float32", "torch_dtype": "float32"}
+    assert now == {**LLAMA, **changed}
+    for name, text in FILES.items():
+        if name in {"README.md", "model.bin"}:
+            assert not (tmp_path / "new" / name).exists()
+        else:
+            assert (tmp_path / "new" / name).read_text() == text
+    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == ByteTokenizer().to_json()
+
+
+def test_another_tokenizer_brings_its_own_files(tmp_path: Path) -> None:
+    _, config = llama_folder(tmp_path / "old")
+    run, _ = run_of(tmp_path / "run", msgspec.structs.replace(config, data=DataConfig(source="stdlib")))
+    export_pretrained(run, tmp_path / "new")
+    now = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (now["bos_token_id"], now["eos_token_id"], now["pad_token_id"]) == (0, 0, None)
+    assert now["a_key_of_tomorrow"] == {"x": 1}
+    assert not (tmp_path / "new" / "generation_config.json").exists()
+    assert not (tmp_path / "new" / "chat_template.jinja").exists()
+
+
+def test_a_new_model_has_the_special_tokens_of_its_tokenizer(tmp_path: Path) -> None:
+    old, _ = llama_folder(tmp_path / "old")
+    config = config_of("llama")
+    data = msgspec.structs.replace(config.data, tokenizer=str(old / "tokenizer.json"))
+    run, _ = run_of(tmp_path / "run", msgspec.structs.replace(config, data=data))
+    export_pretrained(run, tmp_path / "new")
+    now = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (now["bos_token_id"], now["eos_token_id"], now["pad_token_id"]) == (0, 1, 2)
+    assert (tmp_path / "new" / "chat_template.jinja").read_text() == FILES["chat_template.jinja"]
+    assert "a_key_of_tomorrow" not in now
+
+
+FROZEN = "model.embed_tokens.weight"
+
+
+def frozen_run(tmp_path: Path) -> tuple[Path, Path, dict[str, np.ndarray]]:
+    """Return a folder, and a run from it with a frozen tensor, which its checkpoint has not."""
+    old, config = llama_folder(tmp_path / "old", roles={FROZEN: "buffer"})
+    run, params = run_of(tmp_path / "run", config)
+    write_checkpoint_without(run, params, FROZEN)
+    _, values = read_pretrained(old)
+    return old, run, {**params, FROZEN: values[FROZEN]}
+
+
+def test_a_frozen_tensor_is_in_every_use_of_the_model(tmp_path: Path) -> None:
+    _, run, expected = frozen_run(tmp_path)
+    export_pretrained(run, tmp_path / "new")
+    _, exported = read_pretrained(tmp_path / "new")
+    generated = load_trained(run).params
+    served = load_folder(run).params
+    assert exported.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(exported[name], value, err_msg=name)
+    for params in (generated, served):
+        found = dict(zip(tree_names(params), jax.tree.leaves(params), strict=True))
+        np.testing.assert_array_equal(np.asarray(found[FROZEN]), expected[FROZEN])
 
 
 needs_transformers = pytest.mark.doors("torch", "transformers")
+
+
+def loaded_whole(folder: Path, **options: Any) -> Any:
+    """Return a folder's model as transformers loads it, which neither lacks a tensor nor has one too many."""
+    from transformers import AutoModelForCausalLM
+
+    found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    model, loading = found
+    assert not any(loading.values()), loading
+    return model
 
 
 @needs_transformers
 @pytest.mark.parametrize("name", MODELS)
 def test_an_exported_model_has_the_same_scores_in_transformers(tmp_path: Path, name: str) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     run, _ = run_of(tmp_path / "run", config_of(name))
     export_pretrained(run, tmp_path / "out")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    theirs = loaded_whole(tmp_path / "out", attn_implementation="eager")
     trained = load_trained(run)
     with torch.no_grad():
         expected = theirs(torch.from_numpy(TOKENS).long()).logits.numpy()
@@ -219,3 +367,23 @@ def test_a_pretrained_model_has_the_same_scores_here(tmp_path: Path, name: str, 
     trained = load_trained(run)
     filled = fill_tree(trained.params, params, config.model.source, whole=True)
     np.testing.assert_allclose(np.asarray(trained.logits(filled, TOKENS)), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_transformers
+def test_a_folder_with_frozen_tensors_loads_whole_in_transformers(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoTokenizer
+
+    old, run, _ = frozen_run(tmp_path)
+    new = tmp_path / "new"
+    export_pretrained(run, new)
+    theirs = loaded_whole(new)
+    trained = load_trained(run)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(TOKENS).long()).logits.numpy()
+    np.testing.assert_allclose(np.asarray(trained.logits(trained.params, TOKENS)), expected, rtol=1e-4, atol=1e-5)
+    for load_config in (AutoConfig, AutoTokenizer):
+        before, after = (load_config.from_pretrained(folder) for folder in (old, new))
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "chat_template"):
+            assert getattr(before, name, None) == getattr(after, name, None), name
+    assert theirs.generation_config.temperature == 0.6

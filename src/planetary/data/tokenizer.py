@@ -224,6 +224,10 @@ class JsonTokenizer:
         first, last = (own[0], own[-1] + 1) if own else (len(found.ids), len(found.ids))
         return tuple(found.ids[:first]), tuple(found.ids[last:])
 
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its name; None: there is none."""
+        return self._vocab.get(token)
+
     @property
     def digest(self) -> str:
         """Return the sha256 of the file."""

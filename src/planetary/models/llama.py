@@ -36,6 +36,10 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
         """The factor of rotated queries and keys."""
         return 1.0
 
+    def positions(self, published: int) -> int:
+        """Return how long a text may be, in tokens, if `published` is said to be the longest; as vLLM takes it."""
+        return published
+
 
 class Llama3Scaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="llama3"):
     """As in Llama 3.1: slow frequencies are divided, fast ones are kept.
@@ -68,6 +72,10 @@ class LinearScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="l
     def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
         """See `RopeScaling`."""
         return frequency / self.factor
+
+    def positions(self, published: int) -> int:
+        """See `RopeScaling`."""
+        return int(published * self.factor)
 
 
 class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yarn"):
@@ -112,6 +120,10 @@ class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yar
             return self.attention_factor
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
+    def positions(self, published: int) -> int:
+        """See `RopeScaling`; a folder may say the length with or without the stretching."""
+        return max(published, int(self.original_max_position_embeddings * self.factor))
+
 
 AnyScaling = Llama3Scaling | LinearScaling | YarnScaling
 
@@ -123,7 +135,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (Yang et al. 2024, arXiv:2407.10671); with `output_bias` and `mlp_bias` so have attention's output and the MLP. With
     `qk_norm` the queries and keys of each head are normalised, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388). A head
     has `head_size` channels, or n_embd / n_head. `n_position` is the longest text that the model is meant for, as it
-    is published with it; the model itself takes any.
+    is published with it; None: any length.
     """
 
     n_layer: int = 4
@@ -154,6 +166,18 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             require_multiple("llama", self, "n_embd", "n_head", times=2)  # rotary positions turn pairs of channels
         elif self.head_size % 2:
             raise UserError(f"llama: head_size must be even, found {self.head_size}")
+        if self.positions is not None and self.sequence_length > self.positions:
+            raise UserError(
+                f"llama: it has n_position={self.positions} positions (max_position_embeddings in a config.json, with "
+                f"its rope_scaling), fewer than sequence_length={self.sequence_length}: lower train.sequence_length"
+            )
+
+    @property
+    def positions(self) -> int | None:
+        """The longest text that the model is meant for, with its stretched positions."""
+        if self.n_position is None:
+            return None
+        return self.n_position if self.rope_scaling is None else self.rope_scaling.positions(self.n_position)
 
     @property
     def head_width(self) -> int:
@@ -349,7 +373,7 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 def cache_sizes(**options: Any) -> CacheSizes:
     """See `models.context`."""
     config = _configure(options)
-    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, config.n_position)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, config.positions)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:

@@ -138,11 +138,13 @@ class HostedRun:
     def _write_facts(self, prepared: PreparedRun) -> None:
         from planetary.data.bigram import bigram_baseline
         from planetary.data.tokenizer import CharTokenizer
+        from planetary.run.model.pretrained_files import keep_files
 
         gateway, data = self.gateway, prepared.data
+        config = gateway.config
+        keep_files(config, self.folder)
         if data is None:
             return
-        config = gateway.config
         if isinstance(data.tokenizer, CharTokenizer):
             data.tokenizer.save(self.folder)
         bigram = bigram_baseline(data, data.eval_chunks(config))

@@ -14,9 +14,12 @@ CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.j
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
 STEPS = "steps"  # folder with the records of the steps that were rolled out, and of those before them, by digest
 PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
+PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer that the run started from, but no weights
 LOCK = "gateway.lock"
 
-STARTING = frozenset({LOCK, "authority", "logs", "workers", PAYLOADS, CONFIG, STEP, CHARACTERS, "facts.json"})
+STARTING = frozenset(
+    {LOCK, "authority", "logs", "workers", PAYLOADS, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
+)
 """Entries of a folder before its run begins, which is when its journal has a record; without one they are worthless."""
 
 

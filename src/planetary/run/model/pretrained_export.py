@@ -1,9 +1,13 @@
-"""A run's model as a folder that `transformers` loads: config.json, model.safetensors and the tokenizer."""
+"""A run's model as a folder that `transformers` loads: config.json, model.safetensors and the tokenizer.
+
+A run that started from such a folder gives back everything that folder had, with the changes of training.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +21,12 @@ from planetary.core.config import Config, load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, LAYOUTS, TOKENIZER_FILE, Layout
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
-from planetary.data.tokenizer import Tokenizer
+from planetary.data.tokenizer import JsonTokenizer, Tokenizer
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.fabric.preparation.preparation import builder_options
-from planetary.run.model.trained_model import tokenizer_of_run
+from planetary.run.model.pretrained_files import COMPANIONS, TOKENIZER_CONFIG_FILE, kept_files
+from planetary.run.model.trained_model import all_values, code_of, tokenizer_of_run, tree_names
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 
 
@@ -69,15 +73,25 @@ def export_pretrained(
         )
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
     tokenizer, no_tokenizer = _tokenizer(run, config)
-    published = _published(layout, config, tokenizer)
-    params = {layout.stored_name(name): value for name, value in found.params.items()}
+    kept = kept_files(config, run)
+    published = _published(layout, config, tokenizer, kept)
+    _, template = code_of(config)
+    values = all_values(config, tree_names(template), found.params)
+    params = {layout.stored_name(name): value for name, value in values.items()}
     specs = [TensorSpec(name, "f32", value.shape) for name, value in sorted(params.items())]
     (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model
+    for name in COMPANIONS - set(kept):
+        (folder / name).unlink(missing_ok=True)  # of the model that is replaced
     # transformers reads `format`: the framework whose layout the tensors have.
     write_atomically(folder / WEIGHTS_FILE, safetensors_pieces(specs, params, {"format": "pt"}))
+    for name, path in kept.items():
+        if name not in {CONFIG_FILE, TOKENIZER_FILE}:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, path.read_bytes())
     if tokenizer is not None:
         write_atomically(folder / TOKENIZER_FILE, tokenizer.to_json())
-        write_atomically(folder / TOKENIZER_CONFIG_FILE, _json(_TOKENIZER_CONFIG))
+        if TOKENIZER_CONFIG_FILE not in kept:
+            write_atomically(folder / TOKENIZER_CONFIG_FILE, _json(_tokenizer_config(tokenizer)))
     write_atomically(folder / CONFIG_FILE, _json(published))
     return PretrainedExport(
         folder=folder,
@@ -100,20 +114,53 @@ def _layout_of(config: Config) -> Layout:
     )
 
 
-def _published(layout: Layout, config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _published(layout: Layout, config: Config, tokenizer: Tokenizer | None, kept: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the `config.json`: that of the folder which the run started from, with the changes of training."""
     place = layout.source.rpartition(":")[0]
-    options = importlib.import_module(place).all_options(**builder_options(config, layout.source))
-    end = tokenizer.end_of_document if tokenizer is not None else None
-    return {
+    source = json.loads(kept[CONFIG_FILE].read_bytes()) if CONFIG_FILE in kept else {}
+    now: dict[str, Any] = {
         "architectures": [layout.architecture],
         "model_type": layout.model_type,
         "dtype": "float32",
         "torch_dtype": "float32",  # the same for transformers before 5
-        "bos_token_id": end,  # else the ids of the published model are taken, which this vocabulary need not have
-        "eos_token_id": end,
-        "pad_token_id": None,
-        **layout.published(options),
     }
+    if not _has_same_sizes(layout, source, config.model.options):
+        options = importlib.import_module(place).all_options(**builder_options(config, layout.source))
+        now |= layout.published(options)
+    if not source or TOKENIZER_FILE not in kept:  # ids of the source are those of another vocabulary
+        now |= _special_ids(tokenizer, kept)
+    return {**source, **now}
+
+
+def _has_same_sizes(layout: Layout, source: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` stands for the options that were given, perhaps with keys that are unknown here."""
+    if source.get("model_type") != layout.model_type:
+        return False
+    return all(given.get(name) == value for name, value in layout.options(source).items())
+
+
+def _special_ids(tokenizer: Tokenizer | None, kept: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the ids of special tokens: as the tokenizer's settings name them.
+
+    Without settings the token that separates documents begins and ends a text, as in the training data. transformers
+    would otherwise take the ids of the published model of the family.
+    """
+    end = tokenizer.end_of_document if tokenizer is not None else None
+    ids: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    if TOKENIZER_CONFIG_FILE in kept and isinstance(tokenizer, JsonTokenizer):
+        settings = json.loads(kept[TOKENIZER_CONFIG_FILE].read_bytes())
+        for name in ("bos_token", "eos_token", "pad_token"):
+            value = settings.get(name)
+            text = value.get("content") if isinstance(value, dict) else value
+            ids[f"{name}_id"] = tokenizer.id_of(text) if isinstance(text, str) else None
+    return ids
+
+
+def _tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    end = tokenizer.end_of_document
+    if end is None or not isinstance(tokenizer, JsonTokenizer):
+        return _TOKENIZER_CONFIG
+    return {**_TOKENIZER_CONFIG, "eos_token": tokenizer.decode([end]).decode()}
 
 
 def _tokenizer(run: Path, config: Config) -> tuple[Tokenizer | None, str]:

@@ -32,7 +32,15 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.fabric.preparation.preparation import builder_options, given_weights
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.run.kinds import kind_of
-from planetary.run.model.trained_model import code_of, compiled_model, fill_tree, graph_logits, tokenizer_of_run
+from planetary.run.model.trained_model import (
+    all_values,
+    code_of,
+    compiled_model,
+    fill_tree,
+    graph_logits,
+    tokenizer_of_run,
+    tree_names,
+)
 from planetary.serve.program.exported_model import is_exported, read_exported
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_program import Decode
@@ -192,7 +200,8 @@ def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
 def _filled(source: str, config: Config, params: Mapping[str, np.ndarray]) -> Any:
     """Return the pytree that a model's code expects, with a checkpoint's parameters, as float32."""
     _, template, _ = find_builder(source)(**builder_options(config, source))
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), fill_tree(template, params, source))
+    filled = fill_tree(template, all_values(config, tree_names(template), params), source)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), filled)
 
 
 def _graph_values(

@@ -4,7 +4,7 @@ code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,15 @@ import numpy as np
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
-from planetary.compiler.frontend.export import Model, find_builder, load_model
+from planetary.compiler.frontend.export import Model, export_model, find_builder, load_model
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
 from planetary.core.configuration.schema import ServeConfig
+from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.data.kinds import holds_tokens
-from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
-from planetary.fabric.gateway.run_files import CONFIG
+from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
+from planetary.fabric.gateway.run_files import CONFIG, PRETRAINED
 from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
 from planetary.run.kinds import kind_of
 
@@ -75,6 +76,8 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
     if is_function(config.model.source):
         code, template = code_of(config)
         logits: Callable[[Any, np.ndarray], jax.Array] = jax.jit(code)
+        if not whole:
+            values = all_values(config, tree_names(template), values)
         params = fill_tree(template, values, config.model.source, whole=whole)
     else:
         graph, params = graph_logits(config, values)
@@ -103,20 +106,55 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
             f"{run} was trained on tokens ({tokens[0]}), and which text they stand for is not known: name the path "
             f"of their tokenizer.json as data.tokenizer in {run / CONFIG}"
         )
+    kept = run / PRETRAINED / SAVED_TOKENIZER
+    if data.tokenizer not in BUILT_IN_TOKENIZERS and kept.is_file():
+        return load_tokenizer(str(kept))
     return load_tokenizer(data.tokenizer, run)
+
+
+def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Return the values of all tensors of a run's model, by dotted names.
+
+    A tensor that was not trained (`model.roles`, or frozen by its author) has the value that it has in the run: that of
+    `model.weights`, or its initial one.
+
+    Args:
+        config: of the run.
+        names: of the tensors that are wanted.
+        params: trained tensors, from a checkpoint.
+
+    Raises:
+        UserError: `model.weights` cannot be read any more, or does not fit.
+    """
+    wanted = set(names)
+    if wanted <= set(params):
+        return params
+    source = config.model.source
+    model = export_model(source, builder_options(config, source), roles=config.model.roles)
+    if config.model.weights:
+        model = given_weights(model, config.model)
+    buffers = {argument.name: argument.dtype for argument in model.manifest.arguments if argument.role == "buffer"}
+    frozen = {name: as_float(value, buffers[name]) for name, value in model.initial("buffer").items()}
+    return {**{name: value for name, value in frozen.items() if name in wanted}, **params}
+
+
+def tree_names(template: Any) -> list[str]:
+    """Return the dotted names of a pytree's leaves, in its order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(template)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
 
 
 def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, whole: bool = False) -> Any:
     """Return `template` with its leaves replaced by the arrays that carry their dotted names.
 
-    Leaves without a value (buffers, which are never trained) stay as they are, unless the values must be the `whole`
-    model; types stay those of the template.
+    Leaves without a value stay as they are, unless the values must be the `whole` model; types stay those of the
+    template.
 
     Raises:
         UserError: a value has no leaf or another shape, or is missing: the model's code is not that of the run.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(template)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
+    names = tree_names(template)
     unknown = sorted(set(values) - set(names))
     if unknown:
         raise UserError(

@@ -83,7 +83,8 @@ class Shown:
     def rows(self, name: str) -> list[dict[str, str]]:
         """A table's rows by its headings."""
         rows = [[cell["text"] for cell in row["children"]] for row in self.elements[name]["children"]]
-        return [dict(zip(self._headings[name], row, strict=True)) for row in rows]
+        columns = self._headings[name] or [one["text"] for one in self.elements["columns"]["children"]]
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 SHARD = ShardMetrics(
@@ -153,6 +154,10 @@ def test_a_served_model_has_its_texts_and_no_losses() -> None:
     assert "loss" not in tiles
     assert "checkpoint" not in tiles
     assert [shown.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [True, True, False]
+    workers = [msgspec.structs.replace(one, state="serving", texts=2, cache_used=0.25) for one in status().workers]
+    (row, _) = Shown(status(state="serving", serving=serving, workers=tuple(workers))).rows("workers")
+    assert {"name", "state", "texts", "cache in use", "lost", "device", "address", "pid"} == set(row)
+    assert (row["texts"], row["cache in use"]) == ("2", "25 %")
     other = Shown(status())
     assert [other.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [False, False, True]
 

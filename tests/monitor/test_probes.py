@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from run_story import status
 
+from planetary.fabric.protocol.status import ServingStatus
 from planetary.monitor.dashboard import Dashboard
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana-dashboard.json"
@@ -58,6 +59,9 @@ def test_a_gateway_that_answers_is_healthy_and_is_ready_when_workers_can_take_pa
         assert (code, json.loads(text)["stage"]) == (503, "exporting the model")
         now[0] = status()
         assert asked(board.url + "ready")[0] == 200
+        serving = ServingStatus(endpoint="", model="m", version=0, running=0, waiting=0, cache_used=0.0)
+        now[0] = status(state="waiting", serving=serving)
+        assert asked(board.url + "ready")[0] == 503  # no worker answers
         now[0], alive[0] = status(state="finished"), False
         assert asked(board.url + "ready")[0] == 503
         assert asked(board.url + "health") == (503, '{"status":"the gateway does not answer"}')

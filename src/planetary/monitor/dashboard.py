@@ -263,7 +263,8 @@ class PageOperations:
 
     async def _ready(self, request: Request) -> Response:
         status = await self._read_status(request)
-        taking = status.state in READY
+        # A served model without a worker answers nothing, and a training without one waits for workers to join.
+        taking = status.state == "serving" if status.serving is not None else status.state in READY
         answer = {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
         return json_response(answer, 200 if taking else 503)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -15,9 +16,11 @@ import numpy as np
 import openai
 import pytest
 from serving_model import BYTES, FakeService, state_of
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
+from planetary.data.tokenizer import JsonTokenizer
 from planetary.serve.http.endpoint import Endpoint
 from planetary.web import http_server
 
@@ -276,13 +279,112 @@ def test_a_full_queue_is_told_with_when_to_come_again() -> None:
     run(test, queue=8)
 
 
-def test_without_workers_it_is_healthy_and_not_ready() -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_without_workers_it_is_live_and_not_healthy(path: str) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(30), served(FakeService(workers=0)) as (_, _, web):
-            assert (await web.get("/health")).status_code == 200
-            answer = await web.get("/ready")
+        service = FakeService(workers=0)
+        async with asyncio.timeout(30), served(service) as (_, _, web):
+            assert (await web.get("/live")).status_code == 200
+            answer = await web.get(path)
             assert answer.status_code == 503
             assert "waiting for a worker" in answer.json()["error"]["message"]
+            service.join()
+            assert (await web.get(path)).status_code == 200
+
+    asyncio.run(whole())
+
+
+def test_pages_of_other_sites_are_refused_and_preflights_answered() -> None:
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        body = {"prompt": "a", "max_tokens": 1}
+        asked = {"access-control-request-method": "POST"}
+        for origin, preflight, status in (("http://localhost:3000", 204, 200), ("https://evil.example", 403, 403)):
+            headers = {"origin": origin}
+            assert (await web.options("/v1/completions", headers=headers | asked)).status_code == preflight
+            assert (await web.post("/v1/completions", headers=headers, json=body)).status_code == status
+        rebound = await web.post("/v1/completions", headers={"host": "evil.example"}, json=body)
+        assert (rebound.status_code, rebound.json()["error"]["code"]) == (421, "wrong_host")
+
+    run(test)
+
+
+def test_a_chat_template_that_fails_is_named() -> None:
+    async def whole() -> None:
+        template = "{{ raise_exception('roles must alternate') }}"
+        async with asyncio.timeout(60), served(FakeService(chat_template=template)) as (_, _, web):
+            answer = await web.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "chat_template_failed")
+            assert "the chat template of the model 'hash': it refuses these messages: roles" in error["message"]
+
+    asyncio.run(whole())
+
+
+def byte_level() -> JsonTokenizer:
+    """A tokenizer of 256 tokens whose texts begin with one, and of which others are words with their space."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter not in "!#$%&*+/<=>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=256, special_tokens=["<s>"], initial_alphabet=letters, show_progress=False, min_frequency=1
+    )
+    made.train_from_iterator(["the old mill"] * 3, trainer)
+    first = made.token_to_id("<s>")
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", first)]
+    )
+    return JsonTokenizer(made.to_str().encode(), "t")
+
+
+def test_tokens_are_bytes_with_their_spaces_and_prompts_begin_as_the_tokenizer_says() -> None:
+    tokenizer = byte_level()
+    compass = tokenizer.encode("\U0001f9ed".encode()).tolist()
+    old = tokenizer.encode(b" old").tolist()[0]
+    assert len(compass) == 4
+
+    async def whole() -> None:
+        service = FakeService()
+        model = dataclasses.replace(service.model, tokenizer=tokenizer, begins=tokenizer.added[0])  # type: ignore[type-var]
+        service.model = model
+        async with asyncio.timeout(60), served(service) as (_, client, web):
+            echoed = await client.completions.create(
+                model="hash", prompt="the old \U0001f9ed", max_tokens=0, echo=True, logprobs=1
+            )
+            logprobs = echoed.choices[0].logprobs
+            assert echoed.choices[0].text == "the old \U0001f9ed"
+            assert logprobs is not None
+            assert logprobs.tokens is not None
+            assert logprobs.tokens[0] == "<s>"
+            assert " old" in logprobs.tokens
+            assert r"bytes:\xf0" in logprobs.tokens
+            assert logprobs.text_offset[:2] == [0, 0]  # type: ignore[index]
+            assert logprobs.text_offset[-4:] == [8] * 4  # type: ignore[index]
+            assert echoed.usage is not None
+            assert echoed.usage.prompt_tokens == len(logprobs.tokens)
+            bias = {str(old): 100}
+            asked: Any = {"model": "hash", "max_tokens": 2, "logit_bias": bias, "temperature": 0, "logprobs": 1}
+            plain = await client.completions.create(prompt="the", **asked)
+            assert plain.choices[0].text == " old old"
+            pieces = [one async for one in await client.completions.create(prompt="the", stream=True, **asked)]
+            assert "".join(one.choices[0].text for one in pieces) == " old old"
+            assert [one.choices[0].logprobs.tokens for one in pieces if one.choices[0].logprobs.tokens] == [
+                [" old"],
+                [" old"],
+            ]
+            part = await client.chat.completions.create(
+                model="hash", messages=[{"role": "user", "content": "x"}], max_tokens=1, logprobs=True,
+                logit_bias={str(compass[0]): 100}, temperature=0,
+            )  # fmt: skip
+            found = part.choices[0].logprobs
+            assert found is not None
+            assert found.content is not None
+            assert found.content[0].bytes == [0xF0]
+            for body, count in (({}, 1), ({"add_special_tokens": False}, 0)):
+                answer = await web.post("/tokenize", json={"prompt": " old", **body})
+                assert answer.json()["count"] == count + 1
+            chat = await web.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})
+            assert chat.json()["tokens"] == tokenizer.encode(b"<user>a<assistant>").tolist()
 
     asyncio.run(whole())
 

@@ -64,6 +64,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None  # of the round's time that it spent in inner steps and transfers
     version_lag: int | None = None  # how many versions older than the newest its parameters are
     slow: str = ""  # why it is slower than the others; "": it is not
+    # Of a served model; None in other runs
+    texts: int | None = None  # texts that it continues
+    cache_used: float | None = None  # part of the pages of its cache that texts use, 0 to 1
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -438,4 +438,6 @@ def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
         verified=worker.verified,
         address=worker.address,
         lost_count=controller.desk.state.losses.get(worker.worker, 0),
+        texts=0 if seat is None else len(seat.texts),
+        cache_used=0.0 if seat is None else seat.pool.used_share,
     )

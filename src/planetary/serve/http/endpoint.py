@@ -118,7 +118,8 @@ class Endpoint:
         }
         open_to_all = {
             ("/", "GET"): self._page,
-            ("/health", "GET"): self._health,
+            ("/live", "GET"): self._live,
+            ("/health", "GET"): self._ready,
             ("/ready", "GET"): self._ready,
         }
         routes = [
@@ -233,10 +234,12 @@ class Endpoint:
         page = importlib.resources.files("planetary.serve.http").joinpath("chat_page.html").read_bytes()
         return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
-    async def _health(self, request: Request) -> Response:
+    async def _live(self, request: Request) -> Response:
+        """Answer while the gateway does, for an orchestrator that would otherwise end it while the model is loaded."""
         return _json({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
+        """Answer 200 while requests are answered, as vLLM's and llama.cpp's `/health` does."""
         if self._service.is_ready:
             return _json({"status": "ready"})
         return ApiError(503, self._service.why_not_ready, code="not_ready", headers=_retry()).response()

@@ -152,6 +152,19 @@ def test_sizes_that_cannot_be_are_refused_with_what_can(tmp_path: Path) -> None:
         shaped(cache_mb=0.01)
 
 
+def test_usual_context_is_bounded_and_fits_the_cache(tmp_path: Path) -> None:
+    options = {**LLAMA[1], "sequence_length": 64}
+    write_run(tmp_path / "run", 1, seed=1, source=LLAMA[0], options=options)
+    model = dataclasses.replace(served(tmp_path / "run"), window=131_072)
+    page = 4 * 2 * 1 * 2 * 16 * 8  # bytes: keys and values of one layer, 2 heads of 8, 16 tokens
+    assert shape_of(model).window == 8192
+    assert shape_of(model, context=10_000).window == 10_000 // 16 * 16
+    small = shape_of(model, cache_mb=101 * page / 2**20)
+    assert (small.window, small.pages) == (1600, 101)
+    with pytest.raises(UserError, match=r"serve\.cache_mb"):
+        shape_of(model, cache_mb=101 * page / 2**20, context=8192)
+
+
 OWN = """
 import jax.numpy as jnp, numpy as np
 

@@ -309,7 +309,8 @@ class ServeConfig(msgspec.Struct, frozen=True):
     # "https://chat.example.org"; "*": all
     origins: str = ""
     follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
-    context: Index = 0  # the longest text, prompt included, in tokens; 0: as long as the model was trained for
+    # the longest text, prompt included, in tokens; 0: as long as the model was trained for, within 8,192 and the cache
+    context: Index = 0
     batch: ServedBatch = 8  # texts that a worker continues at once
     queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again

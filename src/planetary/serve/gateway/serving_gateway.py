@@ -43,10 +43,12 @@ from planetary.serve.gateway.serving_controller import (
     UseWeights,
 )
 from planetary.serve.http.endpoint import Endpoint
+from planetary.serve.program.exported_model import ExportedModel
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_shape import (
     HIDDEN,
     IDS,
+    PAGE,
     ROW,
     SCORE_IDS,
     SCORE_VALUES,
@@ -238,6 +240,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             self.warn(model.warning)
         self.set_stage("building the functions of the model")
         shape = model.shape(self.config.serve)
+        is_open = not isinstance(model, ExportedModel)  # sizes of exported functions are fixed
+        if is_open and not self.config.serve.context and shape.window + PAGE <= model.window:
+            self.note(
+                f"texts may have {shape.window:,} tokens, prompt included; the model was trained for {model.window:,}. "
+                "--context N (serve.context) allows more, and takes more memory (--cache-mb) and time to compile"
+            )
         program = model.program(shape)
         weights = self._put(model)
         self.set_stage("computing a text with the whole forward pass")

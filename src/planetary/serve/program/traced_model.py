@@ -28,6 +28,10 @@ from planetary.wire.limits import MIB
 NOISE_FACTOR = 4.0
 """Accepted errors are at least so many times the effect of rounding keys and values to 16 bits: they are rounded before
 they are attended to in one execution, and after that in another."""
+USUAL_CONTEXT = 8192
+"""Longest text, in tokens, where `serve.context` is not set: functions for 131,072 take minutes to compile."""
+LEAST_USUAL = 512
+"""Tokens that are not left out for want of cache, unless `serve.context` says so."""
 MOST_ACCEPTED = 0.5
 """In nats. Beyond it a wrong key would pass for a rounded one."""
 
@@ -62,7 +66,7 @@ class TracedModel(ServedModel):
         sizes = self.sizes
         positions = self.only_length or (None if sizes is None else sizes.positions)
         longest = positions or self.window
-        window = serve.context or longest
+        window = serve.context or self._usual_window(longest, serve)
         if positions is not None and window > positions:
             raise UserError(f"serve.context = {window}: the model has {positions} positions")
         window = window // PAGE * PAGE
@@ -90,6 +94,16 @@ class TracedModel(ServedModel):
             return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), memory=RecurrentState())
         common["chunks"] = (window,) if self.only_length else tuple(dict.fromkeys((*chunks, window)))
         return ServingShape(**common, pages=2, page_shape=(1,), memory=NoMemory())
+
+    def _usual_window(self, longest: int, serve: ServeConfig) -> int:
+        """Return the longest text where none is set: the model's own, within `USUAL_CONTEXT` and the cache."""
+        if self.only_length or isinstance(self.sizes, StateSizes):  # a state does not grow with its text
+            return longest
+        usual = min(longest, USUAL_CONTEXT)
+        if self.sizes is not None:
+            cached = (_pages_within(self.sizes, serve) - 1) * PAGE  # page 0 belongs to no text
+            usual = min(usual, max(cached, LEAST_USUAL))  # with a smaller cache, its size is refused
+        return usual
 
     def program(self, shape: ServingShape) -> Program:
         """See `ServedModel`."""
@@ -174,15 +188,27 @@ def _rounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> ja
     return causal_attention(query, round_(key), round_(value))
 
 
+def _page_shape(sizes: CacheSizes) -> tuple[int, ...]:
+    return (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
+
+
+def _page_bytes(sizes: CacheSizes, serve: ServeConfig) -> int:
+    return math.prod(_page_shape(sizes)) * (2 if serve.cache_precision == "bf16" else 4)
+
+
+def _pages_within(sizes: CacheSizes, serve: ServeConfig) -> int:
+    """Return how many pages `serve.cache_mb` holds."""
+    return int(serve.cache_mb * MIB) // _page_bytes(sizes, serve)
+
+
 def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> ServingShape:
     """Return the shape of a model with keys and values. Raises `UserError` as `TracedModel.shape`."""
     window = common["window"]
-    page_shape = (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
-    page_bytes = int(np.prod(page_shape)) * (2 if serve.cache_precision == "bf16" else 4)
     whole = window // PAGE
     most = serve.batch * whole + 1  # every text of the largest batch to its end
-    pages = min(most, int(serve.cache_mb * MIB) // page_bytes)
+    pages = min(most, _pages_within(sizes, serve))
     if pages <= whole:
+        page_bytes = _page_bytes(sizes, serve)
         raise UserError(
             f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
             f"{window}: expected {math.ceil((whole + 1) * page_bytes / MIB)} at least, or a smaller serve.context"
@@ -190,7 +216,7 @@ def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> 
     return ServingShape(
         **common,
         pages=pages,
-        page_shape=page_shape,
+        page_shape=_page_shape(sizes),
         element=serve.cache_precision,
         reaches=reaches_of(window),
         memory=KeysAndValues(),

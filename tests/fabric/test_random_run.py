@@ -1,4 +1,4 @@
-"""A run of a model with dropout, stopped and resumed, is a plain loop with the documented keys, bit for bit."""
+"""A run of a model with dropout and running statistics, resumed, is a plain loop with the documented keys."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ def build(batch_size, sequence_length):
         "embed": jax.random.normal(keys[0], (256, 16)) * 0.1,
         "bias": jnp.zeros((sequence_length, 16)),
         "head": jax.random.normal(keys[1], (16, 256)) * 0.1,
+        "norm": {"mean": jnp.zeros(16), "var": jnp.ones(16)},
     }
 
     def loss_fn(params, tokens, targets, *, key=None):
-        bias = params["bias"]
+        bias, norm = params["bias"], params["norm"]
         if key is not None:
             bias = jnp.where(jax.random.bernoulli(key, 0.5, bias.shape), 2 * bias, 0.0)
-        scores = jax.nn.log_softmax((params["embed"][tokens] + bias) @ params["head"])
-        return -jnp.take_along_axis(scores, targets[..., None], -1).mean()
+        x = params["embed"][tokens] + bias
+        now = norm if key is None else {"mean": x.mean((0, 1)), "var": x.var((0, 1))}
+        x = (x - now["mean"]) / jnp.sqrt(now["var"] + 1e-2)
+        scores = jax.nn.log_softmax(x @ params["head"])
+        new = {name: 0.9 * norm[name] + 0.1 * now[name] for name in norm}
+        return -jnp.take_along_axis(scores, targets[..., None], -1).mean(), {"norm": new}
 
     batch = np.zeros((batch_size, sequence_length), np.int32)
     return loss_fn, params, (batch, batch)
@@ -41,7 +46,7 @@ def build(batch_size, sequence_length):
 
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_a_resumed_run_with_dropout_equals_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_and_statistics_equal_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dropout.py").write_text(MODEL)
     plain_sync = {"compression": "none", "broadcast_compression": "none", "start_compression": "none"}
@@ -86,3 +91,4 @@ def test_a_resumed_run_with_dropout_equals_a_plain_loop(tmp_path: Path, monkeypa
     for name, expected in plain.items():
         np.testing.assert_array_equal(trained[name], expected, err_msg=name)
     assert (trained["bias"] != 0).all(), "part of the bias was never trained"
+    assert not np.array_equal(trained["norm.var"], np.ones(16)), "the statistics did not change"

@@ -31,17 +31,23 @@ class StepSpec(msgspec.Struct, frozen=True):
     """
 
     model: str  # a name for people
-    params: tuple[TensorSpec, ...]  # trained
+    params: tuple[TensorSpec, ...]  # trained; then the statistics
     buffers: tuple[TensorSpec, ...]  # constant inputs of the model such as RoPE tables; never trained
     opt_state: tuple[TensorSpec, ...]  # starts as zeros
     batch: tuple[TensorSpec, ...]  # inputs, then targets
     stablehlo_digest: str  # sha256 of the portable artifact that both functions were compiled from
     keys: tuple[TensorSpec, ...] = ()  # one tensor, ui32 [2 × micro-batches], if the model draws random numbers
+    statistics: tuple[str, ...] = ()  # names of `params` whose new values the model gives, such as running means
+
+    @property
+    def trained(self) -> tuple[TensorSpec, ...]:
+        """The parameters that the optimizer changes."""
+        return tuple(spec for spec in self.params if spec.name not in self.statistics)
 
     @property
     def param_count(self) -> int:
         """Number of trained scalars."""
-        return sum(spec.size for spec in self.params)
+        return sum(spec.size for spec in self.trained)
 
     @property
     def train_batch(self) -> tuple[TensorSpec, ...]:

@@ -124,7 +124,9 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
 
     def noisy(tensor: TensorSpec) -> np.ndarray:
         known = values[tensor.name]
-        noise = np.float32(0.02) * normal(words(tensor, "noise"))
+        # A statistic may have to be positive, such as a variance.
+        scale = np.float32(0 if tensor.name in spec.statistics else 0.02)
+        noise = scale * normal(words(tensor, "noise"))
         if known.quantiles:
             drawn = _from_quantiles(words(tensor, "value"), np.array(known.quantiles, np.float64))
         else:

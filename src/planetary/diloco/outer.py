@@ -7,7 +7,7 @@ The pseudo-gradient is Δ = θ₀ − θ̄, the start of the round minus the mer
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -76,6 +76,7 @@ def outer_step(
     rule: MergeRule = MEAN,
     weighting: Weighting = "tokens",
     before: Tensors | None = None,
+    statistics: Collection[str] = (),
 ) -> OuterStep:
     """Return the state after one outer step; `state` is left as it was.
 
@@ -90,6 +91,8 @@ def outer_step(
         rule: how the end parameters are merged; θ̄ is its result.
         weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
+        statistics: names of `specs` that no optimizer changes: the mean of the contributions is their new value,
+            whatever the rule, and nothing about them is in the result but that.
 
     Raises:
         LocalProtocolError: no contributions, a task twice, or one without tokens.
@@ -97,6 +100,14 @@ def outer_step(
     """
     shares = normalised(contributions, weighting)
     ordered = [contribution for _, contribution in shares]
+    if tracked := [spec for spec in specs if spec.name in statistics]:
+        trained = [spec for spec in specs if spec.name not in statistics]
+        step = outer_step(trained, state, contributions, optimizer, rule=rule, weighting=weighting, before=before)
+        means = np.array([[share for share, _ in shares]] * len(tracked), np.float64)
+        mean = outer_step_with(tracked, state, ordered, means, rule=MEAN, optimizer=AVERAGING)
+        params = {**step.state.params, **mean.state.params}
+        velocity = {**step.state.velocity, **{spec.name: state.velocity[spec.name] for spec in tracked}}
+        return replace(step, state=replace(step.state, params=params, velocity=velocity))
     weights = rule.weights(lambda: table_of(specs, state.params, ordered), [share for share, _ in shares])
 
     def of_tensor(spec: TensorSpec) -> Sequence[float]:

@@ -143,3 +143,32 @@ def test_a_zoo_model_generates_from_its_run_folder(
     write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
     assert main(["generate", str(tmp_path), "--prompt", "def ", "--tokens", "20"]) == 0
     assert capsys.readouterr().out.startswith("def ")
+
+
+NORMALISED = """
+import jax, jax.numpy as jnp, numpy as np
+
+def build(batch_size, sequence_length):
+    params = {"embed": jax.random.normal(jax.random.key(0), (256, 4)), "mean": jnp.zeros(4)}
+
+    def loss_fn(params, tokens, targets, *, train):
+        x = params["embed"][tokens]
+        mean = x.mean((0, 1)) if train else params["mean"]
+        scores = jax.nn.log_softmax((x - mean) @ params["embed"].T)
+        loss = -jnp.take_along_axis(scores, targets[..., None], -1).mean()
+        return loss, {"mean": 0.9 * params["mean"] + 0.1 * mean}
+
+    batch = np.zeros((batch_size, sequence_length), np.int32)
+    return loss_fn, params, (batch, batch)
+"""
+
+
+@pytest.mark.parametrize("override", ["sync.topology=ring", "sync.compression=int8", "sync.overlap=async"])
+def test_statistics_are_refused_where_rounds_do_not_average_them(tmp_path: Path, override: str) -> None:
+    (tmp_path / "normalised.py").write_text(NORMALISED)
+    source = f"model.source={tmp_path / 'normalised.py'}:build"
+    prepared = prepare_run(config(tmp_path, source, "model.options={}"), tmp_path / "cache", lambda _: None)
+    assert prepared.step.spec.statistics == ("mean",)
+    assert set(prepared.params) == {"embed", "mean"}
+    with pytest.raises(UserError, match=f"{override.partition('=')[0]} = .*running statistics"):
+        prepare_run(config(tmp_path, source, "model.options={}", override), tmp_path / "cache", lambda _: None)

@@ -184,7 +184,7 @@ def _fitting(node: Node, result: int, tokens: Sequence[int]) -> tuple[int, int, 
 def _trial(model: Model) -> dict[str, np.ndarray]:
     """Return parameters around the initial ones, none of them zero, and the buffers."""
     rng = np.random.default_rng(0)
-    values = dict(model.initial("buffer"))
+    values = {**model.initial("statistic"), **model.initial("buffer")}
     for name, initial in model.initial("param").items():
         spec = next(a for a in model.manifest.arguments if a.name == name)
         wide = as_crossing(initial, spec.dtype).astype(np.float32)

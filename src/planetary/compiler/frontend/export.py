@@ -20,9 +20,10 @@ from safetensors.numpy import load_file, save
 from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.constant_randomness import constant_draws
-from planetary.compiler.frontend.loss_interface import LossInterface, loss_interface
+from planetary.compiler.frontend.loss_interface import LossInterface, dotted, loss_interface
 from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.compiler.frontend.manifest import (
+    EVALUATION,
     LOSS,
     Argument,
     Init,
@@ -81,12 +82,17 @@ class Model:
         return sum(spec.size for spec in self.manifest.of_role("param"))
 
     def initial(self, role: Role) -> dict[str, np.ndarray]:
-        """Return the initial host arrays of all arguments of `role` (`"param"` or `"buffer"`), in argument
-        order.
+        """Return the initial host arrays of all arguments of `role` (`"param"`, `"statistic"` or `"buffer"`), in
+        argument order.
         """
         return {
             a.name: initial_value(a, self.stored, self.manifest.seed) for a in self.manifest.arguments if a.role == role
         }
+
+    @property
+    def start(self) -> dict[str, np.ndarray]:
+        """The initial host arrays of all that training changes: parameters, then statistics."""
+        return self.initial("param") | self.initial("statistic")
 
     @property
     def evaluation(self) -> Model:
@@ -97,7 +103,8 @@ class Model:
         with ir.new_context():
             module = ir.parse_module(self.stablehlo)
             main = ir.main_function(module)
-            ir.keep_results(main, [len(self.manifest.results) - 1])
+            results = self.manifest.results
+            ir.keep_results(main, [results.index(EVALUATION if EVALUATION in results else LOSS)])
             block = ir.entry_block(main)
             for argument in (block.arguments[i] for i in dropped):
                 with ir.insert_before(ir.operations(block)[0]):
@@ -266,7 +273,7 @@ def export_loss(
     for path, leaf in leaves:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise UserError(
-                f"{name}: parameter {_dotted(path)!r} is {type(leaf).__name__}, expected an array; keep "
+                f"{name}: parameter {dotted(path)!r} is {type(leaf).__name__}, expected an array; keep "
                 "options out "
                 "of the pytree, e.g. with functools.partial or equinox.partition"
             )
@@ -274,6 +281,8 @@ def export_loss(
         loss = loss_interface(loss_fn, params, batch, name)
         lowered = lower_with_rules(loss.main, params, *batch, *loss.types)
         notes = (*loss.notes, *_draws_that_repeat(loss, params, batch))
+    except PlanetaryError:
+        raise
     except Exception as error:  # whatever the user's function raises
         raise CompileError(f"{name}: tracing the loss failed: {type(error).__name__}: {error}") from error
     located = lowered.as_text(debug_info=True).encode()
@@ -282,7 +291,7 @@ def export_loss(
     except CompileError as error:
         _refuse_host_routines(located, name)
         raise error from None
-    names = [_dotted(path) or "params" for path, _ in leaves] + _batch_names(loss_fn, batch)
+    names = [dotted(path) for path, _ in leaves] + _batch_names(loss_fn, batch)
     data = len(names)
     names += [role if role not in names else f"loss.{role}" for role in loss.extra]
     if len(names) != len(signature):
@@ -296,6 +305,7 @@ def export_loss(
             arguments.append(Argument(argument, dtype, shape, role))
         else:
             role = "param" if dtype in {"f16", "bf16", "f32", "f64"} else "buffer"
+            role = "statistic" if argument in loss.results else role
             arguments.append(Argument(argument, dtype, shape, role, Init("stored")))
             stored[argument] = _to_host(leaves[i][1], dtype)
     manifest = Manifest(
@@ -400,10 +410,6 @@ def call_builder(source: str, function: Callable[..., Any], options: Mapping[str
         raise UserError(f"{source} failed: {type(error).__name__}: {error}") from error
 
 
-def _dotted(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
 def _batch_names(loss_fn: Callable[..., Any], batch: list[Any]) -> list[str]:
     """Names of the loss's positional parameters after the first, or `batch.0`, `batch.1`, …."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -438,13 +444,14 @@ def _inspect(source: bytes, where: str, expected: Sequence[str] = (LOSS,)) -> tu
             if "?" in str(kind):
                 raise CompileError(f"{where}: main has the dynamic type {kind}; give every dimension a number")
         kinds = ", ".join(str(kind) for kind in results)
-        scalar = all(ir.is_differentiable_type(kind) and ir.shape_of_type(kind) == () for kind in results)
+        losses = results[: 2 if EVALUATION in expected else 1]
+        scalar = all(ir.is_differentiable_type(kind) and ir.shape_of_type(kind) == () for kind in losses)
         if len(results) != len(expected) or not scalar:
             wanted = "one floating-point scalar, the loss"
             if len(expected) > 1:
-                wanted = f"one floating-point scalar for each of {', '.join(expected)}"
+                wanted = f"{', '.join(expected)}, of which the first two are floating-point scalars"
             raise CompileError(f"{where}: main must return {wanted}; it returns {kinds or 'nothing'}")
-        if any(ir.is_complex_element(ir.element_of_type(kind)) for kind in results):
+        if any(ir.is_complex_element(ir.element_of_type(kind)) for kind in losses):
             raise CompileError(f"{where}: main must return a real loss; it returns {kinds}")
         signature = [(str(ir.element_of_type(t)), ir.shape_of_type(t)) for t in ir.argument_types(main)]
         dtype, shape = signature[-1] if signature else ("", ())

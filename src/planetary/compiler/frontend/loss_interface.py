@@ -1,7 +1,8 @@
 """The loss function of a model's author as a function of arrays: random key, step and mode are its arguments, too.
 
 A loss may name, after its batch, `key` (a JAX random key, another one in each step), `step` (the number of the inner
-step) and `train` (whether it is called by a training step). Its evaluations are a graph of their own.
+step) and `train` (whether it is called by a training step). It may return, beside its value, new values of some of the
+arrays that it was given: *statistics*, such as running means. Its evaluations are a graph of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from planetary.compiler.frontend.manifest import EVALUATION, KEY_SHAPE, LOSS, Role
+from planetary.core.errors import UserError
 
 _KEY_TYPE = "threefry2x32"  # which `planetary.core.random_keys` computes
 _TYPES: dict[str, jax.ShapeDtypeStruct] = {
@@ -29,7 +31,7 @@ class LossInterface:
 
     Attributes:
         main: takes the parameters, the arrays of a batch and those of `extra`; returns `results`.
-        train: the same arguments; returns the loss in a training step alone.
+        train: the same arguments; returns the loss in a training step alone, without statistics.
         extra: roles of the arguments after the batch.
         results: of `main`, as of `Manifest`.
         notes: sentences for reports.
@@ -48,13 +50,14 @@ class LossInterface:
 
 
 def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any], name: str) -> LossInterface:
-    """Return how a loss function is called; `name` is the model's, for notes.
+    """Return how a loss function is called; `name` is the model's, for notes and errors.
 
     An evaluation calls the loss without `key` and `step`. Where that fails, it has the key of seed 0 and step 0.
+
+    Raises:
+        UserError: the loss returns a new value of something that is no array of `params`, or one of another type.
     """
     named = _optional_arguments(loss_fn, len(batch))
-    if not named:
-        return LossInterface(loss_fn, loss_fn, (), (LOSS,))
     roles: tuple[Role, ...] = ("key", "step")
     extra: tuple[Role, ...] = tuple(role for role in roles if role in named)
 
@@ -75,8 +78,17 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
         return called(arguments, evaluated, train=False)
 
     def both(*arguments: Any) -> Any:
-        return in_training(*arguments), in_evaluation(*arguments)
+        found = in_training(*arguments)
+        loss = _loss_of(found)
+        evaluation = _loss_of(in_evaluation(*arguments)) if named else loss
+        new = _by_name(found[1]) if statistics else {}
+        return loss, evaluation, *(new[statistic] for statistic in statistics)
 
+    found = jax.eval_shape(in_training if named else loss_fn, params, *batch, *(_TYPES[role] for role in extra))
+    statistics = _statistics(found, params, name)
+    if not named and not statistics:
+        plain = loss_fn if not _has_statistics(found) else lambda *arguments: loss_fn(*arguments)[0]
+        return LossInterface(plain, plain, (), (LOSS,))
     evaluated: tuple[Role, ...] = tuple(role for role in extra if named[role].default is inspect.Parameter.empty)
     notes: tuple[str, ...] = ()
     if len(evaluated) < len(extra):
@@ -88,7 +100,46 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
             notes = (f"{_fixed(name, evaluated)}: without, it fails ({type(error).__name__}: {reason})",)
     if evaluated and not notes:
         notes = (f"{_fixed(name, evaluated)}, for which its loss has no default",)
-    return LossInterface(both, in_training, extra, (LOSS, EVALUATION), notes)
+    results = (LOSS, EVALUATION, *statistics)
+    return LossInterface(both, lambda *arguments: _loss_of(in_training(*arguments)), extra, results, notes)
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """Return the name of a leaf of a tree, such as "layers.0.bias"; "params" where the tree is one array."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+
+
+def _has_statistics(found: Any) -> bool:
+    return isinstance(found, tuple) and len(found) == 2
+
+
+def _loss_of(found: Any) -> Any:
+    return found[0] if _has_statistics(found) else found
+
+
+def _statistics(found: Any, params: Any, model: str) -> tuple[str, ...]:
+    """Return the names of the arrays of `params` that a loss returns new values of, in the order of `params`."""
+    if not _has_statistics(found):
+        return ()
+    held, given = _by_name(params), _by_name(found[1])
+    for name, new in given.items():
+        old = held.get(name)
+        if old is None:
+            raise UserError(
+                f"{model}: the loss returns (loss, statistics) with {name!r}, which is no array of its parameters; "
+                "expected new values of some of them, in the same tree, such as {'norm': {'mean': …}} "
+                f"(docs/models.md). It has: {', '.join(held)}"
+            )
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise UserError(
+                f"{model}: the loss returns the statistic {name!r} as {new.dtype}{list(new.shape)}, expected "
+                f"{old.dtype}{list(old.shape)}, as it was given"
+            )
+    return tuple(name for name in held if name in given)
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    return {dotted(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _fixed(name: str, roles: Sequence[str]) -> str:

@@ -61,7 +61,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     source: str = ""  # "module:function" that built it; empty for a bare `.mlir`
     options: dict[str, Any] = {}
-    results: tuple[str, ...] = (LOSS,)  # of main: the loss, and its value in evaluations where that is another graph
+    # of main: the loss; where evaluations are another graph, its value in them; new values of statistics, by name
+    results: tuple[str, ...] = (LOSS,)
     notes: tuple[str, ...] = ()  # sentences about the model for reports, from its export
     version: int = FORMAT_VERSION
 
@@ -117,11 +118,19 @@ def check_manifest(manifest: Manifest) -> None:
                 f"model {manifest.model}: the role {role!r} is for one argument of type {dtype}{list(shape)}, "
                 f"found {found}"
             )
-    if manifest.results not in ((LOSS,), (LOSS, EVALUATION)):
+    statistics = tuple(argument.name for argument in manifest.arguments if argument.role == "statistic")
+    wanted = (LOSS, EVALUATION, *statistics)
+    if manifest.results != ((LOSS,) if manifest.results == (LOSS,) and not statistics else wanted):
         raise UserError(
-            f"model {manifest.model}: the results of main must be {LOSS!r}, or {LOSS!r} and {EVALUATION!r}, found "
-            f"{', '.join(manifest.results) or 'none'}"
+            f"model {manifest.model}: the results of main must be {', '.join(wanted)} (the arguments of the role "
+            f'"statistic" are those that it gives new values of), found {", ".join(manifest.results) or "none"}'
         )
+    for argument in manifest.arguments:
+        if argument.role == "statistic" and not argument.is_float:
+            raise UserError(
+                f"model {manifest.model}: the statistic {argument.name!r} is of type {argument.dtype}; rounds average "
+                "statistics, so keep it as float32"
+            )
     if not manifest.of_role("param"):
         raise UserError(f"model {manifest.model} has no parameter to train")
     if not manifest.of_role("input", "target"):

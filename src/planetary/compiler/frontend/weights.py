@@ -43,7 +43,7 @@ def with_weights(
     Raises:
         UserError: names are unknown or missing, or tensors have another shape or kind; one text for all.
     """
-    wanted = {a.name: a for a in model.manifest.arguments if a.role in {"param", "buffer"}}
+    wanted = {a.name: a for a in model.manifest.arguments if a.role in {"param", "statistic", "buffer"}}
     given = {spec.name: spec for spec in specs}
 
     def required(names: Sequence[str]) -> list[str]:

@@ -36,6 +36,7 @@ def over_parts(
     *,
     summed: Sequence[Type],
     stacked: Sequence[Type] = (),
+    carried: Sequence[Value] = (),
     unrolled: bool = False,
 ) -> list[Value]:
     """Emit `work(part)` for `count` equal parts of a batch, in order, as one loop or one after the other.
@@ -43,36 +44,40 @@ def over_parts(
     Args:
         batch: tensors whose first dimensions are multiples of `count`.
         count: parts; for 1 no loop is emitted.
-        work: emits the results of one part: those to sum, then those to stack.
+        work: emits the results of one part: those to sum, those to stack, and the next values of `carried`.
         summed: types of results that are added up.
         stacked: types, for the whole batch, of results that are put one below the other along the first dimension.
+        carried: values that each part takes after its tensors, and gives the next part other ones of; not `unrolled`.
         unrolled: emit no loop. A part begins when the sums of the one before it are there (a barrier), so that
             activations of one part are alive at a time, as in the loop; the graph is `count` times as large.
 
     Returns:
-        The sums, then the stacks.
+        The sums, the stacks, and the last values of `carried`.
     """
     if count == 1:
-        return list(work(list(batch)))
+        return list(work([*batch, *carried]))
 
     if unrolled:
+        assert not carried
         return _one_after_the_other(batch, count, work, len(summed))
 
-    def more(carried: list[Value]) -> Value:
-        return ops.compare_number(carried[0], count, "LT")
+    def more(state: list[Value]) -> Value:
+        return ops.compare_number(state[0], count, "LT")
 
-    def add_part(carried: list[Value]) -> list[Value]:
-        index, *before = carried
-        results = work([_part(tensor, index, count) for tensor in batch])
-        pairs = list(zip(before, results, strict=True))
+    def add_part(state: list[Value]) -> list[Value]:
+        index, *before = state
+        rest = len(summed) + len(stacked)
+        results = work([*(_part(tensor, index, count) for tensor in batch), *before[rest:]])
+        pairs = list(zip(before[:rest], results[:rest], strict=True))
         sums, stacks = pairs[: len(summed)], pairs[len(summed) :]
         return [
             ops.add(index, ops.full_like(index, 1)),
             *(ops.add(total, result) for total, result in sums),
             *(ops.dynamic_update_slice(whole, rows, _starts(whole, index, count)) for whole, rows in stacks),
+            *results[rest:],
         ]
 
-    start = [ops.scalar(ir.i32(), 0), *(ops.zeros(kind) for kind in (*summed, *stacked))]
+    start = [ops.scalar(ir.i32(), 0), *(ops.zeros(kind) for kind in (*summed, *stacked)), *carried]
     return list(ops.while_op(start, more, add_part).results)[1:]
 
 

@@ -35,7 +35,7 @@ from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.configuration.step_options import StepOptions, remat_budget
-from planetary.core.errors import UnsupportedOpError, UserError
+from planetary.core.errors import CompileError, UnsupportedOpError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
@@ -82,6 +82,7 @@ def with_source_line(model: Model, error: UnsupportedOpError) -> UnsupportedOpEr
 def _build(model: Model, options: StepOptions, transform: optimizers.Transform) -> TrainStep:
     manifest = model.manifest
     params, buffers = manifest.of_role("param"), manifest.of_role("buffer")
+    statistics = manifest.of_role("statistic")
     parts = manifest.of_role("input", "target")
     batch = whole_batch([_fed(part) for part in parts], options.micro_batches)
     keys = whole_batch(manifest.of_role("key"), options.micro_batches)
@@ -99,19 +100,20 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
             ir.copy_function(main, module, EVALUATION)
             evaluation = ir.functions(module)[EVALUATION]
             ir.keep_results(evaluation, [manifest.results.index(EVALUATION)])
-            ir.keep_results(main, [manifest.results.index(LOSS)])
+            ir.keep_results(main, [manifest.results.index(name) for name in (LOSS, *(s.name for s in statistics))])
         graph = _Graph(options, transform, main, evaluation, manifest, {}, [])
         for argument, kind in zip(manifest.arguments, ir.argument_types(main), strict=True):
             graph.elements[argument.name] = ir.element_of_type(kind)
-        weights = [graph.type_of(spec) for spec in (*params, *buffers)]
+        graph.check_statistics(statistics)
+        weights = [graph.type_of(spec) for spec in (*params, *statistics, *buffers)]
         state_types = [ir.tensor(spec.shape, _element(spec.dtype)) for spec in opt_state]
         data = [ir.tensor(s.shape, ir.i32() if s.dtype == "i32" else graph.elements[s.name]) for s in batch]
         words = [ir.tensor(spec.shape, graph.elements[spec.name]) for spec in keys]
         inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data, *words]
         with ir.new_function(module, "train_step", inputs) as (arguments, finish):
-            finish(graph.train(_body(module, "train_step"), arguments, params, buffers, opt_state))
+            finish(graph.train(_body(module, "train_step"), arguments, opt_state))
         with ir.new_function(module, "eval_step", [*weights, *data]) as (arguments, finish):
-            finish([graph.evaluate(_body(module, "eval_step"), arguments, [*params, *buffers])])
+            finish([graph.evaluate(_body(module, "eval_step"), arguments, [*params, *statistics, *buffers])])
         for function in {main, evaluation}:
             ir.erase_function(function)
         finish_module(module)
@@ -121,12 +123,13 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
         portable = ir.to_portable_artifact(module)  # last: it turns the module into the versioned dialect
     spec = StepSpec(
         model=manifest.model,
-        params=params,
+        params=(*params, *statistics),
         buffers=buffers,
         opt_state=opt_state,
         batch=batch,
         stablehlo_digest=hashlib.sha256(portable).hexdigest(),
         keys=keys,
+        statistics=tuple(spec.name for spec in statistics),
     )
     return TrainStep(
         text, spec, portable, graph.plans[0] if graph.plans else None, (*model.notes, *([note] if note else []))
@@ -158,10 +161,20 @@ class _Graph:
     def type_of(self, spec: TensorSpec) -> ir.Type:
         return ir.tensor(spec.shape, self.elements[spec.name])
 
+    def check_statistics(self, statistics: Sequence[TensorSpec]) -> None:
+        """Raise `CompileError` unless `main` gives each statistic a new value of its own type."""
+        kinds = ir.result_types(self.main)[1:]
+        for spec, kind in zip(statistics, kinds, strict=True):
+            if kind != self.type_of(spec):
+                raise CompileError(
+                    f"model {self.manifest.model}: the new value of the statistic {spec.name!r} is {kind}, expected "
+                    f"{self.type_of(spec)}"
+                )
+
     def loss_and_gradients(
         self, values: dict[str, Value], wrt: Sequence[TensorSpec], scale: Value | None
     ) -> list[Value]:
-        """Emit the f32 loss and the gradients of `scale` (f32 scalar; None: 1) times the loss."""
+        """Emit the f32 loss, the gradients of `scale` (f32 scalar; None: 1) times the loss, and new statistics."""
         order = [argument.name for argument in self.manifest.arguments]
         forward = emit_forward(self.main, [values[name] for name in order])
         block = forward.tape[-1].block
@@ -169,14 +182,16 @@ class _Graph:
         seed = ops.full_like(forward.results[0], 1)
         if scale is not None:
             seed = ops.convert(scale, ir.element_of(seed))
-        gradients = emit_backward(forward, [seed], [order.index(spec.name) for spec in wrt]) if wrt else []
-        loss = forward.results[0]  # read now: the backward pass may have replaced a loop of the forward pass
+        cotangents = [seed, *(None for _ in forward.results[1:])]
+        gradients = emit_backward(forward, cotangents, [order.index(spec.name) for spec in wrt]) if wrt else []
+        loss, *statistics = forward.results  # read now: the backward pass may have replaced a loop of the forward pass
         budget = remat_budget(self.options.remat)
         if wrt and budget is not None:
             data = [values[spec.name] for spec in self.manifest.of_role(*_FED)]
-            self.plans.append(rematerialise(block, count, data, [loss, *gradients], budget))
+            self.plans.append(rematerialise(block, count, data, [loss, *gradients, *statistics], budget))
         wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in wrt]
-        return [ops.convert(loss, ir.f32()), *(ops.convert(g, e) for g, e in zip(gradients, wide, strict=True))]
+        scaled = [ops.convert(g, e) for g, e in zip(gradients, wide, strict=True)]
+        return [ops.convert(loss, ir.f32()), *scaled, *statistics]
 
     def over_batch(
         self,
@@ -184,37 +199,43 @@ class _Graph:
         batch: Sequence[Value],
         work: Callable[[dict[str, Value]], list[Value]],
         wrt: Sequence[TensorSpec] = (),
+        statistics: Sequence[Value] = (),
     ) -> list[Value]:
-        """Emit the means of `work`'s results over the parts of a batch; `block` has nothing else yet.
+        """Emit the means of `work`'s results over the parts of a batch, then statistics; `block` has nothing else yet.
 
-        `work` takes the arguments of one micro-batch by name, and emits the loss and the gradients by `wrt`.
+        `work` takes the arguments of one micro-batch by name, and emits the loss and the gradients by `wrt`, then the
+        `statistics` that the next micro-batch begins with.
         """
         names = [spec.name for spec in self.manifest.of_role(*(_FED if wrt else _DATA))]
+        names += [spec.name for spec in self.manifest.of_role("statistic")] if statistics else []
 
         def of_part(part: list[Value]) -> list[Value]:
             return work({n: ops.convert(value, self.elements[n]) for n, value in zip(names, part, strict=True)})
 
         count = self.options.micro_batches
         wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
-        found = over_parts(batch, count, of_part, summed=[ir.tensor((), ir.f32()), *wide])
+        summed = [ir.tensor((), ir.f32()), *wide]
+        found = over_parts(batch, count, of_part, summed=summed, carried=statistics)
         if self.options.precision != "f32" and not round_contractions(block, _element(self.options.precision)):
             raise UserError(
                 f"precision {self.options.precision} would change nothing: model {self.manifest.model} has no "
                 'contraction (dot_general, dot, convolution) of float32 tensors; use precision = "f32"'
             )
-        return found if count == 1 else [ops.divide(value, ops.full_like(value, count)) for value in found]
+        if count == 1:
+            return found
+        sums, last = found[: len(summed)], found[len(summed) :]
+        return [*(ops.divide(value, ops.full_like(value, count)) for value in sums), *last]
 
     def train(
         self,
         block: ir.Block,
         arguments: Sequence[Value],
-        params: Sequence[TensorSpec],
-        buffers: Sequence[TensorSpec],
         opt_state: Sequence[TensorSpec],
     ) -> list[Value]:
         """Emit the results of `train_step` for its arguments."""
-        given = iter(arguments)
-        values = {spec.name: next(given) for spec in (*params, *buffers)}
+        given, manifest = iter(arguments), self.manifest
+        params, statistics, buffers = (manifest.of_role(role) for role in ("param", "statistic", "buffer"))
+        values = {spec.name: next(given) for spec in (*params, *statistics, *buffers)}
         state = [next(given) for _ in opt_state]
         step, rate, batch = next(given), next(given), list(given)
         stored = [values[spec.name] for spec in params]
@@ -222,9 +243,11 @@ class _Graph:
         scale = None if scaling is None else scaling.factor
         used = values | dict(zip((spec.name for spec in params), self._rounded_weights(stored, step), strict=True))
         used |= {spec.name: ops.convert(step, self.elements[spec.name]) for spec in self.manifest.of_role("step")}
-        loss, *gradients = self.over_batch(
-            block, batch, lambda part: self.loss_and_gradients(used | part, params, scale), params
+        before = [values[spec.name] for spec in statistics]
+        loss, *found = self.over_batch(
+            block, batch, lambda part: self.loss_and_gradients(used | part, params, scale), params, before
         )
+        gradients, after = found[: len(params)], found[len(params) :]
         if scaling is not None:
             inverse = scaling.inverse
             gradients = [optimizers.scaled(g, inverse) for g in gradients]
@@ -238,9 +261,10 @@ class _Graph:
             for i, (value, p, u) in enumerate(zip(stored, held, updates, strict=True))
         ]
         if scaling is None:
-            return [*new, *new_state, loss, norm]
+            return [*new, *after, *new_state, loss, norm]
         skipped = scaling.overflowed(norm)
-        kept = [ops.select(skipped, a, b) for a, b in zip([*stored, *own], [*new, *new_state], strict=True)]
+        old = [*stored, *before, *own]
+        kept = [ops.select(skipped, a, b) for a, b in zip(old, [*new, *after, *new_state], strict=True)]
         return [*kept, *scaling.advanced(skipped), loss, ops.select(skipped, ops.full_like(norm, 0), norm)]
 
     def evaluate(self, block: ir.Block, arguments: Sequence[Value], weights: Sequence[TensorSpec]) -> Value:

@@ -43,7 +43,7 @@ INNER_OPTIMIZER: InnerOptimizer = "adamw"
 """The default, of the key and of a step's options."""
 InnerState = Literal["persist", "reset"]
 ScheduleKind = Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"]
-ArgumentRole = Literal["param", "buffer", "input", "target", "key", "step"]
+ArgumentRole = Literal["param", "statistic", "buffer", "input", "target", "key", "step"]
 Delivery = Literal["path", "gateway"]
 LeaseOrder = Literal["random", "fifo", "sequence"]
 Weighting = Literal["tokens", "tokens_squared"]

@@ -89,7 +89,13 @@ def begin(
         specs = prepared.step.spec.params
         state = initial_state(specs, prepared.params, policy.outer)
         parameters = ParameterVersions(
-            specs, state, 0, policy.compression, fragments=policy.fragments.count, optimizer=policy.outer
+            specs,
+            state,
+            0,
+            policy.compression,
+            fragments=policy.fragments.count,
+            optimizer=policy.outer,
+            statistics=policy.spec.statistics,
         )
         policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
         policy = topology.extend(policy, parameters.state)
@@ -155,6 +161,7 @@ def _resume(
         shown,
         fragments=policy.fragments.count,
         optimizer=policy.outer,
+        statistics=policy.spec.statistics,
     )
     return RoundsStart(policy, state, parameters, records, metrics, untold)
 

@@ -100,6 +100,8 @@ def in_place_of(step: Prepared, current: Prepared) -> Prepared:
 
 def signature_difference(old: StepSpec, new: StepSpec) -> str:
     """Return the first difference of two steps' signatures, in words; "" for equal ones."""
+    if old.statistics != new.statistics:
+        return f"the statistics are {_names(old.statistics)} in the run and {_names(new.statistics)} in the new step"
     for kind in ("params", "buffers", "opt_state", "batch"):
         before = {spec.name: spec for spec in getattr(old, kind)}
         after = {spec.name: spec for spec in getattr(new, kind)}
@@ -111,6 +113,10 @@ def signature_difference(old: StepSpec, new: StepSpec) -> str:
         if list(before) != list(after):
             return f"{kind} has another order"
     return ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _serve(folder: Path) -> None:

@@ -48,13 +48,15 @@ class ParameterVersions:
         *,
         fragments: int = 1,
         optimizer: OuterOptimizer = AVERAGING,
+        statistics: Collection[str] = (),
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
         With a codec for the initial parameters, version 0 has the values that its bytes stand for.
 
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
-        parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is.
+        parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is; `statistics`: names
+        of `specs` that are averaged only, and not judged.
 
         The loops of the codecs are compiled here, so not on an event loop.
 
@@ -63,6 +65,7 @@ class ParameterVersions:
         """
         compile_loops(compression.codecs, specs)
         self._specs, self._optimizer = tuple(specs), optimizer
+        self._statistics = frozenset(statistics)
         self._fragments = Fragments(specs, fragments)
         self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
         self.state, start = self._begun(state, version)
@@ -182,12 +185,16 @@ class ParameterVersions:
     def measure(self, round_: int, parts: Sequence[tuple[int, int]]) -> Table:
         """Return the inner products of the deltas of contributions to a round, given as (task, attachment)."""
         contributions = [self._contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
-        table = table_of(self._fragments.of_round(round_), self.state.params, contributions)
+        judged = self._trained(self._fragments.of_round(round_))
+        table = table_of(judged, self.state.params, contributions)
         if not self.is_partial:
             return table
         # A fragment of tensors that begin at zero is near zero, and its first delta is no sign of a fault.
         squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
         return replace(table, start_norm=squares**0.5)
+
+    def _trained(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        return [spec for spec in specs if spec.name not in self._statistics]
 
     def compare(self, instruction: e.MeasureContributions) -> e.Event:
         """Compare contributions with the start of the round."""
@@ -240,7 +247,8 @@ class ParameterVersions:
             self._optimizer,
             rule=rule,
             weighting=weighting,
-            before=self._delta if specs[0].name in self._delta else None,
+            before=self._delta if self._trained(specs)[0].name in self._delta else None,
+            statistics=self._statistics,
         )
         self.state = self.state.updated(step.state)
         self._delta = {**self._delta, **step.delta}

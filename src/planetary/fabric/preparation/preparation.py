@@ -15,6 +15,7 @@ from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
+from planetary.core.step import StepSpec
 from planetary.core.tensors import host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
@@ -84,6 +85,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     spec = record.spec
     step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
     _check_batch(config, step, data.vocab_size)
+    _check_statistics(config, spec)
     params = StoredArrays(store, record.params, spec.params)
     buffers = StoredArrays(store, record.buffers, spec.buffers)
     check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
@@ -111,7 +113,7 @@ def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Ca
         options,
         portable=step.portable,
         spec=step.spec,
-        params=model.initial("param"),
+        params=model.start,
         buffers=model.initial("buffer"),
         notes=step.notes,
         read=read,
@@ -196,6 +198,28 @@ def builder_options(config: Config, source: str) -> dict[str, object]:
         if name in accepted or takes_any:
             options.setdefault(name, value)
     return options
+
+
+def _check_statistics(config: Config, spec: StepSpec) -> None:
+    """Raise `UserError` where a model has statistics and the run would do more to them than average them."""
+    sync, federation = config.sync, config.federation
+    wrong = {
+        "sync.topology": (sync.topology, "star"),
+        "sync.overlap": (sync.overlap, "none"),
+        "sync.compression": (sync.compression, "none"),
+        "sync.broadcast_compression": (sync.broadcast_compression, "none"),
+        "sync.start_compression": (sync.start_compression, "none"),
+        "federation.hub": (federation.hub, ""),
+        "federation.sites": ("set" if federation.sites else "", ""),
+    }
+    found = [f"{key} = {value!r} instead of {kept!r}" for key, (value, kept) in wrong.items() if value != kept]
+    if spec.statistics and found:
+        raise UserError(
+            f"the model {config.model.source} has statistics that its loss gives new values of "
+            f"({', '.join(spec.statistics[:3])}{', …' if len(spec.statistics) > 3 else ''}); they are averaged by "
+            f"rounds of the star without codec and overlap only, found {'; '.join(found)}. Change these keys, or use "
+            "normalisation without running statistics, such as layer or group normalisation"
+        )
 
 
 def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:

@@ -208,7 +208,7 @@ def compile(
     began = time.monotonic()
     train_step = build_train_step(loaded, step_options(step or {}))
     differentiated = time.monotonic() - began
-    what = ModelToCompile(train_step, loaded.initial("param"), loaded.initial("buffer"))
+    what = ModelToCompile(train_step, loaded.start, loaded.initial("buffer"))
     made = CompileTarget(wanted.backend, wanted.name, wanted.features)
     # On a thread of its own: an event loop may be running on this one.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

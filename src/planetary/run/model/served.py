@@ -235,7 +235,7 @@ def _initial_graph(path: Path, config: Config) -> TracedModel:
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, source=str(path)))
     tokenizer = load_tokenizer(config.data.tokenizer)
     end = tokenizer.end_of_document
-    logits, values = graph_logits(config, compiled_model(config).initial("param"))
+    logits, values = graph_logits(config, compiled_model(config).start)
     return _graph(
         path.resolve().stem,
         str(path),

@@ -100,7 +100,7 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
         require_backend(target.backend)
     model = load_given_model(args)
     step = build_train_step(model, given_step_options(args))
-    params, buffers = model.initial("param"), model.initial("buffer")
+    params, buffers = model.start, model.initial("buffer")
     batches = random_batches(step.spec, args.steps, args.seed)
     cache = cache_folder(args.cache)
     store = BlobStore(cache / "blobs")

@@ -112,7 +112,7 @@ def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared 
         return prepare_run(config, cache, stage), threads
     model = load_given_model(args)
     step = build_train_step(model, given_step_options(args))
-    return ModelToCompile(step, model.initial("param"), model.initial("buffer")), args.threads or 0
+    return ModelToCompile(step, model.start, model.initial("buffer")), args.threads or 0
 
 
 def _show(choice: FlagChoice) -> None:

@@ -14,7 +14,7 @@ import pytest
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import export_loss, load_model
 from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
-from planetary.core.errors import UserError
+from planetary.core.errors import CompileError, UserError
 from planetary.core.step_trial import draw_trial, values_of
 
 PARAMS = {
@@ -102,21 +102,37 @@ def returning(new: Any) -> Any:
 @pytest.mark.parametrize(
     ("new", "why"),
     [
-        ({"norm": {"average": jnp.zeros(5)}}, "'norm.average', which is no array of its parameters"),
+        ({"norm": {"average": jnp.zeros(5)}}, "'norm.average' is none of them"),
         ({"norm": {"mean": jnp.zeros(4)}}, "'norm.mean' as float32[4], expected float32[5]"),
         ({"norm": {"mean": jnp.zeros(5, jnp.bfloat16)}}, "'norm.mean' as bfloat16[5], expected float32[5]"),
-        (jnp.zeros(()), "'params', which is no array of its parameters"),
+        (jnp.zeros(()), "'params' is none of them"),
     ],
 )
 def test_a_wrong_statistic_is_refused(new: Any, why: str) -> None:
-    with pytest.raises(UserError, match=re.escape(why)):
+    with pytest.raises(CompileError, match=re.escape(why)):
         export_loss(returning(new), PARAMS, BATCH)
 
 
-def test_a_statistic_of_integers_is_refused() -> None:
-    params = {**PARAMS, "count": jnp.zeros((), jnp.int32)}
-    with pytest.raises(UserError, match="'count' is of type i32; rounds average statistics"):
-        export_loss(returning({"count": jnp.ones((), jnp.int32)}), params, BATCH)
+def test_counts_and_flags_travel_as_float32() -> None:
+    params = {**PARAMS, "count": jnp.array(2, jnp.int32), "seen": jnp.array(False)}
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        assert (params["count"].dtype, params["seen"].dtype) == (jnp.int32, jnp.bool_)
+        loss = norm_loss(params, x, y, train=False) / (1 + params["count"])
+        return loss, {"count": params["count"] + 3, "seen": ~params["seen"]}
+
+    model = export_loss(loss, params, BATCH)
+    step = build_train_step(model, StepOptions(**PLAIN))
+    found, value = stepped(step, model.start, BATCH)
+    assert (found["count"].dtype, float(found["count"]), float(found["seen"])) == (np.float32, 5.0, 1.0)
+    assert value == pytest.approx(float(loss(params, *BATCH)[0]), rel=1e-5)
+    averaged = {**model.start, "count": np.array(2.6, np.float32)}  # the mean of two workers
+    assert stepped(step, averaged, BATCH)[1] == pytest.approx(value * 3 / 4, rel=1e-5)
+
+
+def test_a_random_key_in_the_parameters_is_refused() -> None:
+    with pytest.raises(UserError, match="'rng' is a random key"):
+        export_loss(returning({}), {**PARAMS, "rng": jax.random.key(0)}, BATCH)
 
 
 def test_a_second_value_without_arrays_changes_nothing() -> None:

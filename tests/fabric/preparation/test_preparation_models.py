@@ -163,7 +163,7 @@ def build(batch_size, sequence_length):
 """
 
 
-@pytest.mark.parametrize("override", ["sync.topology=ring", "sync.compression=int8", "sync.overlap=async"])
+@pytest.mark.parametrize("override", ["sync.topology=ring", "sync.compression=int8"])
 def test_statistics_are_refused_where_rounds_do_not_average_them(tmp_path: Path, override: str) -> None:
     (tmp_path / "normalised.py").write_text(NORMALISED)
     source = f"model.source={tmp_path / 'normalised.py'}:build"

@@ -84,5 +84,6 @@ def _carried(eqn: Any) -> list[int]:
 
 
 def _line(eqn: Any, caller: str) -> str:
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return caller if frame is None else f"{frame.file_name}:{frame.start_line}"
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    own = [frame for frame in frames if "site-packages" not in frame.file_name] or frames  # not a library's line
+    return f"{own[0].file_name}:{own[0].start_line}" if own else caller

@@ -277,10 +277,15 @@ def export_loss(
                 "options out "
                 "of the pytree, e.g. with functools.partial or equinox.partition"
             )
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise UserError(
+                f"{name}: parameter {dotted(path)!r} is a random key, which would be the same in every step; keep keys "
+                "out of the parameters, and let the loss take a `key` (docs/models.md)"
+            )
     try:
         loss = loss_interface(loss_fn, params, batch, name)
-        lowered = lower_with_rules(loss.main, params, *batch, *loss.types)
-        notes = (*loss.notes, *_draws_that_repeat(loss, params, batch))
+        lowered = lower_with_rules(loss.main, loss.params, *batch, *loss.types)
+        notes = (*loss.notes, *_draws_that_repeat(loss, batch))
     except PlanetaryError:
         raise
     except Exception as error:  # whatever the user's function raises
@@ -321,10 +326,11 @@ def export_loss(
     return Model(portable, manifest, stored, notes, located=located)
 
 
-def _draws_that_repeat(loss: LossInterface, params: Any, batch: list[Any]) -> tuple[str, ...]:
+def _draws_that_repeat(loss: LossInterface, batch: list[Any]) -> tuple[str, ...]:
     """Return a note on the random numbers of a loss that are the same in every step."""
-    traced = jax.make_jaxpr(loss.train)(params, *batch, *loss.types)
-    trained = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) for leaf in jax.tree_util.tree_leaves(params)]
+    traced = jax.make_jaxpr(loss.train)(loss.params, *batch, *loss.types)
+    leaves = jax.tree_util.tree_leaves(loss.params)
+    trained = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) for leaf in leaves]
     lines = constant_draws(traced, trained + [True] * (len(traced.in_avals) - len(trained)))
     if not lines:
         return ()

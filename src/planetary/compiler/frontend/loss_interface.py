@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from planetary.compiler.frontend.manifest import EVALUATION, KEY_SHAPE, LOSS, Role
-from planetary.core.errors import UserError
+from planetary.core.errors import CompileError
 
 _KEY_TYPE = "threefry2x32"  # which `planetary.core.random_keys` computes
 _TYPES: dict[str, jax.ShapeDtypeStruct] = {
@@ -30,6 +30,7 @@ class LossInterface:
     """A loss function, and how it is called.
 
     Attributes:
+        params: the parameters that `main` takes: statistics of integers or booleans as float32.
         main: takes the parameters, the arrays of a batch and those of `extra`; returns `results`.
         train: the same arguments; returns the loss in a training step alone, without statistics.
         extra: roles of the arguments after the batch.
@@ -37,6 +38,7 @@ class LossInterface:
         notes: sentences for reports.
     """
 
+    params: Any
     main: Callable[..., Any]
     train: Callable[..., Any]
     extra: tuple[Role, ...]
@@ -55,14 +57,14 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
     An evaluation calls the loss without `key` and `step`. Where that fails, it has the key of seed 0 and step 0.
 
     Raises:
-        UserError: the loss returns a new value of something that is no array of `params`, or one of another type.
+        CompileError: the loss returns a new value of something that is no array of `params`, or one of another type.
     """
     named = _optional_arguments(loss_fn, len(batch))
     roles: tuple[Role, ...] = ("key", "step")
     extra: tuple[Role, ...] = tuple(role for role in roles if role in named)
 
     def called(arguments: Sequence[Any], given: Sequence[str], *, train: bool) -> Any:
-        data = arguments[: 1 + len(batch)]
+        data = [_as_given(arguments[0], params), *arguments[1 : 1 + len(batch)]]
         values: dict[str, Any] = dict(zip(extra, arguments[1 + len(batch) :], strict=True))
         options: dict[str, Any] = {role: values[role] for role in given}
         if "key" in options:
@@ -82,18 +84,21 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
         loss = _loss_of(found)
         evaluation = _loss_of(in_evaluation(*arguments)) if named else loss
         new = _by_name(found[1]) if statistics else {}
-        return loss, evaluation, *(new[statistic] for statistic in statistics)
+        return loss, evaluation, *(_averaged(new[statistic]) for statistic in statistics)
 
     found = jax.eval_shape(in_training if named else loss_fn, params, *batch, *(_TYPES[role] for role in extra))
     statistics = _statistics(found, params, name)
     if not named and not statistics:
         plain = loss_fn if not _has_statistics(found) else lambda *arguments: loss_fn(*arguments)[0]
-        return LossInterface(plain, plain, (), (LOSS,))
+        return LossInterface(params, plain, plain, (), (LOSS,))
+    carried = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _averaged(leaf) if dotted(path) in statistics else leaf, params
+    )
     evaluated: tuple[Role, ...] = tuple(role for role in extra if named[role].default is inspect.Parameter.empty)
     notes: tuple[str, ...] = ()
     if len(evaluated) < len(extra):
         try:
-            jax.eval_shape(in_evaluation, params, *batch, *(_TYPES[role] for role in extra))
+            jax.eval_shape(in_evaluation, carried, *batch, *(_TYPES[role] for role in extra))
         except Exception as error:  # noqa: BLE001 - whatever the user's function raises; traced again with the key
             evaluated = extra
             reason = str(error).partition("\n")[0]
@@ -101,12 +106,27 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
     if evaluated and not notes:
         notes = (f"{_fixed(name, evaluated)}, for which its loss has no default",)
     results = (LOSS, EVALUATION, *statistics)
-    return LossInterface(both, lambda *arguments: _loss_of(in_training(*arguments)), extra, results, notes)
+    return LossInterface(carried, both, lambda *arguments: _loss_of(in_training(*arguments)), extra, results, notes)
 
 
 def dotted(path: tuple[Any, ...]) -> str:
     """Return the name of a leaf of a tree, such as "layers.0.bias"; "params" where the tree is one array."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+
+
+def _averaged(leaf: Any) -> Any:
+    """Return a statistic as rounds average it: integers and booleans as float32."""
+    exact = jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    return leaf if exact else jax.numpy.asarray(leaf, jax.numpy.float32)
+
+
+def _as_given(params: Any, template: Any) -> Any:
+    """Return parameters in the types of the author's, with statistics of integers rounded to the nearest."""
+
+    def leaf(value: Any, like: Any) -> Any:
+        return value if value.dtype == like.dtype else jax.numpy.round(value).astype(like.dtype)
+
+    return jax.tree_util.tree_map(leaf, params, template)
 
 
 def _has_statistics(found: Any) -> bool:
@@ -125,13 +145,13 @@ def _statistics(found: Any, params: Any, model: str) -> tuple[str, ...]:
     for name, new in given.items():
         old = held.get(name)
         if old is None:
-            raise UserError(
-                f"{model}: the loss returns (loss, statistics) with {name!r}, which is no array of its parameters; "
-                "expected new values of some of them, in the same tree, such as {'norm': {'mean': …}} "
-                f"(docs/models.md). It has: {', '.join(held)}"
+            raise CompileError(
+                f"{model}: the loss must return one floating-point scalar, or (loss, statistics) with new values of "
+                "arrays of its parameters, in the same tree, such as {'norm': {'mean': …}} (docs/models.md); "
+                f"{name!r} is none of them. There are: {', '.join(held)}"
             )
         if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise UserError(
+            raise CompileError(
                 f"{model}: the loss returns the statistic {name!r} as {new.dtype}{list(new.shape)}, expected "
                 f"{old.dtype}{list(old.shape)}, as it was given"
             )

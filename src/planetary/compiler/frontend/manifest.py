@@ -129,7 +129,7 @@ def check_manifest(manifest: Manifest) -> None:
         if argument.role == "statistic" and not argument.is_float:
             raise UserError(
                 f"model {manifest.model}: the statistic {argument.name!r} is of type {argument.dtype}; rounds average "
-                "statistics, so keep it as float32"
+                "statistics, so expected a float type"
             )
     if not manifest.of_role("param"):
         raise UserError(f"model {manifest.model} has no parameter to train")

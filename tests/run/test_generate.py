@@ -82,6 +82,14 @@ def test_a_tokenizer_that_marks_a_cut_character_is_waited_for() -> None:
     assert [piece for piece in text_pieces("aé".encode(), Marking()) if piece] == ["a", "é"]
 
 
+def test_the_space_before_the_first_word_is_kept() -> None:
+    class Stripping(ByteTokenizer):
+        def decode(self, ids) -> bytes:  # type: ignore[no-untyped-def]
+            return bytes(ids).removeprefix(b" ")
+
+    assert "".join(text_pieces(b" mill", Stripping(), b"the")) == " mill"
+
+
 # --- from a run folder
 # ---------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -32,9 +33,12 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
                 yield name, chat, {"add_generation_prompt": True, **names, **KNOWN["special"]}
 
 
+compiled = functools.cache(ChatTemplate)
+
+
 def rendered(template: str, names: dict[str, Any]) -> str:
     try:
-        return ChatTemplate(template).text(names)
+        return compiled(template).text(names)
     except UserError:
         return REFUSED
 

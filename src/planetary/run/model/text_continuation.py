@@ -37,17 +37,18 @@ def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Itera
     drawn = continue_tokens(logits, model.params, ids, window=model.window, sampling=sampling)
     end = model.tokenizer.end_of_document
     until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, sampling.max_tokens))
-    return text_pieces(until_end, model.tokenizer)
+    return text_pieces(until_end, model.tokenizer, ids)
 
 
-def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield text as tokens arrive. A character that is spread over several tokens is held back until it is
-    whole.
+def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
+    """Yield text as tokens arrive. A character that is spread over several tokens is held back until it is whole.
+
+    `before`: tokens that the text continues; some tokenizers leave out a space that begins a text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    ids: list[int] = []
-    given = 0
-    data = b""
+    ids = list(before)
+    data = tokenizer.decode(ids)
+    given = len(data) - len(_unfinished(data))
     for token in tokens:
         ids.append(token)
         # Some tokenizers join words differently depending on later tokens, so the whole is decoded each time.

@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 MOST_BODY = 16 << 20  # bytes
 RETRY_S = 1
+LONG_TEXT = 1 << 14
+"""Bytes or tokens from which on a text is encoded or decoded in a thread. 16 MiB take seconds."""
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; frame-ancestors 'none'",
@@ -219,7 +221,7 @@ class Endpoint:
             raise wrong("prompt", "expected either a prompt or messages")
         text = body.prompt if body.prompt is not None else await self._chat_text(model, body)
         special = body.prompt is not None if body.add_special_tokens is None else body.add_special_tokens
-        tokens = _encoded(model, text, special=special)
+        tokens = await _encoded(model, text, special=special)
         shape = self._service.shape
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": 0 if shape is None else shape.window})
 
@@ -227,7 +229,8 @@ class Endpoint:
         body = request_of(await read_body(request, MOST_BODY), DetokenizeRequest)
         model = self._named(body.model)
         _known(body.tokens, model, "tokens")
-        return _json({"prompt": model.tokenizer.decode(body.tokens).decode(errors="replace")})
+        text = await _apart(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
+        return _json({"prompt": text.decode(errors="replace")})
 
     async def _page(self, request: Request) -> Response:
         """Return the chat page, which asks for a key where one is needed."""
@@ -253,7 +256,7 @@ class Endpoint:
         body = request_of(await read_body(request, MOST_BODY), CompletionRequest)
         model = self._named(body.model)
         given = [
-            _prompt_text(prompt, model, "prompt", special=body.add_special_tokens)
+            await _prompt_text(prompt, model, "prompt", special=body.add_special_tokens)
             for prompt in _prompts(body.prompt, "prompt")
         ]
         prompts = [one.tokens for one in given]
@@ -314,7 +317,7 @@ class Endpoint:
         body = request_of(await read_body(request, MOST_BODY), ChatRequest)
         model = self._named(body.model)
         text = await self._chat_text(model, body)
-        prompt = _encoded(model, text, special=body.add_special_tokens)
+        prompt = await _encoded(model, text, special=body.add_special_tokens)
         if not prompt:
             raise wrong("messages", "the chat is an empty text")
         if body.top_logprobs and not body.logprobs:
@@ -396,7 +399,7 @@ class Endpoint:
         dimensions = body.dimensions or shape.hidden
         if dimensions > shape.hidden:
             raise wrong("dimensions", f"expected at most {shape.hidden}, the width of the model, found {dimensions}")
-        prompts = [_prompt_text(prompt, model, "input").tokens for prompt in _prompts(body.input, "input")]
+        prompts = [(await _prompt_text(prompt, model, "input")).tokens for prompt in _prompts(body.input, "input")]
         texts = [
             TextRequest(
                 text=self._service.next_text(),
@@ -568,10 +571,10 @@ class _PromptText:
     lost: bytes = b""
 
 
-def _prompt_text(prompt: str | list[int], model: ServedModel, param: str, *, special: bool = True) -> _PromptText:
+async def _prompt_text(prompt: str | list[int], model: ServedModel, param: str, *, special: bool = True) -> _PromptText:
     """Return a prompt of a request. Raises `ApiError`."""
     if isinstance(prompt, str):
-        tokens, added = _encoded(model, prompt, special=special), len(model.begins) if special else 0
+        tokens, added = await _encoded(model, prompt, special=special), len(model.begins) if special else 0
         begins_with_space = len(tokens) > added and model.tokenizer.token_bytes(tokens[added])[:1] == b" "
         found = _PromptText(tokens, prompt, added, b" " if begins_with_space and prompt[:1] != " " else b"")
     else:
@@ -583,13 +586,19 @@ def _prompt_text(prompt: str | list[int], model: ServedModel, param: str, *, spe
     return found
 
 
-def _encoded(model: ServedModel, text: str, *, special: bool) -> list[int]:
+async def _encoded(model: ServedModel, text: str, *, special: bool) -> list[int]:
     """Return the tokens of a text; `special`: with those that begin every text of the model. Raises `ApiError`."""
     try:
-        found = [int(token) for token in model.tokenizer.encode(text.encode())]
+        data = text.encode()
+        found = (await _apart(len(data), lambda: model.tokenizer.encode(data))).tolist()
     except (UserError, UnicodeEncodeError) as error:  # a character that the tokenizer does not have
         raise wrong("prompt", str(error)) from None
     return [*model.begins, *found] if special else found
+
+
+async def _apart(size: int, work: Callable[[], Any]) -> Any:
+    """Return the result of work on a text of `size`: of a long one in a thread, so that streams go on meanwhile."""
+    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 
 def _known(tokens: list[int], model: ServedModel, param: str) -> None:

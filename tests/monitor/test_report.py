@@ -154,6 +154,14 @@ def test_the_baseline_never_saw_more_tokens() -> None:
     assert report.quality.baseline_eval_loss == 2.1
 
 
+@pytest.mark.parametrize("last", [1, 2, 4])
+def test_no_gap_is_claimed_at_other_tokens(last: int) -> None:
+    """A run that went on, or a baseline that was interrupted: losses after other numbers of tokens do not compare."""
+    quality = build_report(history(baseline=[metrics(last, 2.0, 3.0)])).quality  # the run has three rounds
+    assert (quality.baseline_eval_loss, quality.gap_to_baseline) == (None, None)
+    assert quality.baseline_tokens == 200 * last
+
+
 def test_the_report_of_a_run_without_a_finished_round_or_facts() -> None:
     report = build_report(RunHistory(name="demo", events=EVENTS[:3], metrics=[]))
     assert report.outcome == "unfinished"

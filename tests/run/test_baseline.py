@@ -31,6 +31,10 @@ def test_the_baseline_is_plain_training_on_the_same_tokens(
     assert alone.sync == config_from_tables({}).sync
     outer = alone.outer
     assert (outer.optimizer, outer.learning_rate, outer.momentum, outer.merge) == ("nesterov", 1.0, 0.0, "mean")
-    (place / "metrics.jsonl").parent.mkdir()
+    place.mkdir()
     (place / "metrics.jsonl").touch()
-    assert baseline.baseline_of(config, tmp_path) is None
+    for tokens, is_done in ((7, True), (6, False)):
+        lines = [SimpleNamespace(tokens_total=tokens * config.targets_per_slice)]
+        monkeypatch.setattr(baseline, "read_metrics", lambda folder, lines=lines: lines)
+        assert (baseline.baseline_of(config, tmp_path) is None) is is_done
+        assert place.exists() is is_done, "a baseline of fewer tokens is trained anew"

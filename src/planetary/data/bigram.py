@@ -1,4 +1,4 @@
-"""The byte bigram model that a trained network has to beat: the next token given the one before it.
+"""The bigram model of tokens that a trained network has to beat: the next token given the one before it.
 
 Counts are smoothed by interpolation with the unigram model after Witten and Bell (1991, IEEE Transactions on
 Information Theory 37(4), method C): the weight of the unigram model behind token a is the share that new

@@ -226,10 +226,11 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     train_loss: float | None  # of the last round
     eval_loss: float | None  # held-out, of the newest parameters that were evaluated
     eval_round: int | None  # after which they were taken
-    bigram_loss: float | None  # held-out, of a bigram model fitted on the same training tokens
+    bigram_loss: float | None  # held-out, of a bigram model of the tokens, fitted on all of the training data
     below_bigram: float | None  # bigram_loss - eval_loss: positive is better than the bigram model
-    baseline_eval_loss: float | None  # of one worker without DiLoCo after the same tokens
-    gap_to_baseline: float | None  # eval_loss / baseline_eval_loss - 1: 0.02 is 2 % worse
+    baseline_eval_loss: float | None  # of one worker without DiLoCo after as many tokens; None: it has not trained them
+    baseline_tokens: int | None  # that the baseline has trained; other than the run's if that went on since
+    gap_to_baseline: float | None  # eval_loss / baseline_eval_loss - 1: 0.02 is 2 % worse; at equal tokens only
 
 
 class SpeedReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,14 +355,18 @@ def _quality(metrics: Sequence[RoundMetrics], baseline: Sequence[RoundMetrics], 
         bigram_loss=bigram,
         below_bigram=bigram - eval_loss if bigram is not None and eval_loss is not None else None,
         baseline_eval_loss=base,
+        baseline_tokens=baseline[-1].tokens_total if baseline else None,
         gap_to_baseline=eval_loss / base - 1 if base and eval_loss is not None else None,
     )
 
 
 def _baseline_loss(baseline: Sequence[RoundMetrics], tokens: int) -> float | None:
-    """The baseline's newest held-out loss after at most `tokens` tokens: never one that saw more."""
-    fair = [m.eval_loss for m in baseline if m.eval_loss is not None and m.tokens_total <= tokens]
-    return fair[-1] if fair else None
+    """Return the baseline's held-out loss after `tokens` tokens, to within one of its rounds; None: it has none.
+
+    Losses after different numbers of tokens do not compare: a run that goes on leaves its baseline behind.
+    """
+    equal = [m.eval_loss for m in baseline if m.eval_loss is not None and 0 <= tokens - m.tokens_total < m.tokens]
+    return equal[-1] if equal else None
 
 
 def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> SpeedReport:

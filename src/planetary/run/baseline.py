@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.schema import SyncConfig
-from planetary.monitor.run_folder import BASELINE, METRICS, load_history
+from planetary.monitor.run_folder import BASELINE, load_history, read_metrics
 
 
 def baseline_of(config: Config, folder: Path) -> tuple[Config, Path] | None:
     """Return configuration and folder of the baseline of the finished run in `folder`; None if it has been trained.
 
     The same number of tokens on one worker without DiLoCo, in `baseline/` in the run folder. One worker, outer rate 1
-    and no momentum are plain training, bit for bit (docs/design/0003).
+    and no momentum are plain training, bit for bit (docs/design/0003). A baseline of fewer tokens, of a run that went
+    on since or of one that was interrupted, is removed: its learning rates were those of a shorter training.
     """
     place = folder / BASELINE
-    if (place / METRICS).exists():
-        return None
     leases = load_history(folder).metrics[-1].tokens_total // config.targets_per_slice
+    trained = read_metrics(place)
+    if trained and trained[-1].tokens_total >= leases * config.targets_per_slice:
+        return None
+    shutil.rmtree(place, ignore_errors=True)
     replace = msgspec.structs.replace
     plain = replace(
         config,

@@ -125,10 +125,14 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     quality, speed = report.quality, report.speed
     parts = [f"{speed.rounds} rounds", f"{speed.tokens:,} tokens"]
     if quality.eval_loss is not None:
-        against = f" (byte bigram {quality.bigram_loss:.4f})" if quality.bigram_loss is not None else ""
+        against = f" (bigram model {quality.bigram_loss:.4f})" if quality.bigram_loss is not None else ""
         parts.append(f"held-out loss {quality.eval_loss:.4f}{against}")
     if quality.gap_to_baseline is not None:
         parts.append(f"{quality.gap_to_baseline:+.2%} against one worker")
+    elif quality.baseline_tokens is not None:
+        parts.append(
+            f"no gap to the baseline, which has {quality.baseline_tokens:,} tokens (--baseline trains it anew)"
+        )
     print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
     config = load_config(folder / CONFIG)
     if can_generate(config):

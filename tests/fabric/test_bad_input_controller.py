@@ -239,6 +239,19 @@ def test_a_stop_waits_for_the_checkpoint_under_way_so_that_the_journal_names_the
     assert [r.round for r in bench.records(RunFinished)] == [1]
 
 
+@pytest.mark.parametrize(
+    ("local", "for_good", "goes_home"), [(False, False, False), (False, True, True), (True, False, True)]
+)
+def test_stopped_run_keeps_its_workers_for_a_resume(local: bool, for_good: bool, goes_home: bool) -> None:
+    """Workers of other machines dial again, unless the run was cancelled; those of `planetary train` end with it."""
+    bench = Bench(local=local)
+    session = bench.join("a")
+    before = len(bench.sent)
+    bench.tell(e.StopRequested("stopped by SIGTERM", for_good))
+    sent = [message for to, message in bench.sent[before:] if to == session]
+    assert any(isinstance(message, m.Shutdown) for message in sent) is goes_home
+
+
 def test_a_second_stop_does_not_wait() -> None:
     bench = Bench()
     _until_a_checkpoint_is_being_written(bench)

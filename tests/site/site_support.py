@@ -34,7 +34,7 @@ Test = Callable[["Running"], Awaitable[None]]
 class Quick(Toy):
     """A toy that leaves no report and no picture."""
 
-    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
+    async def results_after(self, running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
         return await running
 
 

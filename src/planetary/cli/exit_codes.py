@@ -7,6 +7,7 @@ meaning.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -76,6 +77,9 @@ _EXTRA_OF_MODULE = {
 }
 
 
+_COMMAND_AT_END = re.compile(r"(?<=:) (planetary [a-z-]+ .*)$")
+
+
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of an exception: that of its nearest documented class, else `EXIT_INTERNAL`."""
     if isinstance(error, KeyboardInterrupt):
@@ -136,8 +140,10 @@ def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = N
     width = max(40, min(shutil.get_terminal_size().columns, 100))
     # Paths and commands are to be copied from the text, so nothing is broken inside a word.
     text = one_line(" ".join(explain(error).split()))
+    command = _COMMAND_AT_END.search(text)
+    text, commands = (text[: command.start()], [command.group(1)]) if command is not None else (text, [])
     paragraph = textwrap.fill(f"planetary: {text}", width, break_long_words=False, break_on_hyphens=False)
-    print(paragraph, file=stream, flush=True)
+    print("\n".join([paragraph, *commands]), file=stream, flush=True)  # a command stays on one line
     return exit_code_of(error)
 
 

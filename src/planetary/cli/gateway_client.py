@@ -169,11 +169,11 @@ def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
 
 def _own_token(url: str) -> tuple[str, Path | None]:
     """Return the token of this user's gateway on this machine and its folder; no other gateway is shown it."""
-    from planetary.net.addresses import is_loopback
+    from planetary.net.addresses import is_local_name
     from planetary.run.places import default_state_folder
 
     host = urllib.parse.urlsplit(url).hostname or ""
-    if host != "localhost" and not is_loopback(host):
+    if not is_local_name(host):
         return "", None
     try:
         return (default_state_folder() / OPERATOR_TOKEN).read_text().strip(), default_state_folder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 """Of workers, nodes, sites and peers."""
@@ -34,6 +35,11 @@ def is_folder_name(text: str) -> bool:
 def as_name(text: str) -> str:
     """Return `text` with "-" for characters that a name must not have, shortened, and never empty."""
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", text)[:128] or "-"
+
+
+def command_line(*words: object) -> str:
+    """Return a command of `planetary` that a shell takes as it is printed."""
+    return shlex.join(["planetary", *map(str, words)])
 
 
 def one_line(text: str) -> str:

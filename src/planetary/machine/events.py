@@ -70,9 +70,14 @@ class Closed(Event, frozen=True):
 
 
 class StopRequested(Event, frozen=True):
-    """A person or the operating system asks for an orderly end."""
+    """A person or the operating system asks for an orderly end.
+
+    Attributes:
+        for_good: whether nothing goes on later: a gateway then sends its workers home.
+    """
 
     reason: str
+    for_good: bool = False
 
 
 # --- instructions -----------------------------------------------------------------------------------------------

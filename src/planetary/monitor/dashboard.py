@@ -28,7 +28,7 @@ from starlette.responses import Response
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.core.redaction import redacted_toml
 from planetary.fabric.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
-from planetary.net.addresses import is_loopback
+from planetary.net.addresses import is_local_name
 from planetary.web.access import Access, Scope
 from planetary.web.api_errors import ApiError
 from planetary.web.application import application, json_response
@@ -323,7 +323,7 @@ class Dashboard:
 
 def page_access(host: str) -> tuple[Access, str]:
     """Return who may read a page that is served on `host`, and the token that its address has; "": none is needed."""
-    if host == "localhost" or is_loopback(host):
+    if is_local_name(host):
         return Access(anonymous=Scope.READ), ""
     token = secrets.token_urlsafe(16)
     return Access(known={"the page's address": (Scope.READ, token)}), token

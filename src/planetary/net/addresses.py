@@ -23,6 +23,21 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
+def is_local_name(host: str) -> bool:
+    """Whether a host, as it was given, is this machine's own loopback."""
+    return host.lower().rstrip(".") in ("localhost", "ip6-localhost") or is_loopback(host)
+
+
+def own_address() -> str:
+    """Return the address that this machine has in its network; "" where it has none."""
+    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # of documentation
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((somewhere, 9))  # chooses a route, and sends nothing
+            if not is_loopback(address := str(sock.getsockname()[0])):
+                return address
+    return ""
+
+
 def address_text(host: str, port: int) -> str:
     """Return `"host:port"`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -14,6 +14,7 @@ from planetary.core.config import Config, config_from_tables, load_config
 from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
+from planetary.core.printable import command_line
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.monitor.run_folder import load_history
@@ -63,7 +64,7 @@ def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None)
             raise UserError(f"the run's folder {folder} is a file: choose another --run-dir (in Python run_dir)")
         if has_run(folder):
             raise UserError(
-                f"{folder} already holds a run: go on with it (planetary train --resume {folder}, in Python "
+                f"{folder} already holds a run: go on with it ({command_line('train', '--resume', folder)}, in Python "
                 f'planetary.Run.open("{folder}").resume()), or choose another --run-dir (run_dir)'
             )
         return _named(config, folder.absolute()), folder.absolute()

@@ -30,6 +30,7 @@ class RunKind(ABC):
         name: of the kind, in messages.
         roles: of its workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
+        command: that has such a run on this machine.
         loads_code: whether the gateway's process loads the model's code, although its preparation is in the cache.
     """
 
@@ -37,6 +38,7 @@ class RunKind(ABC):
     roles: ClassVar[tuple[str, ...]] = ()
     controller: ClassVar[str] = "training"
     loads_code: ClassVar[bool] = False
+    command: ClassVar[str] = "train"
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -83,17 +85,20 @@ class RunKind(ABC):
 
         return _line_count(folder / METRICS)
 
-    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
-        """Write a run's report and picture, and return how it ended; raises a failed run's error."""
+    async def results_after(self, running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
+        """Write a run's report and picture, and return how it ended; raises a failed run's error.
+
+        `again`: command that resumes the run; "": `planetary train`.
+        """
         from planetary.run.results import results_after
 
-        return await results_after(running, folder)
+        return await results_after(running, folder, again)
 
-    def failure(self, end: Finish, folder: Path) -> PlanetaryError:
+    def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
         """Return the error of a run in `folder` that did not finish; its class decides the exit code."""
         from planetary.run.results import failure_of
 
-        return failure_of(end.kind, end.reason, folder)
+        return failure_of(end.kind, end.reason, folder, again)
 
     def check_baseline(self, config: Config) -> None:
         """Raise `UserError` unless the tokens of a run can be trained on one worker for comparison."""
@@ -180,6 +185,7 @@ class Serving(RunKind):
     name = "serving"
     roles = ("server",)
     controller = "inference"
+    command = "serve"
     loads_code = True
 
     def claims(self, config: Config) -> bool:
@@ -203,11 +209,11 @@ class Serving(RunKind):
 
         return _line_count(folder / EVENTS)
 
-    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
+    async def results_after(self, running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
         """See `RunKind`; nothing is left."""
         return await running
 
-    def failure(self, end: Finish, folder: Path) -> PlanetaryError:
+    def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
         """See `RunKind`; nothing goes on."""
         from planetary.fabric.protocol.records import error_class
 
@@ -233,6 +239,7 @@ class Reinforcement(RunKind):
     name = "reinforcement"
     roles = ("actor", "learner")
     controller = "rl"
+    command = "rl"
     loads_code = True
 
     def claims(self, config: Config) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.errors import PlanetaryError, ResourceError
+from planetary.core.printable import command_line
 from planetary.fabric.gateway.run_files import CHECKPOINTS, has_run
 
 if TYPE_CHECKING:
@@ -40,34 +41,40 @@ def picture_run(folder: Path, history: RunHistory) -> Path:
     return write_reward_picture(folder, history) if learns else write_picture(folder, history)
 
 
-async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:
-    """Write a run's report and picture, and return how it ended; a failed run's error is raised before any other."""
+async def results_after(running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
+    """Write a run's report and picture, and return how it ended; a failed run's error is raised before any other.
+
+    `again`: command that resumes the run; "": `planetary train`.
+    """
     try:
         end = await running
     except BaseException as error:
         with contextlib.suppress(PlanetaryError):  # such as a full disk, which would replace `error`
             write_results(folder)
         if isinstance(error, ResourceError):
-            raise resumable(error, folder) from error
+            raise resumable(error, folder, again) from error
         raise
     write_results(folder)
     return end
 
 
-def resumable(error: ResourceError, folder: Path) -> ResourceError:
+def resumable(error: ResourceError, folder: Path, again: str = "") -> ResourceError:
     """Return the error with the command that resumes the run in `folder` once the missing resource is there."""
     if not has_run(folder):
         return error
     entries = list_checkpoints(folder / CHECKPOINTS)
     kept = f"The newest checkpoint is of round {entries[-1].round}" if entries else "No round has a checkpoint yet"
-    return ResourceError(f"{error}. {kept}. Mend that, then run: planetary train --resume {folder}")
+    return ResourceError(f"{error}. {kept}. Mend that, then run: {again or command_line('train', '--resume', folder)}")
 
 
-def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
-    """Return the error that a run which did not finish ends with; its class decides the exit code."""
+def failure_of(kind: EndKind, reason: str, folder: Path, again: str = "") -> PlanetaryError:
+    """Return the error that a run which did not finish ends with; its class decides the exit code.
+
+    `again`: command that resumes the run; "": `planetary train`.
+    """
     from planetary.fabric.protocol.records import error_class
 
-    again = f"planetary train --resume {folder}"
+    again = again or command_line("train", "--resume", folder)
     what_next = {
         "compile": f"Progress is saved. Fix the problem, then run: {again}",
         "data": f"Progress is saved. Fix the data, then run: {again}",

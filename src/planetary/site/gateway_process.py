@@ -17,7 +17,7 @@ from planetary.core.errors import UserError
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.shell.child import end_with_parent, on_stop_signals
 from planetary.monitor.dashboard import page_url
-from planetary.net.addresses import is_loopback
+from planetary.net.addresses import is_local_name
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
 from planetary.run.kinds import kind_of
@@ -86,7 +86,7 @@ async def host_run(config: Config, gateway: GatewayOptions, options: HostOptions
         process.announce(listening, str(gateway.folder), run.gateway.endpoint)
         end = await process.site.run_only()
     if not end.ok:
-        raise kind_of(config).failure(end, gateway.folder)
+        raise kind_of(config).failure(end, gateway.folder, gateway.again)
 
 
 async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions, listening: Listening) -> None:
@@ -121,7 +121,7 @@ class _GatewayProcess:
         now = SystemClock().wall()
         if options.plain and options.api_tls:
             raise UserError("--api-tls needs the gateway's certificate authority, which --plain-loopback does without")
-        is_local = options.api_host == "localhost" or is_loopback(options.api_host)
+        is_local = is_local_name(options.api_host)
         if not (is_local or options.api_tls or options.api_unencrypted):
             raise UserError(
                 f"refusing to serve the control API on {options.api_host} without TLS: anybody on the way could read "

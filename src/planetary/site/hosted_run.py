@@ -74,7 +74,7 @@ class HostedRun:
         self.kind: RunKind = kind_of(config)
         self.folder = options.folder
         self.gateway: Gateway[Any, Any, Any] = self.kind.gateway(config, options, security)
-        self._sinks_of = config
+        self._sinks_of, self._again = config, options.again
         self._barred = limits is not None and not self.kind.loads_code
         if limits is not None and self.kind.has_code(config):
             gateway = self.gateway
@@ -105,7 +105,7 @@ class HostedRun:
             with (
                 barred("a site has the runs of many jobs in one process") if self._barred else contextlib.nullcontext()
             ):
-                end = await self.kind.results_after(gateway.run(self._write_facts), self.folder)
+                end = await self.kind.results_after(gateway.run(self._write_facts), self.folder, self._again)
             ok = end.ok
             return end
         finally:

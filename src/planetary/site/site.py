@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from planetary.core.config import Config, load_config, to_toml
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FabricConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
-from planetary.core.printable import FOLDER_RULE, is_folder_name, is_name
+from planetary.core.printable import FOLDER_RULE, command_line, is_folder_name, is_name
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import RunLock, has_run
@@ -242,7 +241,7 @@ class Site:
                 f"the site's process died {deaths} times in a row while this job ran, without progress of the job in "
                 "between: the job may end or exhaust it, so it is not started again. Look at the logs of the site and "
                 f"of the system, and at {job.folder}/logs; then submit it again, or go on with its run: "
-                f"planetary jobs submit --resume {shlex.quote(Path(job.folder).name)}"
+                f"{command_line('jobs', 'submit', '--resume', Path(job.folder).name)}"
             )
             log.error("job %s: %s", job.job, reason)
             self.append(JobEnded(job=job.job, ok=False, reason=reason))
@@ -305,7 +304,7 @@ class Site:
         finally:
             looking.cancel()
             self.append(JobEnded(job=name, ok=ok, reason=reason))
-            for peer in [one for one in self.peers if one.run == IDLE]:
+            for peer in [one for one in self.peers if one.run == IDLE and self._stop is None]:
                 with contextlib.suppress(PlanetaryError, TimeoutError):
                     async with asyncio.timeout(self._timings.shutdown_s):
                         await peer.connection.send(m.Shutdown(reason=reason))
@@ -466,7 +465,7 @@ class Site:
         why = reason or (f"cancelled by {by}" if by else "cancelled")
         self.append(CancelRequested(job=name, by=by, reason=why))
         if name in self.runs:
-            self.runs[name].gateway.stop(why)
+            self.runs[name].gateway.stop(why, for_good=True)
         return job
 
     def job(self, name: str) -> Job:
@@ -513,13 +512,14 @@ class Site:
             port=self.port,
             resume=resume,
             on_loan=True,
+            again=command_line("jobs", "submit", "--resume", folder.name),
             uplink=link.address if link is not None and is_part else None,
         )
         run = HostedRun(config, options, self.security, self.options.preparation)
         await run.open()
         self.runs[job.job] = run
         if job.state is JobState.CANCELLING or self._stop is not None:
-            run.gateway.stop(job.reason or self._stop or "stopped")
+            run.gateway.stop(job.reason or self._stop or "stopped", for_good=job.state is JobState.CANCELLING)
         return await run.run()
 
     def _config_of(self, job: Job) -> Config:

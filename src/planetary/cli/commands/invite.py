@@ -66,8 +66,9 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.option_values import seconds
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
-    from planetary.core.printable import is_name
+    from planetary.core.printable import command_line, is_name
     from planetary.fabric.gateway.invite_list import read_invites
+    from planetary.net.addresses import own_address
     from planetary.run.places import default_state_folder
 
     now = SystemClock().wall()
@@ -83,11 +84,9 @@ def run(args: argparse.Namespace) -> int:
         print(invites.issue(now, expires=expires, node=args.node))
         if sys.stdout.isatty():
             lasts = "never expires" if not expires else f"is good for {args.expires}"
-            name = f" --node-name {args.node}" if args.node else ""
-            print(
-                f"This token {lasts}. On the other machine: planetary node-manager --host HERE --token-file FILE{name}",
-                file=sys.stderr,
-            )
+            name = ("--node-name", args.node) if args.node else ()
+            join = command_line("node-manager", "--host", own_address() or "ADDRESS", "--token-file", "FILE", *name)
+            print(f"This token {lasts}. On the other machine: {join}", file=sys.stderr)
     return EXIT_OK
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.run_flags import add_run_flags
+from planetary.core.printable import command_line
 
 if TYPE_CHECKING:
     from planetary.monitor.run_folder import RunHistory
@@ -92,5 +93,5 @@ def _say_what_happened(folder: Path, history: RunHistory, *, as_json: bool) -> N
     print(f"{last.round} rounds, {last.tokens_total:,} tokens trained on. Picture: {shown}/reward.png")
     for line in _rewards(history):
         print(line)
-    print(f"Go on:    planetary rl --resume {shown} --rounds {last.round * 2}")
-    print(f"Use it:   planetary serve {shown}")
+    print(f"Go on:    {command_line('rl', '--resume', shown, '--rounds', last.round * 2)}")
+    print(f"Use it:   {command_line('serve', shown)}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.run_flags import add_preset_flag, add_run_flags
+from planetary.core.printable import command_line
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -110,7 +111,7 @@ def train_here(config: Config, options: LocalRunOptions, *, quiet: bool, command
     if stopped:
         how = stopped.replace("SIGINT", "Ctrl+C")
         if has_run(options.folder):
-            how += f"; go on with: planetary {command} --resume {os.path.relpath(options.folder)}"
+            how += f"; go on with: {command_line(command, '--resume', os.path.relpath(options.folder))}"
         raise KeyboardInterrupt(how)
 
 
@@ -136,8 +137,9 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
     config = load_config(folder / CONFIG)
     if can_generate(config):
-        print(f'Try it:   planetary generate {shown} --prompt "def "')
-    longer = f"--rounds {speed.rounds * 2}"
+        print(f"Try it:   {command_line('generate', shown, '--prompt', 'def ')}")
+    longer = ("--rounds", speed.rounds * 2)
     if speed.rounds < config.train.rounds:
-        longer = f"--set data.max_epochs={2 * config.data.max_epochs}"
-    print(f"Go on:    planetary train --resume {shown} {longer}   look: planetary dashboard {shown}")
+        longer = ("--set", f"data.max_epochs={2 * config.data.max_epochs}")
+    print(f"Go on:    {command_line('train', '--resume', shown, *longer)}")
+    print(f"Look:     {command_line('dashboard', shown)}")

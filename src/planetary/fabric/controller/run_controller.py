@@ -55,6 +55,7 @@ class RunController(ABC, Generic[DeskT]):
         self.desk = desk
         self.membership = Membership(desk, now)
         self.stalls = Stalls(desk, grace_s, now)
+        self._stops_for_good = False
         self.phase = RunPhase.RUNNING if desk.state.ended is None else RunPhase.ENDED
 
     # --- the machine's interface ------------------------------------------------------------------------------
@@ -196,6 +197,7 @@ class RunController(ABC, Generic[DeskT]):
                 for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
                     self._lose(worker, event.reason, "refused", now)
             case e.StopRequested():
+                self._stops_for_good = self._stops_for_good or event.for_good
                 self._stop(event.reason)
             case e.LetGo():
                 for worker in self._named(event.worker):
@@ -348,7 +350,11 @@ class RunController(ABC, Generic[DeskT]):
         self._advance_phase("end")
         ok = kind == "done"
         self.desk.append(RunFinished(round=self.desk.state.round, ok=ok, reason=reason, kind=kind))
+        goes_on = kind == "stopped" and not (self._stops_for_good or self.desk.policy.local)
         for session in [*self.desk.workers, *self.desk.supervisors]:
-            self.desk.send(session, m.Shutdown(reason=reason, kind=kind))
+            if goes_on:  # the gateway's machine may only be starting again
+                self.desk.out.append(e.Close(session, f"the gateway stops, and may be resumed: {reason}"))
+            else:
+                self.desk.send(session, m.Shutdown(reason=reason, kind=kind))
         self._report_the_rest()
         self.desk.out.append(e.Finish(ok, reason, kind))

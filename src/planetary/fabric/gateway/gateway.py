@@ -75,6 +75,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     # they are anywhere, and `train.rounds` counts
     local_threads: int | None = None
     on_loan: bool = False  # its workers go on with other runs when this one has ended, or has banned them
+    again: str = ""  # command that resumes the run, for people; "": `planetary train`
     uplink: Address | None = None  # of the hub that the run is a part for; None: as its configuration says
 
 
@@ -250,6 +251,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             self._compile_for, self._post, system.clock, config.fabric.compilers, self._work
         )
         self._stop_reason: str | None = None
+        self._stops_for_good = False
 
     # --- added by a kind of run -------------------------------------------------------------------------------
 
@@ -371,11 +373,15 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._lock = RunLock(self.options.folder, self._system.files)
         self.started_at = self._clock.wall()
 
-    def stop(self, reason: str) -> None:
-        """End the run in order; it can be resumed. Called on the event loop."""
+    def stop(self, reason: str, *, for_good: bool = False) -> None:
+        """End the run in order; it can be resumed. Called on the event loop.
+
+        `for_good`: workers are sent home; otherwise they dial until the run goes on.
+        """
         self._stop_reason = self._stop_reason or reason
+        self._stops_for_good = self._stops_for_good or for_good
         if self._shell is not None:
-            self._shell.post(e.StopRequested(reason))
+            self._shell.post(e.StopRequested(reason, for_good))
 
     def let_go(self, worker: str, reason: str, kind: Leave = "moved") -> None:
         """End a worker's connection as soon as it has finished its task. Called on the event loop."""
@@ -473,7 +479,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             shutdown_s=self.config.timings.shutdown_s,
         )
         if self._stop_reason is not None:
-            self._shell.post(e.StopRequested(self._stop_reason))
+            self._shell.post(e.StopRequested(self._stop_reason, self._stops_for_good))
         self.set_stage("waiting for workers")
         self._begun()
         return await self._shell.run()

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
-from planetary.net.addresses import is_loopback
+from planetary.net.addresses import is_local_name
 from planetary.serve.http import answers
 from planetary.serve.http.chat_renderer import ChatRenderer
 from planetary.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of
@@ -75,7 +75,7 @@ class Endpoint:
         """Raises `UserError` for keys or a template that cannot be read, or an address that needs keys and has none."""
         self._service, self._options = service, options
         self._keys = KeyFile(Path(options.keys)) if options.keys else None
-        if self._keys is None and not is_loopback(options.host):
+        if self._keys is None and not is_local_name(options.host):
             raise UserError(
                 f"serve.host = {options.host!r} admits every client that reaches it: name a file of keys (serve.keys, "
                 "--keys), or stay on 127.0.0.1"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.commands.roles.gateway import HostedAs, add_gateway_flags, is_site, run_gateway
+from planetary.core.printable import command_line
+from planetary.net.addresses import address_text
 
 DEFAULT_PORT = 8090
 DEFAULT_API_PORT = 18020
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     return run_gateway(args, HostedAs("federation-hub", DEFAULT_PORT, DEFAULT_API_PORT, join, NO_SITES))
 
 
-def _join_as_site(file: str, host: str, port: int, trust: str) -> str:
-    invite = f" {trust.replace('--token-file', '--hub-token-file')}" if trust else ""
-    return f"planetary gateway --gateway-config {file} --hub {host}:{port}{invite} --site NAME"
+def _join_as_site(file: str, host: str, port: int, token_file: Path | None) -> str:
+    invite = ("--hub-token-file", token_file) if token_file is not None else ()
+    return command_line(
+        "gateway", "--gateway-config", file, "--hub", address_text(host, port), *invite, "--site", "NAME"
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
 from planetary.cli.option_values import API_HOST, API_PORT, WORKER_PORT, port
+from planetary.core.printable import command_line
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from planetary.site.placement.hub_link import HubLinkOptions
     from planetary.site.site_config import Api, SiteConfig
 
+_SWITCHES = ("api_tls", "allow_unencrypted", "plain_loopback")
 _HUB_FLAGS = {
     "--hub": "federation.hub",
     "--hub-token-file": "federation.token_file",
@@ -111,7 +113,8 @@ class HostedAs(NamedTuple):
     role: str  # for the log
     port: int  # that others connect to, by default
     api_port: int  # by default
-    join: Callable[[str, int, str], str]  # host, port and flag of the invite -> the command with which others join
+    # host, port and file of the invite (None: none is needed) -> the command with which others join
+    join: Callable[[str, int, Path | None], str]
     no_sites: str = ""  # error of a file with controllers and without sites; "": it needs none
 
 
@@ -158,16 +161,19 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
         _run_site(args, hosted)
         return
     config, folder = _what_to_run(args)
-    kind_of(config).check(config)
+    kind = kind_of(config)
+    kind.check(config)
+    _warn_of_loopback(args)
     options = GatewayOptions(
         folder=folder,
         cache=cache_folder(args.cache),
-        host=args.host or config.fabric.host,
+        host=config.fabric.host,
         port=args.port if args.port is not None else config.fabric.port or hosted.port,
         resume=args.resume is not None,
         resume_from=args.checkpoint,
         forgive=tuple(args.forgive),
         local_threads=args.local_threads,
+        again=_resume_command(args, hosted, folder, kind.command),
     )
     host = _host_options(args, API_HOST, hosted.api_port, Api())
     asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
@@ -291,9 +297,45 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
         raise UserError("gateway: --checkpoint says where to resume from, so it needs --resume RUN")
     if args.forgive and args.resume is None:
         raise UserError("gateway: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
+    # In the run, so that a resumed gateway listens where its workers dial.
+    listens = [] if args.host is None else [f"fabric.host={args.host}"]
+    listens += [f"fabric.port={args.port}"] if args.port and args.announce is None else []
     if args.resume is not None:
-        return resumed_run(args.resume, args.set, args.checkpoint)
-    return new_run(args.gateway_config, args.set, args.run_dir)
+        return resumed_run(args.resume, [*args.set, *listens], args.checkpoint)
+    return new_run(args.gateway_config, [*args.set, *listens], args.run_dir)
+
+
+def _warn_of_loopback(args: argparse.Namespace) -> None:
+    """Warn where a resumed gateway listens on loopback alone, and the run's workers were let in from elsewhere."""
+    import logging
+
+    from planetary.core.config import load_config
+    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.net.addresses import is_local_name
+
+    if args.resume is None or args.host is None or not is_local_name(args.host):
+        return
+    before = load_config(args.resume / CONFIG).fabric.host
+    if not is_local_name(before):
+        logging.getLogger(__name__).warning(
+            "this gateway listens on %s, this machine alone, and the run was on %s: workers of other machines cannot "
+            "connect (--host %s)",
+            args.host,
+            before,
+            before,
+        )
+
+
+def _resume_command(args: argparse.Namespace, hosted: HostedAs, folder: Path, local: str) -> str:
+    """Return the command that resumes the run; `local`: the one that has such a run on this machine alone."""
+    if args.local_threads is not None:
+        return command_line(local, "--resume", folder)
+    words: list[object] = [hosted.role, "--resume", folder]
+    for name in ("gateway_host", "gateway_port", "state", "cache"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", value.absolute() if isinstance(value, Path) else value]
+    words += [f"--{name.replace('_', '-')}" for name in _SWITCHES if getattr(args, name)]
+    return command_line(*words)
 
 
 def _listening(args: argparse.Namespace, hosted: HostedAs, announced: Announcement) -> None:
@@ -324,14 +366,16 @@ def _report_to_parent(announcement: Path, error: BaseException) -> None:
     write_failure(announcement, Failure(error_class_of(exit_code_of(error)).__name__, explain(error)))
 
 
-def _join_as_worker(host: str, port: int, trust: str) -> str:
-    return f"planetary node-manager --host {host} --port {port} --scale 1 {trust or '--plain-loopback'}"
+def _join_as_worker(host: str, port: int, token_file: Path | None) -> str:
+    trust = ("--token-file", token_file) if token_file is not None else ("--plain-loopback",)
+    return command_line("node-manager", "--host", host, "--port", port, "--scale", 1, *trust)
 
 
 def _print_how_to_join(announced: Announcement, token_file: Path | None, hosted: HostedAs) -> None:
-    reach = "this machine's address" if announced.host in ("0.0.0.0", "::") else announced.host
-    trust = f"--token-file {token_file}" if token_file is not None else ""
+    from planetary.net.addresses import own_address
+
+    reach = announced.host if announced.host not in ("", "0.0.0.0", "::") else own_address() or "ADDRESS"
     print(f"run folder   {announced.folder}")
     print("\n".join(f"{'' if at else 'dashboard':<13}{line}" for at, line in enumerate(announced.page)))
     print(f"invite       {token_file if token_file is not None else 'none needed on this machine'}")
-    print(f"join with    {hosted.join(reach, announced.port, trust)}", flush=True)
+    print(f"join with    {hosted.join(reach, announced.port, token_file)}", flush=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -184,3 +185,54 @@ def test_follow_delivers_what_came_before_the_stop(tmp_path: Path) -> None:
 
     assert list(follow(JsonLinesTail(path, Row), wait)) == [Row(1), Row(2), Row(3)]
     writer.close()
+
+
+def checked(path: Path) -> list[int]:
+    return [row.n for row in read_json_lines(path, Row, checksums=True)]
+
+
+def written(path: Path, *numbers: int) -> bytes:
+    with JsonLinesWriter(path, checksums=True) as writer:
+        for number in numbers:
+            writer.append(Row(number, "text"))
+    return path.read_bytes()
+
+
+def test_lines_with_checksums_come_back_with_and_without_a_check(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    data = written(path, 1, 2)
+    assert checked(path) == read(path) == [1, 2]
+    assert data.splitlines()[0].startswith(b'{"n":1,"text":"text","crc32":"')
+
+
+def test_every_flipped_bit_of_a_journal_is_found(tmp_path: Path) -> None:
+    """But for one in the last newline, which leaves a torn line."""
+    path = tmp_path / "events.jsonl"
+    data = written(path, 1, 2, 3)
+    for bit in range(8 * (len(data) - 1)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        with contextlib.suppress(UserError):
+            assert checked(path) == [1, 2, 3], "only the key of the first line's checksum may change nothing"
+
+
+def test_torn_last_line_is_cut_beside_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    data = written(path, 1, 2)
+    for cut in range(1, len(data) // 2):
+        path.write_bytes(data[:-cut])
+        assert checked(path) == [1]
+    written(path, 3)
+    assert checked(path) == [1, 3]
+
+
+def test_lines_of_an_earlier_version_have_no_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with JsonLinesWriter(path) as writer:
+        writer.append(Row(1))
+    written(path, 2)
+    assert checked(path) == [1, 2]
+    path.write_bytes(path.read_bytes() + b'{"n":3}\n')
+    with pytest.raises(UserError, match=r"line 3 is damaged: it has no checksum.*head -n 2"):
+        checked(path)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, check_no_finished_round_was_lost
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import BlobStore
-from planetary.core.errors import LocalProtocolError, ResourceError, UserError
+from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError, UserError
 from planetary.fabric.controller.run_controller import RunPhase
-from planetary.fabric.gateway.run_files import LOCK, RunLock
+from planetary.fabric.gateway.run_files import CONFIG, LOCK, RunLock
 from planetary.fabric.protocol.records import (
     AnyRecord,
     CheckpointWritten,
@@ -24,7 +24,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.machine.journal import replay
-from planetary.simulation.disk import SimulatedDisk, flip_bit
+from planetary.simulation.disk import SimulatedDisk, SimulatedFiles, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.faults import Fault, FaultKind
 from planetary.simulation.rounds.cluster import SimCluster
@@ -262,3 +262,47 @@ def test_a_doubled_line_of_a_journal_is_named_wherever_it_is(mode: dict[str, boo
         path.write_bytes(b"\n".join([*lines[:number], *lines[number - 1 :], b""]))
         with pytest.raises(UserError, match=f"line {number + 1} repeats line {number}"):
             replay(read_json_lines(path, AnyRecord), ControllerState(), path)
+
+
+@pytest.mark.parametrize("skipped", ["none", "new checkpoint", "checkpoints"])
+def test_a_checkpoint_outlasts_a_power_cut_as_its_folders_are_synced(
+    skipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulated disk forgets names in folders that were not synced, so that a folder left out shows."""
+    synced = SimulatedFiles.sync_folder
+
+    def sync_folder(self: SimulatedFiles, path: Path) -> None:
+        if path.name.startswith(".writing-") if skipped == "new checkpoint" else path.name == skipped:
+            return
+        synced(self, path)
+
+    monkeypatch.setattr(SimulatedFiles, "sync_folder", sync_folder)
+    lost = 0
+    for seed in range(6):
+        cluster = SimCluster(seed, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
+
+        def cut(cluster: SimCluster = cluster) -> None:
+            cluster.strike(Fault(0.0, "cut_power"))
+
+        cluster.world.at(12.0, cut)
+        try:
+            assert cluster.run(LIMIT_S)
+            assert "cut_power" in cluster.struck
+            check_no_finished_round_was_lost(cluster.journal)
+        except (AssertionError, PlanetaryError):
+            lost += 1
+    assert (lost > 0) == (skipped != "none")
+
+
+def test_a_cut_configuration_is_not_resumed_with_defaults() -> None:
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
+    path = cluster.run_folder / CONFIG
+
+    def cut() -> None:
+        assert cluster.kill_gateway()
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[: len(lines) // 2]))
+
+    cluster.world.at(8.0, cut)
+    with pytest.raises(UserError, match=r"config.toml does not end with the line .* was cut"):
+        cluster.run(LIMIT_S)

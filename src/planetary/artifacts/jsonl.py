@@ -3,12 +3,16 @@
 A line counts when its newline is there. A writer that is killed, or that meets a full disk, can leave a
 torn last line; readers pass over it and the next writer cuts it off, so both always agree on which records
 exist.
+
+Lines of a journal, which decide how a run goes on, end with a checksum of their own: `"crc32":"…"`, the last key.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,15 +27,48 @@ T = TypeVar("T")
 _TAIL_BLOCK = 1 << 16  # bytes read at a time when looking for the last newline
 
 
+_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\Z')
+_REMEDY = (
+    "The file was changed, or its disk is failing. Restore it from a copy; without one, keep the lines before this one "
+    "(head -n {before}) and go on: what they do not tell is done again"
+)
+
+
+def with_checksum(line: bytes) -> bytes:
+    """Return a line, a JSON object without a newline, with its checksum as the last key."""
+    return b'%s,"crc32":"%08x"}' % (line[:-1], zlib.crc32(line))
+
+
+def _checked(line: bytes, path: object, number: int, *, must: bool) -> bool:
+    """Compare a line with its checksum; return whether it has one.
+
+    Raises `UserError` when it is not that of the line, or when it `must` have one and has none.
+    """
+    found = _CHECKSUM.search(line)
+    if found is None:
+        if must:
+            why = "it has no checksum, and lines before it have one"
+            raise UserError(f"{path}, line {number} is damaged: {why}. {_REMEDY.format(before=number - 1)}")
+        return False
+    expected = b"%08x" % zlib.crc32(line[: found.start()] + b"}")
+    if found[1] != expected:
+        why = f"its checksum is {expected.decode()}, and it says {found[1].decode()}"
+        raise UserError(f"{path}, line {number} is damaged: {why}. {_REMEDY.format(before=number - 1)}")
+    return True
+
+
 class JsonLinesWriter:
     """Appends records to a file, each with one `write` call, so that another process never sees half a line.
 
     May be used from several threads. Raises `ResourceError` when the file cannot be opened or written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], files: DurableFiles = DISK) -> None:
-        """Open or create `path`, and cut off a torn last line. `files`: the file operations."""
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], files: DurableFiles = DISK, *, checksums: bool = False) -> None:
+        """Open or create `path`, and cut off a torn last line.
+
+        `files`: the file operations; `checksums`: each line, a JSON object with a key at least, gets one.
+        """
+        self.path, self._has_checksums = Path(path), checksums
         self._files = files
         self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
@@ -42,6 +79,8 @@ class JsonLinesWriter:
         try:
             self._size = _length_of_whole_lines(self._fd)
             files.truncate(self._fd, self._size)
+            if self._size == 0:  # a synced line would be lost with the name of its file
+                files.sync_folder(self.path.parent)
         except OSError as error:
             files.close(self._fd)
             raise ResourceError(f"cannot repair the end of {self.path}: {error.strerror or error}") from error
@@ -52,7 +91,8 @@ class JsonLinesWriter:
         With `durable`, return only when the line is on the disk (fsync); without, it survives the death of
         this process but maybe not a power cut. When it raises, the record is not in the file.
         """
-        line = self._encoder.encode(record) + b"\n"
+        line = self._encoder.encode(record)
+        line = (with_checksum(line) if self._has_checksums else line) + b"\n"
         with self._lock:
             if self._fd < 0:
                 raise ClosedError(f"cannot append to {self.path}: it was closed")
@@ -97,11 +137,16 @@ class JsonLinesWriter:
         self.close()
 
 
-def read_json_lines(path: str | os.PathLike[str], record_type: type[T] | Any) -> Iterator[T]:
+def read_json_lines(
+    path: str | os.PathLike[str], record_type: type[T] | Any, *, checksums: bool = False
+) -> Iterator[T]:
     """Yield every whole line of `path`, decoded as `record_type` (any type or union that msgspec can decode).
 
-    A torn last line is passed over. Raises `UserError` naming file and line number when the file is missing
-    or a whole line is not a valid record: that is damage, not a crash.
+    A torn last line is passed over. `checksums`: compare each line with its checksum; lines before the first one with
+    a checksum need none, as an earlier version of planetary wrote them.
+
+    Raises `UserError` naming file and line number when the file is missing, or a whole line is not a valid record or
+    not that of its checksum: that is damage, not a crash.
     """
     decoder = msgspec.json.Decoder(record_type)
     try:
@@ -109,7 +154,10 @@ def read_json_lines(path: str | os.PathLike[str], record_type: type[T] | Any) ->
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     whole = data[: data.rfind(b"\n") + 1]
+    has_checksums = False
     for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        if checksums:
+            has_checksums = _checked(line, path, number, must=has_checksums)
         yield _decode(decoder, line, path, number)
 
 

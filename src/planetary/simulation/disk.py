@@ -1,7 +1,8 @@
 """A machine's disk: files in a real folder, which outlive simulated processes, and the faults of disks.
 
 Nothing is really synced to the device, so a simulation is fast on any disk; the simulated disk counts synced bytes
-instead, and `cut_power` takes back appended bytes that were never synced.
+instead, and `cut_power` takes back appended bytes that were never synced, and names in folders that were never synced:
+files that were made or renamed there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from planetary.artifacts.durable_files import Bytes, DurableFiles
 from planetary.core.clock import Clock
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.process import Process
+
+KEPT_NAMES = 0.25
+"""Probability with which a name that was not synced outlasts a power cut."""
 
 
 class SimulatedDisk:
@@ -46,6 +50,7 @@ class SimulatedDisk:
         self.clock = clock
         self._source = source
         self._synced: dict[Path, int] = {}  # files that are appended to -> bytes that would survive
+        self._unsynced: dict[Path, dict[str, Path | None]] = {}  # folder -> name in it -> its name before; None: new
 
     def of(self, process: Process) -> SimulatedFiles:
         """Return the disk as a process uses it."""
@@ -60,6 +65,33 @@ class SimulatedDisk:
             size = path.stat().st_size if path.exists() else 0
             if size > synced:
                 os.truncate(path, self._source.randint(synced, size))
+        self._forget_names()
+
+    def _forget_names(self) -> None:
+        """Lose some names in folders that were not synced, those in the deepest folders first."""
+        for folder in sorted(self._unsynced, reverse=True):
+            for name, before in self._unsynced[folder].items():
+                path = folder / name
+                if not path.exists() or self._source.random() < KEPT_NAMES:
+                    continue
+                if before is None:
+                    path.unlink()
+                elif not before.exists():
+                    path.rename(before)
+        self._unsynced.clear()
+
+    def named(self, path: Path, before: Path | None = None) -> None:
+        """A name was given in a folder: to a new file, or to the one whose name was `before`."""
+        if before is not None:
+            if before in self._unsynced:  # a folder, with its names
+                self._unsynced[path] = self._unsynced.pop(before)
+            if before.name in (siblings := self._unsynced.get(before.parent, {})):
+                before = siblings.pop(before.name)
+        self._unsynced.setdefault(path.parent, {})[path.name] = before
+
+    def synced_folder(self, path: Path) -> None:
+        """The names in a folder are safe."""
+        self._unsynced.pop(path, None)
 
     def make_room(self) -> None:
         """End the lack of space."""
@@ -128,7 +160,10 @@ class SimulatedFiles(DurableFiles):
             self._disk.full -= 1
             self._disk.struck("full_disk")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        is_new = not path.exists()
         super().write_file(path, chunks)
+        if is_new:
+            self._disk.named(path)
 
     def append(self, file: IO[bytes], chunk: Bytes) -> None:
         """See `DurableFiles`."""
@@ -142,8 +177,11 @@ class SimulatedFiles(DurableFiles):
     def open(self, path: Path, flags: int) -> int:
         """See `DurableFiles`."""
         self._begin()
+        is_new = not path.exists()
         descriptor = super().open(path, flags)
         self._open[descriptor] = path
+        if is_new:
+            self._disk.named(path)
         if flags & os.O_APPEND:
             self._disk.opened(path)
         return descriptor
@@ -192,11 +230,13 @@ class SimulatedFiles(DurableFiles):
     def sync_folder(self, path: Path) -> None:
         """See `DurableFiles`."""
         self._begin()
+        self._disk.synced_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """See `DurableFiles`."""
         self._begin()
         super().rename(source, target)
+        self._disk.named(target, source)
 
     def remove_file(self, path: Path) -> None:
         """See `DurableFiles`."""

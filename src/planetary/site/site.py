@@ -181,8 +181,8 @@ class Site:
             self._lock = RunLock(folder)
             path = folder / JOURNAL
             if path.exists():
-                replay(read_json_lines(path, SiteRecord), self.book, path)
-            self._journal = JsonLinesWriter(path)
+                replay(read_json_lines(path, SiteRecord, checksums=True), self.book, path)
+            self._journal = JsonLinesWriter(path, checksums=True)
             for worker in self.book.drained:
                 self.scheduler.handle(Drain(worker, True), self._now())
             for worker, controller in self.book.assigned.items():

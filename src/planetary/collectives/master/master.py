@@ -13,7 +13,7 @@ from typing import TypeGuard, get_args
 import msgspec
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines, with_checksum
 from planetary.collectives.master.master_events import Record, Solve, Solved
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
@@ -56,10 +56,10 @@ class Journal:
         with self._as_resource():
             files.make_folder(path.parent)
         try:
-            self.records: list[Record] = list(read_json_lines(path, Record)) if path.exists() else []
+            self.records: list[Record] = list(read_json_lines(path, Record, checksums=True)) if path.exists() else []
         except UserError as error:
             raise TrustError(f"{error}; delete the file to start anew") from None
-        self._writer = JsonLinesWriter(path, files)
+        self._writer = JsonLinesWriter(path, files, checksums=True)
         self._lines = len(self.records)
 
     def append(self, record: msgspec.Struct) -> None:
@@ -74,13 +74,13 @@ class Journal:
 
     def rewrite(self, records: Iterable[Record]) -> None:
         """Replace all by an equal, shorter story. Raises `ResourceError`."""
-        lines = [msgspec.json.encode(record) + b"\n" for record in records]
+        lines = [with_checksum(msgspec.json.encode(record)) + b"\n" for record in records]
         temporary = self._path.with_name(f".{self._path.name}.new")
         with self._as_resource():
             self._files.write_file(temporary, lines)
             self._files.replace(temporary, self._path)
         self._writer.close()
-        self._writer = JsonLinesWriter(self._path, self._files)
+        self._writer = JsonLinesWriter(self._path, self._files, checksums=True)
         self._lines = len(lines)
 
     def close(self) -> None:

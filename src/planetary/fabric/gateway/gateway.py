@@ -30,7 +30,7 @@ from planetary.data.prepare import PreparedData
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.invite_list import InviteList
 from planetary.fabric.gateway.reception import Reception
-from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
+from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock, check_config
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
@@ -370,6 +370,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     async def open(self) -> None:
         """Take the run folder; peers come by `attend`, from a reception that several runs share. Raises as `start`."""
+        if self.options.resume:
+            check_config(self.options.folder)
         self._lock = RunLock(self.options.folder, self._system.files)
         self.started_at = self._clock.wall()
 
@@ -461,7 +463,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.set_stage("reading the run folder")
         start = self._start = await asyncio.to_thread(self._begin, prepared)
         # Not before: a resume may replace the file of metrics.
-        self._journal = JsonLinesWriter(self.options.folder / EVENTS, self._system.files)
+        self._journal = JsonLinesWriter(self.options.folder / EVENTS, self._system.files, checksums=True)
         self._metrics_file = JsonLinesWriter(self.options.folder / METRICS, self._system.files)
         self.metrics = start.metrics
         for record in start.records:

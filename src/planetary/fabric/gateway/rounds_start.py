@@ -13,7 +13,7 @@ from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_lat
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config, config_hash, to_toml
+from planetary.core.config import Config, config_hash
 from planetary.core.errors import TrustError, UserError
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
@@ -23,7 +23,7 @@ from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.round_end import finished_by_checkpoint, lines_at_resume
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
+from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
 from planetary.fabric.gateway.run_step import keep_step, write_record
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
@@ -72,11 +72,12 @@ def begin(
     """
     folder = options.folder
     policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
-    earlier = list(read_json_lines(folder / EVENTS, AnyRecord)) if (folder / EVENTS).exists() else []
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, AnyRecord, checksums=True)) if path.exists() else []
     if not options.resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
-        write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+        write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
             run=config.run.name,
@@ -149,7 +150,7 @@ def _resume(
     metrics, untold = resume_metrics(
         folder / METRICS, earlier, mark.round, config.train.inner_steps, evaluates=evaluates, files=files
     )
-    write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+    write_config(folder, config, files)
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.core.errors import ResourceError
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config, to_toml
+from planetary.core.errors import ResourceError, UserError
 from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
@@ -17,10 +19,39 @@ PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer that the run started from, but no weights
 LOCK = "gateway.lock"
 
+CONFIG_END = b"# end of the run's configuration\n"
+"""The last line of a run's `config.toml`: a file that was cut would be read as one with defaults."""
+
 STARTING = frozenset(
     {LOCK, "authority", "logs", "workers", PAYLOADS, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
 )
 """Entries of a folder before its run begins, which is when its journal has a record; without one they are worthless."""
+
+
+def write_config(folder: Path, config: Config, files: DurableFiles) -> None:
+    """Write the configuration of a run into its folder. Raises `ResourceError`."""
+    write_atomically(folder / CONFIG, to_toml(config).encode() + CONFIG_END, files)
+
+
+def check_config(folder: Path) -> None:
+    """Compare the end of a run's configuration with the end that `write_config` gives it.
+
+    Raises:
+        UserError: it was cut, or is that of an earlier version of planetary.
+    """
+    path = folder / CONFIG
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    if not data.rstrip().endswith(CONFIG_END.rstrip()):
+        last = data.rstrip().rpartition(b"\n")[2][:80].decode("utf-8", "replace")
+        end = CONFIG_END.decode().rstrip()
+        raise UserError(
+            f"{path} does not end with the line {end!r}, its last one is {last!r}: the file was cut, or written by an "
+            "earlier version of planetary. A cut file would be resumed with defaults. Restore it from a copy; or make "
+            "sure that every key is in it that the run began with, and add that line"
+        )
 
 
 def has_run(folder: Path) -> bool:

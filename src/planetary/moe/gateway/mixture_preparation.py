@@ -15,8 +15,8 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.payload_store import PayloadStore
-from planetary.artifacts.store import BlobStore, write_atomically
-from planetary.core.config import Config, config_hash, to_toml
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config, config_hash
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
@@ -25,7 +25,7 @@ from planetary.data.fitting import STEP_LEASES, fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import LeaseLedger, SliceOrder
 from planetary.fabric.gateway.rounds_start import resume_metrics
-from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
+from planetary.fabric.gateway.run_files import EVENTS, METRICS, write_config
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.preparation import builder_options, given_weights, schedule_of, step_options
 from planetary.fabric.preparation.prepared_steps import (
@@ -364,13 +364,14 @@ def begin_mixture(
         ResourceError: the payload store fails.
     """
     folder, resume, files = options.folder, options.resume, system.files
-    earlier = list(read_json_lines(folder / EVENTS, MixtureRecord)) if (folder / EVENTS).exists() else []
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, MixtureRecord, checksums=True)) if path.exists() else []
     policy = msgspec.structs.replace(mixture_policy(config, prepared, system), local=options.local_threads is not None)
     steps = prepared.plan.steps_per_round
     if not resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
-        write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+        write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
             run=config.run.name,
@@ -400,7 +401,7 @@ def begin_mixture(
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)
-    write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+    write_config(folder, config, files)
     write_record(folder, prepared.record, files)
     evaluates = state.evaluates_last(config.train.rounds)
     metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates, files=files)

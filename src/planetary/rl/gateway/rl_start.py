@@ -13,14 +13,14 @@ from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import write_atomically
-from planetary.core.config import Config, to_toml
+from planetary.core.config import Config
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import initial_state
 from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.fabric.gateway.rounds_start import trim_metrics
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
+from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
@@ -64,11 +64,12 @@ def begin_policy(
     """
     folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
     initial = initial_state(specs, prepared.model.arrays(), optimizer)
-    earlier = list(read_json_lines(folder / EVENTS, ReinforcementRecord)) if (folder / EVENTS).exists() else []
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, ReinforcementRecord, checksums=True)) if path.exists() else []
     if not options.resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
-        write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+        write_config(folder, config, files)
         started = RunStarted(
             run=config.run.name,
             rounds=policy.rounds,
@@ -96,7 +97,7 @@ def begin_policy(
     imitated = policy.imitated if state.imitation_ended is None else state.imitation_ended
     if reference is None and mark.round >= imitated:
         reference = read_reference(options)
-    write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+    write_config(folder, config, files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     newest = list({line.round: line for line in metrics}.values())
     parameters = ParameterVersions(specs, outer, mark.round, optimizer=optimizer)

@@ -146,10 +146,10 @@ class JobHub:
         self.path = path = folder / HUB_JOURNAL
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         if path.exists():
-            records = list(read_json_lines(path, HubRecord))
+            records = list(read_json_lines(path, HubRecord, checksums=True))
             replay(records, self.book, path)
             self.events.extend((record.t, text) for record in records if (text := news_of(record)))
-        self._journal = JsonLinesWriter(path, system.files)
+        self._journal = JsonLinesWriter(path, system.files, checksums=True)
         self._broken: PlanetaryError | None = None
         self._sessions = 0
         self._lines: dict[int, SiteLine] = {}

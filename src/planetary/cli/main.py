@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises except `SystemExit` for `--help`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    # Models are authored and checked on the CPU; a PJRT worker names its own devices. Otherwise JAX opens every GPU in
+    # every process, and takes most of its memory.
+    os.environ["JAX_PLATFORMS"] = "cpu"
     try:
         _check_command(arguments)
         parser = build_parser(_command_in(arguments))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 PJRT_TARGET = "stablehlo"  # a PJRT worker gets the portable artifact, and compiles it itself
 CPU_BACKENDS = ("cpu", "pjrt:cpu")  # whose workers share the cores of their machine
+_LISTING_S = 30.0  # for a driver to list its devices
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -97,6 +100,21 @@ def list_devices(backend: str) -> list[str]:
     from planetary.runtime import iree_executor
 
     return iree_executor.list_devices(backend)
+
+
+def count_devices(backend: str) -> int:
+    """Return the number of devices of a GPU backend here; 0: unknown, because no driver lists them.
+
+    A process of its own asks the driver: this one may start workers, and an open driver holds memory of the device.
+    """
+    driver = backend.partition(":")[2] or backend  # PJRT's GPUs are those of the same driver
+    script = f"from planetary.runtime.backends import list_devices; print(len(list_devices({driver!r})))"
+    command = [sys.executable, "-c", script]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_LISTING_S, check=True)
+        return int(ended.stdout.split()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
+        return 0
 
 
 def runtime_identity(backend: str) -> str:

@@ -24,6 +24,9 @@ from planetary.runtime.host_arrays import checked_batch, in_order
 
 PLATFORMS = {"pjrt:cpu": "cpu", "pjrt:cuda": "cuda"}
 
+MEMORY_SHARE = "0.9"
+"""Part of a GPU's memory that a worker may take, as it needs it; the rest is for the driver, kernels and libraries."""
+
 
 def _set_up_process(platform: str, first: int, count: int, threads: int | None) -> None:
     """Give JAX exactly the wanted devices and threads, or check that a client which is open has them.
@@ -52,6 +55,10 @@ def _set_up_process(platform: str, first: int, count: int, threads: int | None) 
         if count > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
             jax.config.update("jax_num_cpu_devices", count)
         return
+    # By default JAX takes three quarters of a GPU at once, and nothing is left for a second worker on it.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its older name; JAX refuses both at once
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY_SHARE)
     jax.config.update("jax_platforms", f"{platform},cpu")
     jax.config.update("jax_cuda_visible_devices", ",".join(str(i) for i in range(first, first + count)))
 

@@ -45,6 +45,14 @@ def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> Non
     assert refuse(hello(), plain, ControllerState(), {}) is None
 
 
+def test_a_gateway_without_irees_compiler_takes_pjrt_workers_only() -> None:
+    policy = msgspec.structs.replace(small_policy(rounds=1, workers=1), iree_version="")
+    refusal = refuse(hello(), policy, ControllerState(), {})
+    assert refusal is not None
+    assert "install iree-base-compiler there" in refusal.reason
+    assert refuse(msgspec.structs.replace(hello(), backend="pjrt:cuda"), policy, ControllerState(), {}) is None
+
+
 @pytest.mark.parametrize(
     ("sync", "outer", "words"),
     [

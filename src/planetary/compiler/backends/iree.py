@@ -267,6 +267,11 @@ def run_compiler(text: str, flags: list[str]) -> bytes:
     Raises:
         CompileError: the compiler fails, crashes or takes longer than `COMPILE_TIMEOUT_S`.
     """
+    if not compiler_version():
+        raise CompileError(
+            "iree-base-compiler is not installed on this machine, so no artifact can be compiled for IREE: "
+            "pip install 'planetary-compute[compile]', or use a PJRT backend (pjrt:cpu, pjrt:cuda)"
+        )
     from iree.compiler.tools.binaries import find_tool
 
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as folder:

@@ -10,5 +10,8 @@ LATEST_CHOICE = "latest choice of flags"  # the key of it: artifacts of another 
 
 
 def compiler_version() -> str:
-    """Return the version of IREE's compiler, e.g. `"3.13.0"`."""
-    return importlib.metadata.version("iree-base-compiler")
+    """Return the version of IREE's compiler, e.g. `"3.13.0"`; "" without it: PJRT workers need none."""
+    try:
+        return importlib.metadata.version("iree-base-compiler")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -15,11 +15,12 @@ from jax._src import xla_bridge
 from jaxlib import xla_client
 
 from planetary.compiler import ir
-from planetary.compiler.rewrites.precision import widen_factors
+from planetary.compiler.rewrites.precision import exact_products, widen_factors
 from planetary.compiler.step.remat import barriers_to_selects
-from planetary.core.errors import CompileError, UserError
+from planetary.core.errors import CompileError, ResourceError, UserError
 
 _MESH = "island"
+_OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's word
 
 
 def in_use() -> bool:
@@ -79,6 +80,8 @@ def as_main(
         if platform == "cpu":
             widen_factors(module)
             barriers_to_selects(module)
+        elif platform:
+            exact_products(module)
         text = ir.to_text(module)
         if devices > 1:
             # The mesh is an operation of the module; JAX's bindings make attributes of it from text only.
@@ -128,6 +131,7 @@ def compile_main(text: str, devices: Sequence[Any], *, optimise: bool = True) ->
 
     Raises:
         CompileError: XLA refuses the module.
+        ResourceError: the device's memory does not suffice to compile it.
     """
     options = xla_client.CompileOptions()
     build = options.executable_build_options
@@ -141,11 +145,24 @@ def compile_main(text: str, devices: Sequence[Any], *, optimise: bool = True) ->
         options.device_assignment = build.device_assignment = assignment
     if not optimise:
         build.debug_options.xla_backend_optimization_level = 0
+    if devices[0].platform != "cpu" and "HIGHEST" in text:
+        # Triton's kernels of float32 products take minutes to compile and tune; cuBLAS has them ready.
+        options.env_option_overrides = [("xla_gpu_enable_triton_gemm", False)]
     client = devices[0].client
     try:
         return client.compile_and_load(text.encode(), xla_client.DeviceList(tuple(devices)), options)
     except Exception as error:  # XLA raises its own class, which is not public either
+        if _OUT_OF_MEMORY in str(error):  # kernels are tried out on the device, whose memory another process may hold
+            raise ResourceError(
+                f"the memory of {devices[0]} does not suffice to compile the module for it: "
+                f"{_line_with(_OUT_OF_MEMORY, str(error))}. End other programs on the device, start fewer workers "
+                "there, or take a smaller batch"
+            ) from error
         raise CompileError(f"XLA cannot compile the module for {devices[0].platform}: {error}") from error
+
+
+def _line_with(word: str, text: str) -> str:
+    return next(line.strip() for line in text.splitlines() if word in line)
 
 
 def run(executable: Any, arguments: Sequence[Any]) -> list[list[Any]]:

@@ -9,6 +9,7 @@ reference and artifact compute the same, and tolerances are those of f32.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +79,34 @@ def widen_factors(module: ir.Module) -> None:
             with ir.insert_before(op), ir.located(op):
                 for position, operand in enumerate(list(op.operands)):
                     op.operands[position] = ops.convert(operand, ir.element_of(op.results[0]))
+
+
+def exact_products(module: ir.Module) -> int:
+    """Let float32 contractions of default precision multiply in float32; return how many were changed.
+
+    Why: XLA's default for NVIDIA GPUs rounds their factors to TF32, which has 11 bits. `train.precision` says when
+    factors are rounded.
+    """
+    default = {"", "DEFAULT"}
+    found: list[Operation] = []
+
+    def visit(op: Operation) -> None:
+        if op.name not in CONTRACTIONS or ir.attribute(op, "algorithm") is not None:
+            return
+        given = str(ir.attribute(op, "precision_config") or "")
+        if set(re.findall(r"precision<?\s*([A-Z]+)", given)) <= default and _multiplies_f32(op):
+            found.append(op)
+
+    ir.walk(module.operation, visit)
+    for op in found:
+        op.attributes["precision_config"] = ir.parse_attribute(
+            "[#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]"
+        )
+    return len(found)
+
+
+def _multiplies_f32(op: Operation) -> bool:
+    return all(ir.element_of(value) == ir.f32() for value in op.operands)
 
 
 # --- stochastic rounding ------------------------------------------------------------------------------------

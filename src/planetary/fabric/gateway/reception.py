@@ -136,7 +136,7 @@ class Reception:
             received_bytes=sum(array.nbytes for array in received.tensors.values()),
             address=connection.peer_host,
             software=__version__,
-            iree_version=_compiler(),
+            iree_version=compiler_version(),
             dial_error=await self._dial_back(connection.peer_host, probe.dial) if probe.dial else "",
         )
         await connection.send(answer, {"payload": noise(probe.answer_bytes)} if probe.answer_bytes else None)
@@ -166,11 +166,3 @@ def _room_for_probe(message: m.Message, spec: TensorSpec) -> np.ndarray:
             f"found a tensor {spec.name!r} of {spec.nbytes}"
         )
     return spec.empty()
-
-
-def _compiler() -> str:
-    """Return the version of the compiler, "" where none is installed: the gateway needs one only to train."""
-    try:
-        return compiler_version()
-    except ModuleNotFoundError:  # `PackageNotFoundError` is one
-        return ""

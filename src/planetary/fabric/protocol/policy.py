@@ -89,6 +89,13 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         # A PJRT worker loads versioned StableHLO, which every later release reads.
         if is_pjrt(hello.backend) or hello.iree_version == self.iree_version:
             return None
+        if not self.iree_version:
+            return Refused(
+                code="iree",
+                reason=f"worker {hello.worker} runs backend {hello.backend!r}, and the gateway has no compiler for it: "
+                "install iree-base-compiler there, of the worker's version, or start the worker with a PJRT backend "
+                "(--backend pjrt:cpu or pjrt:cuda)",
+            )
         return Refused(
             code="iree",
             reason=f"compiled modules do not load across IREE versions: the gateway compiles with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_file: Path | None) -> None:
     """Put the backend that is fastest on this machine, and the target for it, into `args`."""
     import asyncio
-    import logging
 
     from planetary.artifacts.store import BlobStore
     from planetary.cli import node_flags
@@ -71,6 +71,21 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
     logging.getLogger(__name__).info("%s", choice.why)
     chosen = with_backend(choice.backend)
     args.backend, args.target, args.threads, args.chosen = chosen.backend, chosen.target, chosen.threads, choice.why
+
+
+def _devices_of(args: argparse.Namespace) -> tuple[int, ...]:
+    """Return the device, or the island of devices, of each worker: the workers share them if there are too few."""
+    from planetary.runtime.backends import CPU_BACKENDS, count_devices
+
+    indices = range(args.scale)
+    if args.backend in CPU_BACKENDS or args.scale == 1:
+        return tuple(indices)
+    places = count_devices(args.backend) // args.island
+    if not places or args.scale <= places:  # 0: the workers report what they lack
+        return tuple(indices)
+    kind = f"{args.backend} device{'s' if places > 1 else ''}" if args.island == 1 else f"island(s) of {args.island}"
+    logging.getLogger(__name__).warning("%d workers share %d %s and its memory", args.scale, places, kind)
+    return tuple(index % places for index in indices)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         if args.backend == "auto":
             _choose_backend(args, node, connect, token_file)
         flags = node_flags.pass_on(args, token_file)
+        devices = _devices_of(args)
         names = tuple(f"{node}/{index}" for index in range(args.scale))
         reports = tuple(Path(scratch) / f"{index}.json" for index in range(args.scale))
         options = NodeOptions(
@@ -127,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
                     planetary_command(
                         "supervisor",
                         f"--connect={connect}",
-                        f"--device-id={index}",
+                        f"--device-id={devices[index]}",
                         f"--worker-name={name}",
                         f"--node-name={node}",
                         f"--report={reports[index]}",

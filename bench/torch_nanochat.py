@@ -1,4 +1,4 @@
-"""The default model and its training step as PyTorch users write them, for `bench/train_step.py`."""
+"""The default model and its training step as PyTorch users write them, for `bench/train_step.py` and `bench/gpu.sh`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class NanoChat(nn.Module):
         self.n_head = n_head
         half = self.of("embedding").shape[1] // n_head // 2
         angle = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
-        self.cos, self.sin = torch.cos(angle)[:, None, :], torch.sin(angle)[:, None, :]
+        self.register_buffer("cos", torch.cos(angle)[:, None, :], persistent=False)
+        self.register_buffer("sin", torch.sin(angle)[:, None, :], persistent=False)
 
     def of(self, name: str) -> Tensor:
         return self.weights[self.names[name]]
@@ -61,17 +62,35 @@ class NanoChat(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def make_step(params: Mapping[str, np.ndarray], n_head: int, batch: list[np.ndarray], *, compiled: bool) -> Any:
-    """Return a function of the step's number that runs one AdamW step and returns the loss before it."""
-    tokens, targets = (torch.from_numpy(array).long() for array in batch)
-    model = NanoChat(params, n_head, tokens.shape[1])
+def make_step(
+    params: Mapping[str, np.ndarray],
+    n_head: int,
+    batch: list[np.ndarray],
+    *,
+    compiled: bool,
+    device: str = "cpu",
+    bf16: bool = False,
+) -> Any:
+    """Return a function of the step's number that runs one AdamW step and returns the loss before it.
+
+    Args:
+        params: by name, in the layout of `planetary.models.nanochat`.
+        n_head: heads of a layer.
+        batch: tokens and targets.
+        compiled: with `torch.compile`.
+        device: of PyTorch.
+        bf16: compute under autocast, as PyTorch's users do; parameters and optimizer stay in float32.
+    """
+    tokens, targets = (torch.from_numpy(array).long().to(device) for array in batch)
+    model = NanoChat(params, n_head, tokens.shape[1]).to(device)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True
     )
     forward = torch.compile(model) if compiled else model
 
     def step(_: int) -> float:
-        loss = forward(tokens, targets)
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            loss = forward(tokens, targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

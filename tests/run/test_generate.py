@@ -142,6 +142,13 @@ def test_the_command_prints_prompt_and_continuation_the_same_each_time(
     assert len(texts[0]) > len("def \n")
 
 
+def test_a_count_that_rounds_averaged_is_rounded() -> None:
+    template = {"count": np.array(2, np.int32), "seen": np.array(True)}
+    values = {"count": np.array(6.9999995, np.float32), "seen": np.array(0.25, np.float32)}
+    filled = fill_tree(template, values, "model")
+    assert (int(filled["count"]), bool(filled["seen"]), filled["count"].dtype) == (7, False, np.int32)
+
+
 def test_a_checkpoint_of_other_code_is_refused() -> None:
     template = {"a": np.zeros(2, np.float32), "rope": np.ones(3, np.float32)}
     kept = fill_tree(template, {"a": np.ones(2, np.float32)}, "m:build")

@@ -100,6 +100,8 @@ def _stablehlo(args: argparse.Namespace) -> None:
         write_atomically(args.output / "model.stablehlo.txt", model.text.encode())
     size = f"{count(model.param_count)} parameters in {len(model.manifest.of_role('param'))} tensors"
     print(f"{args.output}: {size}, sha256 {model.digest[:12]}")
+    for note in model.notes:
+        print(f"note: {note}")
 
 
 def _transformers(args: argparse.Namespace) -> None:

@@ -176,6 +176,8 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
                 f"the checkpoint's {name!r} has shape {found}, {source} makes it {made}; "
                 "use the code and the options that the run was trained with"
             )
+        if not np.issubdtype(leaf.dtype, np.inexact) and value.dtype == np.float32:
+            value = np.rint(value)  # a count that rounds average
         filled.append(jax.numpy.asarray(value, dtype=leaf.dtype))
     return jax.tree_util.tree_unflatten(structure, filled)
 

@@ -165,6 +165,33 @@ def _check_position(forward: Forward, position: int) -> None:
         )
 
 
+def value_and_gradients(source: str | bytes, wrt: Sequence[int], result: int = 0) -> str:
+    """Return StableHLO text whose `@main` takes a model's arguments and returns a result and its gradients.
+
+    Args:
+        source: as of `differentiate`.
+        wrt: positions of the arguments to differentiate by.
+        result: position of the scalar result.
+
+    Raises:
+        UnsupportedOpError, CompileError, UserError: as `differentiate`.
+    """
+    with ir.new_context():
+        module = load_for_differentiation(source)
+        main = ir.main_function(module)
+        ir.rename_function(main, "forward_before_differentiation")
+        with ir.new_function(module, "main", ir.argument_types(main)) as (arguments, finish):
+            forward = emit_forward(main, arguments)
+            seeds: list[Value | None] = [None] * len(forward.results)
+            seeds[result] = ops.full_like(forward.results[result], 1)
+            gradients = emit_backward(forward, seeds, wrt) if wrt else []
+            finish([forward.results[result], *gradients])
+        ir.erase_function(main)
+        finish_module(module)
+        ir.verify(module)
+        return ir.to_text(module)
+
+
 def differentiate(stablehlo_text: str | bytes, wrt: Sequence[int] = (0,)) -> str:
     """The vector-Jacobian product of a module's `main`.
 

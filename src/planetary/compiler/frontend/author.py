@@ -6,14 +6,18 @@ of its own is JAX's; a loss from another framework carries one in the attribute 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.core.errors import UserError
 
 ATTRIBUTE = "planetary_author"
+_QUICKLY: Any = {"xla_backend_optimization_level": 0}  # it runs twice
 
 
 class Author(Protocol):
@@ -29,7 +33,8 @@ class Author(Protocol):
         Args:
             params: every parameter and buffer by its name in the manifest. Floats are float32, or float64 where the
                 author should compute in double precision; a bfloat16 or float16 leaf comes with its value in float32.
-            batch: the arrays of the example batch, in order; integers of its types, floats like those of `params`.
+            batch: the arrays of the example batch, in order, then the random key (two words) and the step of a loss
+                that takes them; integers of its types, floats like those of `params`.
 
         Returns:
             The loss, and one array of the parameter's shape per name; None if the framework gives that parameter no
@@ -47,3 +52,61 @@ def author_of(loss_fn: Any) -> Author | None:
             f"{type(author).__name__} (docs/meaning.md)"
         )
     return author
+
+
+class JaxAuthor:
+    """JAX's own gradient of a loss, on the CPU."""
+
+    def __init__(self, loss: Callable[..., Any], params: Any, names: Sequence[str]) -> None:
+        """Start with a loss as it is called by a training step.
+
+        Args:
+            loss: takes the pytree of parameters, then the arrays of a batch.
+            params: the pytree.
+            names: of its leaves, in order.
+        """
+        leaves, self._structure = jax.tree.flatten(params)
+        self._loss, self._names = loss, list(names)
+        self._types = [jnp.result_type(leaf) for leaf in leaves]
+        self._compiled: dict[bool, Any] = {}
+
+    def loss_and_gradients(
+        self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray | None]]:
+        """See `Author`."""
+        wide = self._is_wide(params)
+        with jax.enable_x64(wide), jax.default_device(jax.devices("cpu")[0]):
+            leaves = self._leaves(params, wide)
+            trained = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+            def loss(values: Sequence[Any], others: Sequence[Any], batch: Sequence[Any]) -> Any:
+                full = list(others)
+                for position, value in zip(trained, values, strict=True):
+                    full[position] = value
+                return self._loss(jax.tree.unflatten(self._structure, full), *batch)
+
+            given = ([leaves[i] for i in trained], leaves, [jnp.asarray(part) for part in batch])
+            if wide not in self._compiled:
+                lowered = jax.jit(jax.value_and_grad(loss)).lower(*given)
+                self._compiled[wide] = lowered.compile(_QUICKLY)
+            value, gradients = self._compiled[wide](*given)
+            kind = np.float64 if wide else np.float32
+            found = {self._names[i]: np.asarray(g).astype(kind) for i, g in zip(trained, gradients, strict=True)}
+            return float(value), {name: found.get(name) for name in self._names}
+
+    def stablehlo(self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray]) -> str:
+        """Return the loss as a model's StableHLO for values of these types, its results the loss alone."""
+        wide = self._is_wide(params)
+        with jax.enable_x64(wide):
+            tree = jax.tree.unflatten(self._structure, self._leaves(params, wide))
+            return lower_with_rules(self._loss, tree, *map(jnp.asarray, batch)).as_text()
+
+    def _is_wide(self, params: Mapping[str, np.ndarray]) -> bool:
+        return any(params[name].dtype == np.float64 for name in self._names)
+
+    def _leaves(self, params: Mapping[str, np.ndarray], wide: bool) -> list[Any]:
+        """Return the values in the author's own types, or all floats in double precision."""
+        return [
+            jnp.asarray(params[name], np.float64 if wide and jnp.issubdtype(kind, jnp.floating) else kind)
+            for name, kind in zip(self._names, self._types, strict=True)
+        ]

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save
 
 from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.author import Author, JaxAuthor, author_of
 from planetary.compiler.frontend.constant_randomness import constant_draws
 from planetary.compiler.frontend.loss_interface import LossInterface, dotted, loss_interface
 from planetary.compiler.frontend.lowering import lower_with_rules
@@ -57,6 +58,8 @@ class Model:
     stored: Mapping[str, np.ndarray]
     notes: tuple[str, ...] = ()  # sentences on properties inferred from the model rather than given, for reports
     located: bytes = field(default=b"", repr=False, compare=False)  # StableHLO text with the author's lines, for errors
+    author: Author | None = field(default=None, repr=False, compare=False)  # of the loss, in the process that exports
+    example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -323,7 +326,9 @@ def export_loss(
     )
     check_manifest(manifest)
     check_signature(manifest, signature)
-    return Model(portable, manifest, stored, notes, located=located)
+    author = author_of(loss_fn) or JaxAuthor(loss.train, loss.params, names[: len(leaves)])
+    example = tuple(np.asarray(part) for part in batch if not isinstance(part, jax.ShapeDtypeStruct))
+    return Model(portable, manifest, stored, notes, located, author, example)
 
 
 def _draws_that_repeat(loss: LossInterface, batch: list[Any]) -> tuple[str, ...]:

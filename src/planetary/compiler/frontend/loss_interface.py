@@ -124,7 +124,8 @@ def _as_given(params: Any, template: Any) -> Any:
     """Return parameters in the types of the author's, with statistics of integers rounded to the nearest."""
 
     def leaf(value: Any, like: Any) -> Any:
-        return value if value.dtype == like.dtype else jax.numpy.round(value).astype(like.dtype)
+        exact = jax.numpy.issubdtype(like.dtype, jax.numpy.inexact)  # perhaps in double precision, for a comparison
+        return value if exact or value.dtype == like.dtype else jax.numpy.round(value).astype(like.dtype)
 
     return jax.tree_util.tree_map(leaf, params, template)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from planetary.core.configuration.ranges import ArgumentRole
 from planetary.core.errors import CompileError, UserError
+from planetary.core.meaning import Meaning
 from planetary.core.tensors import TensorSpec, host_dtype, stablehlo_dtype, to_host_dtype
 
 Role = ArgumentRole
@@ -64,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # of main: the loss; where evaluations are another graph, its value in them; new values of statistics, by name
     results: tuple[str, ...] = (LOSS,)
     notes: tuple[str, ...] = ()  # sentences about the model for reports, from its export
+    meaning: Meaning | None = None  # result of the comparison with the author's framework
     version: int = FORMAT_VERSION
 
     def of_role(self, *roles: Role) -> tuple[TensorSpec, ...]:

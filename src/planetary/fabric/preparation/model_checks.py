@@ -168,10 +168,7 @@ def _check_first_batch(
     from planetary.compiler.check.reference import run_reference
 
     spec, train = step.spec, config.train
-    first = data.order(config).locate(0)
-    tokens = read_slice(data.train.slice(first.offset, config.tokens_per_batch))
-    dtypes = (spec.batch[0].dtype, spec.batch[1].dtype)
-    batch = next(batches(tokens, train.batch_size, train.sequence_length, dtypes))
+    batch = first_batch(config, data, (spec.batch[0].dtype, spec.batch[1].dtype))
     given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
     state: Sequence[TensorSpec] = spec.opt_state
     scalars = np.array(0, np.int32), np.array(0, np.float32)  # the rate changes nothing of these
@@ -180,6 +177,13 @@ def _check_first_batch(
     results = [*(part.dtype for part in (*spec.params, *state)), "f32", "f32"]
     *_, loss, norm = run_reference(step.portable, "train_step", arguments, results)
     _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")
+
+
+def first_batch(config: Config, data: PreparedData, dtypes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets of the first step, [train.batch_size, train.sequence_length] each."""
+    first = data.order(config).locate(0)
+    tokens = read_slice(data.train.slice(first.offset, config.tokens_per_batch))
+    return next(batches(tokens, config.train.batch_size, config.train.sequence_length, (dtypes[0], dtypes[1])))
 
 
 def _judge(source: str, loss: float, norm: float, *, scaled: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,11 @@ from planetary.core.configuration.step_options import ComputeOptions, StepOption
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
-from planetary.core.tensors import host_dtype
+from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import TOKEN_DTYPES
-from planetary.fabric.preparation.model_checks import check_model
+from planetary.fabric.preparation.model_checks import check_model, first_batch
 from planetary.fabric.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
@@ -31,6 +32,8 @@ from planetary.fabric.preparation.prepared_steps import (
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     store, options = BlobStore(cache / "blobs"), step_options(config)
     record = find_record(store, config, options, own)
     if record is None:
-        record = _make_step(config, options, store, stage)
+        record = _make_step(config, options, store, data, stage)
     else:
         stage("reading the training step that was prepared before")
     spec = record.spec
@@ -92,8 +95,11 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     return Prepared(config, data, step, params, buffers, record)
 
 
-def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Callable[[str], None]) -> StepRecord:
+def _make_step(
+    config: Config, options: StepOptions, store: BlobStore, data: PreparedData, stage: Callable[[str], None]
+) -> StepRecord:
     stage("exporting the model to StableHLO")
+    from planetary.compiler.check.meaning import with_checked_meaning
     from planetary.compiler.frontend.export import export_model, load_model
     from planetary.compiler.step.train_step import build_train_step
 
@@ -107,6 +113,11 @@ def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Ca
             model = given_weights(model, config.model)
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, options)
+    stage("comparing loss and gradients with the model's own framework")
+    model = with_checked_meaning(model, _first_batch(config, data, model.manifest.of_role("input", "target")))
+    meaning = model.manifest.meaning
+    assert meaning is not None
+    log.info("meaning of the model: %s", meaning.summary)
     return keep_record(
         store,
         config,
@@ -115,9 +126,19 @@ def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Ca
         spec=step.spec,
         params=model.start,
         buffers=model.initial("buffer"),
-        notes=step.notes,
+        notes=(*step.notes, *([meaning.summary] if meaning.author != "framework" else [])),
+        meaning=meaning,
         read=read,
     )
+
+
+def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]) -> list[np.ndarray] | None:
+    """Return the first batch of the data as a model takes it; None for a model of other arguments."""
+    rows = config.train.batch_size // config.train.micro_batches
+    expected = (rows, config.train.sequence_length)
+    if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
+        return None
+    return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
 
 
 def step_options(config: Config) -> StepOptions:

@@ -27,6 +27,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, is_function
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
+from planetary.core.meaning import Meaning
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.core.user_code import file_of_module
@@ -98,12 +99,14 @@ class StepRecord(PreparedRecord, frozen=True):
         params: digest of the packed initial parameters.
         buffers: digest of the packed buffers; "" without any.
         notes: of the step.
+        meaning: comparison of the model with its own framework.
     """
 
     spec: StepSpec
     params: str
     buffers: str
     notes: tuple[str, ...] = ()
+    meaning: Meaning | None = None
 
     @property
     def module(self) -> str:
@@ -214,6 +217,7 @@ def keep_record(
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     notes: tuple[str, ...],
+    meaning: Meaning | None,
     read: Iterable[Path],
 ) -> StepRecord:
     """Keep a step that was just made; `read`: files that were read for it."""
@@ -227,6 +231,7 @@ def keep_record(
         params=put_whole(store, packed(spec.params, params)),
         buffers=put_whole(store, blob) if blob else "",
         notes=notes,
+        meaning=meaning,
     )
     keep(store, record)
     return record

@@ -67,6 +67,7 @@ def export(
         >>> model.param_count, [argument.role for argument in model.manifest.arguments]
         (3, ['param', 'input', 'target'])
     """
+    from planetary.compiler.check.meaning import with_checked_meaning
     from planetary.compiler.frontend.export import call_builder, checked_build, export_loss, export_model
     from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
     from planetary.models.zoo import ZOO
@@ -90,6 +91,7 @@ def export(
         build = ModuleBuilder(source, None, name) if is_module(source) else source
         built = checked_build(call_builder(name, build, options or {}), name)
         model = export_loss(*built, name=name.rpartition(".")[2], options=options, roles=roles)
+    model = with_checked_meaning(model)
     if folder is not None:
         model.save(Path(folder))
     return model
@@ -194,6 +196,7 @@ def compile(
     """
     from planetary.artifacts.store import BlobStore, write_atomically
     from planetary.compiler.backends.targets import parse_target
+    from planetary.compiler.check.meaning import check_meaning
     from planetary.compiler.frontend.export import Model
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
@@ -205,6 +208,7 @@ def compile(
     place = cache_folder(cache)
     wanted = parse_target(target, host_features())  # a wrong one is found before the model is built
     loaded = model if isinstance(model, Model) else load(model, options=options, roles=roles, preset=preset)
+    check_meaning(loaded)
     began = time.monotonic()
     train_step = build_train_step(loaded, step_options(step or {}))
     differentiated = time.monotonic() - began

@@ -79,6 +79,12 @@ def test_a_folder_says_how_chats_begin_and_how_texts_end(tmp_path: Path) -> None
     (folder / "tokenizer.json").write_text(json.dumps(made))
     model = served(folder)
     assert (model.begins, model.warning) == ((97,), "")
+    named = {"bos_token": "c", "pad_token": {"content": "d"}}
+    (folder / "special_tokens_map.json").write_text(json.dumps(named))
+    assert dict(served(folder).special_tokens) == {"bos_token": "c", "pad_token": "d"}
+    newer = {**settings, "added_tokens_decoder": {}, "extra_special_tokens": {"image_token": "e"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(newer))
+    assert dict(served(folder).special_tokens) == {"bos_token": "a", "image_token": "e"}
     (tmp_path / "mine.jinja").write_text("mine")
     assert served(folder, chat_template=str(tmp_path / "mine.jinja"), name="other").chat_template == "mine"
 

@@ -160,6 +160,23 @@ def test_a_chat_goes_through_the_template_and_has_log_probabilities_of_every_tok
     run(test)
 
 
+def test_openais_client_may_send_what_means_nothing() -> None:
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        asked: Any = {"model": "hash", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
+        plain = await client.chat.completions.create(**asked)
+        empty: Any = {"tools": [], "tool_choice": "none", "functions": [], "store": False, "modalities": ["text"]}
+        none: Any = dict.fromkeys(
+            ("temperature", "stop", "metadata", "response_format", "reasoning_effort", "logit_bias")
+        )
+        same = await client.chat.completions.create(**asked, **empty, **none)
+        assert same.choices[0].message.content == plain.choices[0].message.content
+        tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+        with pytest.raises(openai.BadRequestError, match="tools are not supported here"):
+            await client.chat.completions.create(**asked, tools=[tool])
+
+    run(test)
+
+
 def test_a_prompt_is_echoed_with_its_log_probabilities() -> None:
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         found = await client.completions.create(model="hash", prompt="abcd", max_tokens=0, echo=True, logprobs=1)
@@ -416,6 +433,8 @@ def test_texts_are_tokens_and_back_and_metrics_have_their_names() -> None:
         found = (await web.post("/tokenize", json={"prompt": "aé"})).json()
         assert found == {"tokens": [97, 195, 169], "count": 3, "max_model_len": 128}
         assert (await web.post("/detokenize", json={"tokens": found["tokens"]})).json() == {"prompt": "aé"}
+        info = (await web.get("/tokenizer_info")).json()
+        assert (info["eos_token"], info["bos_token"], info["model_max_length"]) == ("\n", None, 128)
         await client.completions.create(model="hash", prompt="a", max_tokens=5, extra_body={"ignore_eos": True})
         text = (await web.get("/metrics")).text
         assert "vllm:generation_tokens_total 5.0" in text

@@ -106,6 +106,7 @@ def test_a_text_that_goes_on_elsewhere_obeys_its_schema_there(seed: int) -> None
         (ResponseFormat("xml"), 'found "xml"'),
         (ResponseFormat("json_schema"), "needs json_schema.schema"),
         (ResponseFormat("json_schema", JsonSchemaFormat({"type": "strange"})), "strange"),
+        (ResponseFormat("json_schema", JsonSchemaFormat({"$ref": "#"})), "no text has the form"),
     ],
 )
 def test_a_format_that_cannot_be_followed_is_refused(format_: ResponseFormat, words: str) -> None:

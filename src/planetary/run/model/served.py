@@ -51,6 +51,7 @@ GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names of special tokens that chat templates see."""
 
@@ -301,7 +302,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
     settings = _json(folder / TOKENIZER_CONFIG)
-    special = _special_tokens(settings)
+    special = _special_tokens(folder, settings)
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))
     begins, after = tokenizer.added
     ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
@@ -383,10 +384,15 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that a chat template sees, by name, as transformers finds them."""
+    if "added_tokens_decoder" not in settings:  # an older folder, whose other file says more
+        settings = {**settings, **_json(folder / SPECIAL_TOKENS_MAP)}
+    more = settings.get("extra_special_tokens")
+    named = {**more, **settings} if isinstance(more, dict) else settings
     found = {}
-    for name in SPECIAL_TOKENS:
-        value = settings.get(name)
+    for name in (*SPECIAL_TOKENS, *(more if isinstance(more, dict) else ())):
+        value = named.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             found[name] = text

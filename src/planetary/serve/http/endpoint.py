@@ -116,6 +116,7 @@ class Endpoint:
             ("/v1/embeddings", "POST"): self._embeddings,
             ("/tokenize", "POST"): self._tokenize,
             ("/detokenize", "POST"): self._detokenize,
+            ("/tokenizer_info", "GET"): self._tokenizer_info,
             ("/metrics", "GET"): self._metrics_text,
         }
         open_to_all = {
@@ -231,6 +232,22 @@ class Endpoint:
         _known(body.tokens, model, "tokens")
         text = await _apart(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
         return _json({"prompt": text.decode(errors="replace")})
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        """Return what evaluation harnesses ask for before they use `/tokenize`, as vLLM has it."""
+        model, shape = self._loaded(), self._service.shape
+        names: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"))
+        if model.ends:
+            names["eos_token"] = model.tokenizer.token_bytes(min(model.ends)).decode(errors="replace")
+        return _json(
+            {
+                **names,
+                **dict(model.special_tokens),
+                "tokenizer_class": type(model.tokenizer).__name__,
+                "chat_template": model.chat_template or None,
+                "model_max_length": 0 if shape is None else shape.window,
+            }
+        )
 
     async def _page(self, request: Request) -> Response:
         """Return the chat page, which asks for a key where one is needed."""

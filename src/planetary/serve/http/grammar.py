@@ -117,6 +117,9 @@ class Grammars:
             raise wrong(PARAM, str(error).splitlines()[0]) from None
         if first.is_error():
             raise wrong(PARAM, first.get_error().splitlines()[0])
+        begins = np.flatnonzero(JsonConstraint(first.deep_copy(), self._model.vocabulary).allowed(()))
+        if not set(begins.tolist()) - self._model.ends:  # such as a reference to itself alone
+            raise wrong(PARAM, "no text has the form of the schema")
         return lambda: JsonConstraint(first.deep_copy(), self._model.vocabulary)
 
 

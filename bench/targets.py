@@ -94,6 +94,11 @@ def page(results: Results) -> str:
         "`tests/compiler/backends/test_compiler_defects.py`. Vulkan and Metal take float32 alone: this",
         "compiler lowers no vector of bf16 to shaders.",
         "",
+        "Devices that have run the step, each checked against XLA on a CPU: CPUs through IREE and XLA; an NVIDIA H200",
+        "through IREE (`cuda:sm_90`, compiled as sm_89) and XLA (`pjrt:cuda`), both verified",
+        "([measured](../bench/results/gpu.md)). Mesa's software Vulkan device runs it, computes a gradient norm of",
+        "9,895 for 0.667, and is refused. No device of HIP or Metal and no Vulkan GPU was at hand.",
+        "",
         f"| target | {' | '.join(models)} |",
         f"|---|{'---|' * len(models)}",
     ]

@@ -37,9 +37,21 @@ def test_statistics_are_the_mean_by_tokens(optimizer: OuterOptimizer, rule: str)
         expected = 0.25 * means[0] + 0.75 * means[1]
         np.testing.assert_array_equal(step.state.params["mean"], expected.astype(np.float32))
         np.testing.assert_array_equal(step.state.params["w"], alone.state.params["w"])
-        assert not step.state.velocity["mean"].any()
+        assert "mean" not in step.state.velocity  # stays as it was
         assert (step.delta_norm, set(step.delta)) == (alone.delta_norm, {"w"})
         state = state.updated(step.state)
+        assert not state.velocity["mean"].any()
+
+
+def test_few_liars_cannot_move_a_statistic() -> None:
+    """A rule that is chosen against liars holds for statistics, too."""
+    lie = Contribution(3, 100, {**draw(3), "mean": np.full(4, 1e30, np.float32)})
+    for name in ("median", "trimmed_mean"):
+        rule = MERGE_RULES[name](0.34)
+        step = outer_step(
+            SPECS, initial_state(SPECS, draw(0)), [*ENDS, lie], Nesterov(), rule=rule, statistics=("mean",)
+        )
+        assert np.abs(step.state.params["mean"]).max() < 10
 
 
 def test_a_statistic_of_one_worker_is_its_own() -> None:

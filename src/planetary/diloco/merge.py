@@ -37,6 +37,11 @@ class MergeRule(Protocol):
     name: str
     trimmed: float
 
+    @property
+    def averaging(self) -> MergeRule:
+        """The rule for tensors whose values are averaged rather than trained, given the same weights."""
+        ...
+
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
         ...
@@ -60,6 +65,11 @@ class ByTokens:
     """Base of most rules: weights are shares of the tokens, in every tensor."""
 
     trimmed: float = 0.0
+
+    @property
+    def averaging(self) -> MergeRule:
+        """See `MergeRule`: this rule, if it knows no deltas."""
+        return self  # type: ignore[return-value]  # each rule has `merge` and a name
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
@@ -100,6 +110,11 @@ class Radial(ByTokens):
 
     name = "rda"
 
+    @property
+    def averaging(self) -> MergeRule:
+        """See `MergeRule`."""
+        return Mean()
+
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
         return weights if len(weights) == 1 or takes_mean(name) else radial_coefficients(products(), weights)
@@ -118,6 +133,11 @@ class Senders(ByTokens):
     """
 
     name = "senders"
+
+    @property
+    def averaging(self) -> MergeRule:
+        """See `MergeRule`."""
+        return Mean()
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`."""

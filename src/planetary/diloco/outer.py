@@ -91,8 +91,8 @@ def outer_step(
         rule: how the end parameters are merged; θ̄ is its result.
         weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
-        statistics: names of `specs` that no optimizer changes: the mean of the contributions is their new value,
-            whatever the rule, and nothing about them is in the result but that.
+        statistics: names of `specs` that no optimizer changes: their new value is the result of `rule.averaging`, with
+            the weights that the other tensors give, and nothing about them is in the result but that.
 
     Raises:
         LocalProtocolError: no contributions, a task twice, or one without tokens.
@@ -100,30 +100,21 @@ def outer_step(
     """
     shares = normalised(contributions, weighting)
     ordered = [contribution for _, contribution in shares]
-    if tracked := [spec for spec in specs if spec.name in statistics]:
-        trained = [spec for spec in specs if spec.name not in statistics]
-        step = outer_step(trained, state, contributions, optimizer, rule=rule, weighting=weighting, before=before)
-        means = np.array([[share for share, _ in shares]] * len(tracked), np.float64)
-        mean = outer_step_with(tracked, state, ordered, means, rule=MEAN, optimizer=AVERAGING)
-        params = {**step.state.params, **mean.state.params}
-        velocity = {**step.state.velocity, **{spec.name: state.velocity[spec.name] for spec in tracked}}
-        return replace(step, state=replace(step.state, params=params, velocity=velocity))
-    weights = rule.weights(lambda: table_of(specs, state.params, ordered), [share for share, _ in shares])
+    trained = [spec for spec in specs if spec.name not in statistics]
+    weights = rule.weights(lambda: table_of(trained, state.params, ordered), [share for share, _ in shares])
 
     def of_tensor(spec: TensorSpec) -> Sequence[float]:
         products = functools.partial(tensor_products, spec, state.params[spec.name], ordered)
         return rule.coefficients(spec.name, products, weights)
 
-    coefficients = np.array([of_tensor(spec) for spec in specs], np.float64)
-    return outer_step_with(
-        specs,
-        state,
-        ordered,
-        coefficients,
-        rule=rule,
-        optimizer=optimizer,
-        before=before,
-    )
+    coefficients = np.array([of_tensor(spec) for spec in trained], np.float64)
+    step = outer_step_with(trained, state, ordered, coefficients, rule=rule, optimizer=optimizer, before=before)
+    averaged = [spec for spec in specs if spec.name in statistics]
+    if not averaged:
+        return step
+    equal = np.array([weights] * len(averaged), np.float64)
+    mean = outer_step_with(averaged, state, ordered, equal, rule=rule.averaging, optimizer=AVERAGING)
+    return replace(step, state=replace(step.state, params={**step.state.params, **mean.state.params}))
 
 
 def outer_step_with(

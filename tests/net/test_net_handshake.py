@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from planetary.net import (
     refusal_error,
     say_hello,
 )
+from planetary.net.identity import Identity
 from planetary.net.invite import mint, read
 
 WELCOME = Welcome(run="r", heartbeat_s=5.0, silent_after_s=20.0)
@@ -167,3 +169,43 @@ def test_a_gateway_that_does_not_answer_is_a_peer_error() -> None:
                 )
 
     run(meet())
+
+
+DAY = 86400.0
+MINE, OTHER = Identity(bytes(range(32))), Identity(bytes(range(1, 33)))
+
+
+def greeting(identity: Identity, token: str) -> Hello:
+    return identity.sign(msgspec.structs.replace(HELLO, token=token), PRINT)
+
+
+@pytest.mark.parametrize("day", [6, 8, 400])
+def test_a_known_machine_comes_back_with_an_expired_invite(day: int) -> None:
+    token = mint(SECRET, PRINT, expires=7 * DAY)
+    tokens = TokenCheck(
+        secret=SECRET, authority_fingerprint=PRINT, identified=True, known=lambda key: key == MINE.public
+    )
+    assert judge(greeting(MINE, token), tokens, now=day * DAY) is WELCOME
+    stranger = judge(greeting(OTHER, token), tokens, now=day * DAY)
+    assert (stranger is WELCOME) == (day < 7)
+    claimed = judge(msgspec.structs.replace(greeting(OTHER, token), identity=MINE.public), tokens, now=day * DAY)
+    assert isinstance(claimed, Refused)
+    assert claimed.code == "identity"
+    revoked = judge(greeting(MINE, token), replace(tokens, revoked={read(token).id}), now=day * DAY)
+    assert isinstance(revoked, Refused)
+    assert "was revoked" in revoked.reason
+
+
+def test_an_expired_invite_waits_for_a_server_that_starts() -> None:
+    token = mint(SECRET, PRINT, expires=7 * DAY)
+    tokens = TokenCheck(secret=SECRET, authority_fingerprint=PRINT, identified=True, known=lambda key: None)
+    refused = judge(greeting(MINE, token), tokens, now=8 * DAY)
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.retry) == ("busy", True)
+    assert judge(greeting(MINE, token), tokens, now=6 * DAY) is WELCOME
+
+
+def test_invites_do_not_lapse_where_another_server_let_the_client_in() -> None:
+    token = mint(SECRET, PRINT, expires=7 * DAY)
+    tokens = TokenCheck(secret=SECRET, authority_fingerprint=PRINT, lapses=False)
+    assert judge(msgspec.structs.replace(HELLO, token=token), tokens, now=8 * DAY) is WELCOME

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,12 +20,22 @@ W = TypeVar("W", bound=Welcome | None)
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCheck:
-    """How a gateway recognises its tokens."""
+    """How a gateway recognises its tokens.
+
+    An invite lets a machine in for the first time. Who is in stays: the key of a machine that is `known` needs no
+    invite that is still good, only one that was not revoked.
+
+    Attributes:
+        known: (public key) -> whether the machine has joined before; None: the server will know that in a moment.
+        lapses: whether invites end at all; not where another server has let the client in.
+    """
 
     secret: bytes
     authority_fingerprint: bytes
     revoked: Container[str] = ()  # ids of invites
     identified: bool = False  # whether a client has to prove which machine it is
+    known: Callable[[str], bool | None] = lambda key: False
+    lapses: bool = True
 
 
 def judge_hello(
@@ -55,12 +65,12 @@ def judge_hello(
         return Refused(code="protocol", reason=reason)
     if tokens is not None:
         try:
-            invite.verify(
+            shown = invite.verify(
                 hello.token,
                 tokens.secret,
                 tokens.authority_fingerprint,
                 role=hello.role,
-                now=now,
+                now=None,
                 revoked=tokens.revoked,
             )
         except TrustError as error:
@@ -70,6 +80,13 @@ def judge_hello(
                 check_proof(hello, tokens.authority_fingerprint)
         except TrustError as error:
             return Refused(code="identity", reason=str(error))
+        lapsed = invite.lapsed(shown, now) if tokens.lapses else ""
+        known = bool(lapsed) and bool(hello.identity) and tokens.known(hello.identity)
+        if lapsed and known is None:
+            why = f"{lapsed}; the {server} is starting, and will know in a moment whether this machine took part before"
+            return Refused(code="busy", reason=why, retry=True)
+        if lapsed and not known:
+            return Refused(code="token", reason=lapsed)
     return welcome
 
 

@@ -80,13 +80,13 @@ def verify(
     authority_fingerprint: bytes,
     *,
     role: str,
-    now: float,
+    now: float | None,
     revoked: Container[str] = (),
 ) -> Invite:
     """Return the contents of a token after verifying that it is genuine and valid now for `role`.
 
-    `now` is Unix time in seconds, `revoked` the ids that are no longer welcome. Raises `TrustError` with
-    the reason; the text does not contain the token.
+    `now` is Unix time in seconds, None where an invite that has expired is as good; `revoked` the ids that are no
+    longer welcome. Raises `TrustError` with the reason; the text does not contain the token.
     """
     invite, body, mac = _split(token)
     if not hmac.compare_digest(mac, _mac(secret, body)) or not hmac.compare_digest(
@@ -95,11 +95,18 @@ def verify(
         raise TrustError("the invite token was not made by this gateway; make one there with `planetary invite`")
     if invite.id in revoked:
         raise TrustError(f"the invite token {invite.id} was revoked; ask for a new one")
-    if invite.expires and now >= invite.expires:
-        raise TrustError(f"the invite token {invite.id} expired {_ago(now - invite.expires)} ago; ask for a new one")
+    if now is not None and (why := lapsed(invite, now)):
+        raise TrustError(why)
     if role not in invite.roles:
         raise TrustError(f"the invite token {invite.id} is for the role {' or '.join(invite.roles)}, not for {role!r}")
     return invite
+
+
+def lapsed(invite: Invite, now: float) -> str:
+    """Return that an invite has expired at the Unix time `now` in seconds; "" while it has not."""
+    if not invite.expires or now < invite.expires:
+        return ""
+    return f"the invite token {invite.id} expired {_ago(now - invite.expires)} ago; ask for a new one"
 
 
 def _split(token: str) -> tuple[Invite, bytes, bytes]:

@@ -169,7 +169,13 @@ class Site:
             self._timings,
             tokens=security.tokens,
             invites=security.invites,
+            knows=self._knows,
         )
+
+    def _knows(self, key: str) -> bool | None:
+        """See `Gateway.knows`: of any run."""
+        found = {run.gateway.knows(key) for run in self.runs.values()}
+        return True if True in found else None if None in found else False
 
     # --- its life ---------------------------------------------------------------------------------------------
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from controller_bench import Bench
 
 from planetary.core.errors import UserError
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.controller.controller import Controller
+from planetary.fabric.gateway.gateway import GatewayOptions
+from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import MOST_BANNED
@@ -170,3 +174,16 @@ def test_in_a_local_run_names_belong_to_nobody() -> None:
     bench, invite = Bench(workers=3, local=True), token()
     leave(bench, bench.join("a", identity=HONEST, token=invite))
     assert is_taken(bench, bench.connect("a", identity=OTHER, token=invite))
+
+
+def test_a_resumed_gateway_knows_the_keys_of_its_run() -> None:
+    """Whose invites may have expired meanwhile."""
+    bench = attended()
+    bench.join("a", identity=HONEST, token=token())
+    after = resumed(bench)
+    gateway = RoundsGateway.__new__(RoundsGateway)
+    gateway.options = GatewayOptions(folder=Path(), cache=Path(), host="", port=0, resume=True)
+    gateway.controller = None
+    assert gateway.knows(HONEST) is None, "the journal is not read yet"
+    gateway.controller = after.controller
+    assert (gateway.knows(HONEST), gateway.knows(OTHER)) == (True, False)

@@ -117,6 +117,7 @@ class Master:
         *,
         authority: Authority | None = None,
         revoked: Container[str] = frozenset(),
+        invites_lapse: bool = True,
         journal: Path | None = None,
         grace_s: float = 15.0,
         alive_s: float = 1.0,
@@ -129,7 +130,8 @@ class Master:
         """Prepare; `start` listens.
 
         `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and
-        no peer needs a token. `revoked` has the ids of invites that are no longer welcome. `journal`: a file from
+        no peer needs a token. `revoked` has the ids of invites that are no longer welcome. `invites_lapse` False: an
+        invite that has expired is as good, where another server decides who takes part. `journal`: a file from
         which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
         too, where every host on the network may join, read and change. `remeasure_s`: seconds from one measurement of
@@ -137,7 +139,7 @@ class Master:
         `ports`: the machine that the master runs on, by default the real one; the simulator passes another one.
         """
         self._host, self._port = parse_address(listen_address)
-        self._authority, self._revoked = authority, revoked
+        self._authority, self._revoked, self._invites_lapse = authority, revoked, invites_lapse
         self._journal_path, self._grace_s = journal, grace_s
         self._most = connections_most
         self._allow_unencrypted = allow_unencrypted
@@ -272,7 +274,10 @@ class Master:
         tokens = None
         if (authority := self._authority) is not None:
             tokens = TokenCheck(
-                secret=authority.invite_secret, authority_fingerprint=authority.fingerprint, revoked=self._revoked
+                secret=authority.invite_secret,
+                authority_fingerprint=authority.fingerprint,
+                revoked=self._revoked,
+                lapses=self._invites_lapse,
             )
         return judge_hello(
             hello,

@@ -364,6 +364,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             self.config.timings,
             tokens=security.tokens,
             invites=security.invites,
+            knows=self.knows,
             system=self._system,
         )
         await self._reception.listen(self.options.host, self.options.port, security.tls)
@@ -374,6 +375,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             check_config(self.options.folder)
         self._lock = RunLock(self.options.folder, self._system.files)
         self.started_at = self._clock.wall()
+
+    def knows(self, key: str) -> bool | None:
+        """Whether a machine with this public key took part; None while the journal of a resumed run is not read."""
+        if self.controller is None:
+            return None if self.options.resume else False
+        return key in self.controller.desk.state.keys.values()
 
     def stop(self, reason: str, *, for_good: bool = False) -> None:
         """End the run in order; it can be resumed. Called on the event loop.

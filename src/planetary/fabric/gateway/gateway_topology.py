@@ -12,6 +12,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer_optimizers import OuterState, optimizer_of
 from planetary.diloco.payload import PayloadForm
 from planetary.diloco.ring import state_digest, state_specs
+from planetary.fabric.gateway.invite_list import InviteList
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
 from planetary.net.addresses import address_text
@@ -44,10 +45,14 @@ class MakeMaster(Protocol):
 
 
 def new_master(listen_address: str, *, authority: Authority | None) -> RingMaster:
-    """Make a `collectives.Master`. Its package is loaded by the first call: a star's gateway starts without it."""
+    """Make a `collectives.Master`. Its package is loaded by the first call: a star's gateway starts without it.
+
+    The gateway decides who takes part, so that a machine whose invite has expired stays in the ring.
+    """
     from planetary.collectives import Master
 
-    return Master(listen_address, authority=authority)
+    revoked = frozenset[str]() if authority is None else InviteList(authority)
+    return Master(listen_address, authority=authority, revoked=revoked, invites_lapse=False)
 
 
 class GatewayTopology(Protocol):

@@ -9,6 +9,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,11 +47,23 @@ class Reception:
         *,
         tokens: TokenCheck | None = None,
         invites: InviteList | None = None,
+        knows: Callable[[str], bool | None] = lambda key: False,
         system: System = SYSTEM,
     ) -> None:
-        """Nothing is opened before `listen`. `tokens` and `invites` are of the authority; None: there is none."""
+        """Nothing is opened before `listen`.
+
+        Args:
+            take: attends a peer.
+            protocol: that is spoken.
+            timings: of the connections.
+            tokens: of the authority; None: there is none.
+            invites: as `tokens`.
+            knows: see `TokenCheck.known`.
+            system: the machine.
+        """
         self._take, self._protocol, self._timings = take, protocol, timings
-        self._tokens, self._system = tokens, system
+        self._tokens = None if tokens is None else replace(tokens, known=knows)
+        self._system = system
         self._guests = Guests(invites) if invites is not None else None
         self._server: Server | None = None
         self._watch: asyncio.Task[None] | None = None

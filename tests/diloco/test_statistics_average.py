@@ -11,6 +11,15 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import initial_state, outer_step
 from planetary.diloco.outer_optimizers import Adam, Nesterov, OuterOptimizer
+from planetary.diloco.ring import (
+    Form,
+    HeldContribution,
+    check_state,
+    outer_step_of_sum,
+    share,
+    state_digest,
+    state_tensors,
+)
 from planetary.fabric.preparation.parameters import ParameterVersions
 
 SPECS = (TensorSpec("w", "f32", (3, 5)), TensorSpec("mean", "f32", (4,)))
@@ -52,6 +61,21 @@ def test_few_liars_cannot_move_a_statistic() -> None:
             SPECS, initial_state(SPECS, draw(0)), [*ENDS, lie], Nesterov(), rule=rule, statistics=("mean",)
         )
         assert np.abs(step.state.params["mean"]).max() < 10
+
+
+@pytest.mark.parametrize("form", ["mean", "delta", "directions"])
+def test_a_ring_gives_the_star_s_statistics(form: Form) -> None:
+    optimizer = Adam(0.3, 0.9, 0.99, 1e-8)
+    state = initial_state(SPECS, draw(0), optimizer)
+    held = [HeldContribution(one, state.params) for one in ENDS]
+    summed = sum(share(SPECS, [one], 400, form, ("mean",)) for one in held)
+    step = outer_step_of_sum(SPECS, state, (np.asarray(summed), form), optimizer, ("mean",))
+    rule = MERGE_RULES["rda" if form == "directions" else "mean"](0.0)
+    star = state.updated(outer_step(SPECS, state, ENDS, optimizer, rule=rule, statistics=("mean",)).state)
+    for name in ("w", "mean"):
+        np.testing.assert_allclose(step.state.params[name], star.params[name], rtol=1e-4, atol=1e-6)
+    assert check_state(SPECS, state_tensors(step.state), state_digest(SPECS, step.state), optimizer) == ""
+    assert not step.state.velocity["mean"].any()
 
 
 def test_a_statistic_of_one_worker_is_its_own() -> None:

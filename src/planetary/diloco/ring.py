@@ -23,18 +23,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.configuration.ranges import RingPrecision
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
 from planetary.diloco.contributions import Contribution, blocks
 from planetary.diloco.outer import OuterStep, outer_step_to
-from planetary.diloco.outer_optimizers import OuterOptimizer, OuterState
+from planetary.diloco.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
 from planetary.diloco.radial import CANCELLED, takes_mean
 
 Precision = RingPrecision
@@ -62,7 +63,13 @@ class HeldContribution(msgspec.Struct, frozen=True):
     start: Tensors
 
 
-def share(specs: Sequence[TensorSpec], own: Sequence[HeldContribution], tokens: int, form: Form) -> np.ndarray:
+def share(
+    specs: Sequence[TensorSpec],
+    own: Sequence[HeldContribution],
+    tokens: int,
+    form: Form,
+    statistics: Collection[str] = (),
+) -> np.ndarray:
     """Return this worker's share of the sum: float32 [parameters] for deltas, float64 for the mean.
 
     Args:
@@ -70,6 +77,7 @@ def share(specs: Sequence[TensorSpec], own: Sequence[HeldContribution], tokens: 
         own: this worker's contributions; may be empty, and its share is zero then.
         tokens: behind the contributions of all workers.
         form: of the summands.
+        statistics: as of `outer_step`; they have no direction.
     """
     size = sum(spec.size for spec in specs)
     tail = 2 * len(specs) if form == "directions" else 0
@@ -78,7 +86,7 @@ def share(specs: Sequence[TensorSpec], own: Sequence[HeldContribution], tokens: 
     start = 0
     for number, spec in enumerate(specs):
         weights = [held.contribution.tokens / tokens for held in ordered]
-        if form == "directions" and not takes_mean(spec.name):
+        if form == "directions" and not takes_mean(spec.name) and spec.name not in statistics:
             lengths = [_length(spec, held) for held in ordered]
             out[size + 2 * number] = sum(w * length for w, length in zip(weights, lengths, strict=True))
             out[size + 2 * number + 1] = sum(w for w, length in zip(weights, lengths, strict=True) if length > 0)
@@ -158,8 +166,9 @@ def outer_step_of_sum(
     state: OuterState,
     summed: tuple[np.ndarray, Form],
     optimizer: OuterOptimizer,
+    statistics: Collection[str] = (),
 ) -> OuterStep:
-    """Return the state after the outer step from `state`, given the sum over all workers' `share` and its form.
+    """Return the whole state after the outer step from `state`, given the sum over all workers' `share` and its form.
 
     See `outer_step`.
 
@@ -173,7 +182,7 @@ def outer_step_of_sum(
     for number, spec in enumerate(specs):
         starts[spec.name] = size
         size += spec.size
-        if form == "directions" and not takes_mean(spec.name):
+        if form == "directions" and not takes_mean(spec.name) and spec.name not in statistics:
             radius, moving = (float(flat[params + 2 * number + place]) for place in (0, 1))
             factors[spec.name] = _factor(flat[size - spec.size : size], radius, moving)
 
@@ -184,7 +193,12 @@ def outer_step_of_sum(
             return values
         return before - factors.get(spec.name, 1.0) * values
 
-    return outer_step_to(specs, state, mean, optimizer)
+    step = outer_step_to([spec for spec in specs if spec.name not in statistics], state, mean, optimizer)
+    averaged = [spec for spec in specs if spec.name in statistics]
+    if not averaged:
+        return step
+    means = outer_step_to(averaged, state, mean, AVERAGING).state.params
+    return replace(step, state=state.updated(step.state).updated(OuterState(means, {})))
 
 
 def _factor(directions: np.ndarray, radius: float, moving: float) -> float:

@@ -163,12 +163,12 @@ def build(batch_size, sequence_length):
 """
 
 
-@pytest.mark.parametrize("override", ["sync.topology=ring", "sync.compression=int8"])
-def test_statistics_are_refused_where_rounds_do_not_average_them(tmp_path: Path, override: str) -> None:
+@pytest.mark.parametrize("wrong", [["sync.compression=int8"], ["sync.topology=ring", "sync.ring_compression=int8"]])
+def test_statistics_are_refused_where_rounds_do_not_average_them(tmp_path: Path, wrong: list[str]) -> None:
     (tmp_path / "normalised.py").write_text(NORMALISED)
     source = f"model.source={tmp_path / 'normalised.py'}:build"
     prepared = prepare_run(config(tmp_path, source, "model.options={}"), tmp_path / "cache", lambda _: None)
     assert prepared.step.spec.statistics == ("mean",)
     assert set(prepared.params) == {"embed", "mean"}
-    with pytest.raises(UserError, match=f"{override.partition('=')[0]} = .*running statistics"):
-        prepare_run(config(tmp_path, source, "model.options={}", override), tmp_path / "cache", lambda _: None)
+    with pytest.raises(UserError, match=f"{wrong[-1].partition('=')[0]} = .*running statistics"):
+        prepare_run(config(tmp_path, source, "model.options={}", *wrong), tmp_path / "cache", lambda _: None)

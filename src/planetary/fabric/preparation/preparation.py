@@ -225,11 +225,11 @@ def _check_statistics(config: Config, spec: StepSpec) -> None:
     """Raise `UserError` where a model has statistics and the run would do more to them than average them."""
     sync, federation = config.sync, config.federation
     wrong = {
-        "sync.topology": (sync.topology, "star"),
         "sync.overlap": (sync.overlap, "none"),
         "sync.compression": (sync.compression, "none"),
         "sync.broadcast_compression": (sync.broadcast_compression, "none"),
         "sync.start_compression": (sync.start_compression, "none"),
+        "sync.ring_compression": (sync.ring_compression, "none"),
         "federation.hub": (federation.hub, ""),
         "federation.sites": ("set" if federation.sites else "", ""),
     }
@@ -238,7 +238,7 @@ def _check_statistics(config: Config, spec: StepSpec) -> None:
         raise UserError(
             f"the model {config.model.source} has statistics that its loss gives new values of "
             f"({', '.join(spec.statistics[:3])}{', …' if len(spec.statistics) > 3 else ''}); they are averaged by "
-            f"rounds of the star without codec and overlap only, found {'; '.join(found)}. Change these keys, or use "
+            f"rounds without codec and overlap only, found {'; '.join(found)}. Change these keys, or use "
             "normalisation without running statistics, such as layer or group normalisation"
         )
 

@@ -63,7 +63,7 @@ class RingPeer:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
         self._name, self._host, self._token, self._job = name, host, token, job.ring
-        self._specs = tuple(job.spec.params)
+        self._specs, self._statistics = tuple(job.spec.params), job.spec.statistics
         self._report = report
         self._system, self._make_communicator = system, make_communicator
         self._thread = system.threads("ring")
@@ -173,7 +173,7 @@ class RingPeer:
             radial=self._job.radial,
             contributions=len(message.tasks),
         )
-        summed = share(self._specs, own, message.tokens, form)
+        summed = share(self._specs, own, message.tokens, form, self._statistics)
         sent = received = 0
         if message.peers > 1:
             from planetary.collectives import Quantization, ReduceOp
@@ -192,7 +192,7 @@ class RingPeer:
                 raise PeerError(f"{work.world_size} of {message.peers} workers took part")
             sent, received = work.sent_bytes, work.received_bytes
         job = self._job
-        step = outer_step_of_sum(self._specs, state, (summed, form), job.outer)
+        step = outer_step_of_sum(self._specs, state, (summed, form), job.outer, self._statistics)
         digest = state_digest(self._specs, step.state)
         self._coming[message.round] = step.state
         return ReduceSucceeded(message.round, message.attempt, digest, sent, received)

@@ -261,6 +261,16 @@ def test_an_export_has_everything_of_the_folder_it_began_with(tmp_path: Path) ->
     assert (tmp_path / "new" / "tokenizer.json").read_bytes() == ByteTokenizer().to_json()
 
 
+def test_a_served_run_has_the_template_and_ends_of_its_folder(tmp_path: Path) -> None:
+    _, config = llama_folder(tmp_path / "old")
+    run, _ = run_of(tmp_path / "run", config)
+    keep_files(config, run)
+    served = load_folder(run)
+    assert served.chat_template == FILES["chat_template.jinja"]
+    assert served.ends == {1, 2}
+    assert dict(served.special_tokens)["eos_token"] == "ā"
+
+
 def test_another_tokenizer_brings_its_own_files(tmp_path: Path) -> None:
     _, config = llama_folder(tmp_path / "old")
     run, _ = run_of(tmp_path / "run", msgspec.structs.replace(config, data=DataConfig(source="stdlib")))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.errors import UserError
+from planetary.core.errors import PlanetaryError, UserError
 from planetary.data.token_bytes import BYTE_VALUES, TokenBytes, byte_letters
+from planetary.data.tokenizer_settings import TokenizerSettings, read_settings
 
 BYTE_TOKENIZER = "byte"
 CHAR_TOKENIZER = "char"
@@ -21,6 +23,7 @@ QWEN_TOKENIZER = "qwen"
 SAVED_TOKENIZER = "tokenizer.json"
 CHARACTERS = "characters.json"
 """File of a `CharTokenizer`, beside prepared data and in the folder of a run."""
+_SPARSEST, _FREE_IDS = 16, 1 << 18  # largest number of ids: so many a token, and so many on top
 _REPLACEMENT = "\ufffd"  # stands for an id that has no text
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 """Names under which tokenizers keep the token that separates documents, most specific first."""
@@ -189,22 +192,58 @@ def _decoded(text: bytes, reader: str) -> str:
 
 
 class JsonTokenizer:
-    """A `tokenizer.json`, as trained or published with the `tokenizers` library."""
+    """A `tokenizer.json`, as trained or published with the `tokenizers` library.
 
-    def __init__(self, raw: bytes, origin: str) -> None:
-        """Parse the bytes of a `tokenizer.json`; `origin` names it in errors."""
+    The settings beside it are applied as transformers applies them (`tokenizer_settings`).
+    """
+
+    def __init__(self, raw: bytes, origin: str, settings: TokenizerSettings | None = None) -> None:
+        """Parse the bytes of a `tokenizer.json`; `origin` names it in errors.
+
+        Raises:
+            UserError: it is malformed, has ids far beyond the number of its tokens, or contradicts the settings.
+        """
         library = _tokenizers(f"reading {origin}")
-        try:
+        self._origin, self._raw = origin, raw
+        with _library_errors(f"{origin} is not a tokenizer.json of the `tokenizers` library"):
             self._tokenizer: Any = library.Tokenizer.from_str(raw.decode("utf-8"))
-        except Exception as error:  # noqa: BLE001  (the library raises bare Exception)
-            raise UserError(f"{origin} is not a tokenizer.json of the `tokenizers` library: {error}") from None
         # A file that was saved while it truncated or padded must not do so to a text: transformers ignores both.
+        is_limited = self._tokenizer.truncation is not None or self._tokenizer.padding is not None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._token_bytes = TokenBytes(json.loads(raw))
-        self._origin, self._raw = origin, raw
-        self._digest = hashlib.sha256(raw).hexdigest()
+        self._changed = self._apply(settings or TokenizerSettings(), library)
+        changes = b"whole texts" if is_limited else b""
+        if self._changed:
+            changes += repr(settings).encode()
+        self._digest = hashlib.sha256(raw + changes).hexdigest()
         self._vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if self.vocab_size > _SPARSEST * len(self._vocab) + _FREE_IDS:
+            name = max(self._vocab, key=lambda token: self._vocab[token])
+            raise UserError(
+                f"{origin} gives the token {name!r} the id {self._vocab[name]}, and has {len(self._vocab)} tokens: a "
+                "model would need a row for each id below. Correct the id"
+            )
+        with _library_errors(f"{origin} cannot be read"):
+            self._token_bytes = TokenBytes(json.loads(self.to_json()))
+
+    def _apply(self, settings: TokenizerSettings, library: Any) -> bool:
+        """Add the tokens of the settings; return whether the tokenizer's tokens changed."""
+        known = {token.content: number for number, token in self._tokenizer.get_added_tokens_decoder().items()}
+        before = len(known)
+        for token in settings.tokens:
+            number = known.get(token.content, self._tokenizer.token_to_id(token.content))
+            if token.id is None and number is None:
+                continue  # transformers makes an id beyond the model's for it
+            if token.content not in known:
+                self._tokenizer.add_tokens([library.AddedToken(token.content, **dict(token.flags))])
+                number = known[token.content] = self._tokenizer.token_to_id(token.content)
+            if token.id is not None and number != token.id:
+                raise UserError(
+                    f"{self._origin} has the id {number} for {token.content!r}, and the settings beside it say "
+                    f"{token.id} (added_tokens_decoder): they do not belong together"
+                )
+        self._tokenizer.encode_special_tokens = settings.splits_special
+        return len(known) > before or settings.splits_special
 
     @property
     def vocab_size(self) -> int:
@@ -219,7 +258,10 @@ class JsonTokenizer:
     @property
     def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Tokenizer.added`; the post-processor decides, and nothing else, as in transformers."""
-        found = self._tokenizer.encode("a")
+        if not self._tokenizer.num_special_tokens_to_add(is_pair=False):
+            return (), ()  # without a try: a vocabulary of words need not have the "a" below
+        with _library_errors(f"the tokenizer {self._origin} fails on a text"):
+            found = self._tokenizer.encode("a")
         own = [i for i, special in enumerate(found.special_tokens_mask) if not special]
         first, last = (own[0], own[-1] + 1) if own else (len(found.ids), len(found.ids))
         return tuple(found.ids[:first]), tuple(found.ids[last:])
@@ -239,11 +281,13 @@ class JsonTokenizer:
             decoded = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"text for the tokenizer {self._origin} must be UTF-8: {error}") from None
-        return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, np.uint32)
+        with _library_errors(f"the tokenizer {self._origin} fails on the text that begins {decoded[:40]!r}"):
+            return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
+        with _library_errors(f"the tokenizer {self._origin} fails on tokens"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
 
     def token_bytes(self, token: int) -> bytes:
         """See `Tokenizer.token_bytes`."""
@@ -251,12 +295,29 @@ class JsonTokenizer:
         return _REPLACEMENT.encode() if written is None else self._token_bytes.of(token, written)
 
     def to_json(self) -> bytes:
-        """See `Tokenizer.to_json`."""
-        return self._raw
+        """See `Tokenizer.to_json`: the file itself, unless the settings beside it changed it."""
+        return self._tokenizer.to_str(pretty=True).encode() if self._changed else self._raw
+
+
+@contextmanager
+def _library_errors(doing: str) -> Iterator[None]:
+    """Raise `UserError` in place of an error or a panic of the `tokenizers` library, whose classes are bare."""
+    try:
+        yield
+    except PlanetaryError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise UserError(f"{doing}: {error}") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{doing}: {error}") from None
 
 
 def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
     """Return the tokenizer that `data.tokenizer` names.
+
+    Settings beside a `tokenizer.json` count (`tokenizer_settings`).
 
     Args:
         name: `"byte"`, `"char"`, or the path of a `tokenizer.json`.
@@ -285,13 +346,15 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
         )
     try:
         saved = folder is not None and name == SAVED_TOKENIZER and (folder / name).is_file()
-        raw = (folder / name if folder is not None and saved else Path(name)).read_bytes()
+        path = folder / name if folder is not None and saved else Path(name)
+        raw = path.read_bytes()
     except OSError as error:
         raise UserError(
             f'cannot read the tokenizer {name}: {error.strerror}; expected "byte", "char" or the path of a '
             "tokenizer.json"
         ) from None
-    return JsonTokenizer(raw, name)
+    # A file of another name may lie beside the settings of a model's own tokenizer.
+    return JsonTokenizer(raw, name, read_settings(path.parent) if path.name == SAVED_TOKENIZER else None)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:

@@ -22,9 +22,10 @@ from planetary.core.configuration.pretrained import CONFIG_FILE, LAYOUTS, TOKENI
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import JsonTokenizer, Tokenizer
+from planetary.data.tokenizer_settings import TOKENIZER_CONFIG_FILE
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.fabric.preparation.preparation import builder_options
-from planetary.run.model.pretrained_files import COMPANIONS, TOKENIZER_CONFIG_FILE, kept_files
+from planetary.run.model.pretrained_files import COMPANIONS, kept_files
 from planetary.run.model.trained_model import all_values, code_of, tokenizer_of_run, tree_names
 
 _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -89,7 +90,8 @@ def export_pretrained(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, path.read_bytes())
     if tokenizer is not None:
-        write_atomically(folder / TOKENIZER_FILE, tokenizer.to_json())
+        own = kept[TOKENIZER_FILE].read_bytes() if TOKENIZER_FILE in kept else tokenizer.to_json()
+        write_atomically(folder / TOKENIZER_FILE, own)
         if TOKENIZER_CONFIG_FILE not in kept:
             write_atomically(folder / TOKENIZER_CONFIG_FILE, _json(_tokenizer_config(tokenizer)))
     write_atomically(folder / CONFIG_FILE, _json(published))

@@ -14,17 +14,16 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.errors import ResourceError
+from planetary.data.tokenizer_settings import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from planetary.fabric.gateway.run_files import PRETRAINED
 
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"  # folder with more templates, by name
 _OF_TOKENIZERS = frozenset(
     {
         *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, TEMPLATE_FILE, "chat_template.json"),
-        *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"),
+        *(ADDED_TOKENS_FILE, "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model"),
         *("sentencepiece.bpe.model", "tekken.json", "preprocessor_config.json", "processor_config.json"),
     }
 )

@@ -22,13 +22,14 @@ from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import MODEL_FILE, export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
-from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained, read_published
+from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.data.tokenizer import load_tokenizer
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
+from planetary.data.tokenizer import Tokenizer, load_tokenizer
+from planetary.data.tokenizer_settings import read_settings
+from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.fabric.preparation.preparation import builder_options, given_weights
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.run.kinds import kind_of
@@ -51,9 +52,6 @@ GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Names of special tokens that chat templates see."""
 
 
 def load_served(config: Config) -> ServedModel:
@@ -274,13 +272,29 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts
 
 
 def _texts_of(run: Path, config: Config) -> dict[str, Any]:
-    """Return a run's window, tokenizer and end token, as keyword arguments of a served model."""
+    """Return a run's window, tokenizer, template and end tokens, as keyword arguments of a served model.
+
+    The template and more end tokens are those of the pretrained folder that the run started from.
+    """
     tokenizer = tokenizer_of_run(run, config)
     end = tokenizer.end_of_document
+    texts = {"begins": tokenizer.added[0], "ends": frozenset() if end is None else frozenset({end})}
+    kept = run / PRETRAINED
+    if (kept / TOKENIZER_FILE).is_file():
+        told = _texts_in(kept, _json(kept / CONFIG_FILE), tokenizer)
+        texts = {**texts, **told, "ends": texts["ends"] | told["ends"]}
+    return {"window": config.train.sequence_length, "tokenizer": tokenizer, **texts}
+
+
+def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return template, special and end tokens of a tokenizer's folder, as keyword arguments of a served model."""
+    settings = _json(folder / TOKENIZER_CONFIG)
+    ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
     return {
-        "window": config.train.sequence_length,
-        "tokenizer": tokenizer,
-        "ends": frozenset() if end is None else frozenset({end}),
+        "chat_template": _template(folder, settings),
+        "special_tokens": tuple(read_settings(folder).names),
+        "begins": tokenizer.added[0],
+        "ends": frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)),
     }
 
 
@@ -301,12 +315,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     _, template, _ = find_builder(layout.source)(**options)
     if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
-    settings = _json(folder / TOKENIZER_CONFIG)
-    special = _special_tokens(folder, settings)
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))
-    begins, after = tokenizer.added
-    ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
-    known = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
     cached = _cached(layout.source, options)
     assert cached is not None, f"{layout.source} has no decode"
     return _served(
@@ -316,11 +325,8 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
         cached[1],
         window=window,
         tokenizer=tokenizer,
-        chat_template=_template(folder, settings),
-        special_tokens=tuple(special.items()),
-        begins=begins,
-        ends=frozenset(known),
-        warning=_differences(folder, settings, begins, after),
+        **_texts_in(folder, published, tokenizer),
+        warning=_differences(folder, _json(folder / TOKENIZER_CONFIG), *tokenizer.added),
     )
 
 
@@ -382,21 +388,6 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise TrustError(f"{path} is not valid JSON: {error}") from None
     return found if isinstance(found, dict) else {}
-
-
-def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the special tokens that a chat template sees, by name, as transformers finds them."""
-    if "added_tokens_decoder" not in settings:  # an older folder, whose other file says more
-        settings = {**settings, **_json(folder / SPECIAL_TOKENS_MAP)}
-    more = settings.get("extra_special_tokens")
-    named = {**more, **settings} if isinstance(more, dict) else settings
-    found = {}
-    for name in (*SPECIAL_TOKENS, *(more if isinstance(more, dict) else ())):
-        value = named.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
 
 
 def _differences(folder: Path, settings: Mapping[str, Any], begins: Sequence[int], after: Sequence[int]) -> str:

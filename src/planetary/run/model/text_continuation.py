@@ -28,7 +28,9 @@ def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Itera
         UserError: the prompt is empty.
         NumericsError: the logits are not finite.
     """
-    ids = [int(token) for token in model.tokenizer.encode(prompt.encode())]
+    # An empty prompt stays one, which is refused: the tokens that a tokenizer adds are no text.
+    text = [int(token) for token in model.tokenizer.encode(prompt.encode())]
+    ids = [*model.tokenizer.added[0], *text] if text else []
     size = model.tokenizer.vocab_size  # a model may have more tokens than there is text for
 
     def logits(params: Any, tokens: Any) -> Any:

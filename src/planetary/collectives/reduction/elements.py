@@ -1,4 +1,4 @@
-"""Element types, and the flat numpy view of a caller's array: numpy, PyTorch on the CPU, or JAX."""
+"""Element types, and the flat numpy view of a caller's array: numpy, PyTorch, JAX, or a tensor on a device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planetary.collectives.reduction.device_tensors import HostCopy, device_tensor, is_tensor, no_numbers_of
 from planetary.core.errors import UserError
 
 # Spelling on the wire -> numpy type that holds it. bfloat16 is held as its 16 raw bits.
@@ -40,12 +41,14 @@ class Flat:
     """
 
     def __init__(self, array: Any, *, writable: bool, what: str = "the array") -> None:
-        """Look at a numpy array, a CPU torch tensor, or (only to read) anything numpy can convert.
+        """Look at a numpy array, a torch tensor, or (only to read) anything numpy can convert; copy from a device.
 
         Raises `UserError` when the type is unknown or no plain array, or `writable` is asked of memory that cannot be
         written.
         """
-        host, self.dtype = _host_array(array, what)
+        tensor = device_tensor(array)
+        self._device = None if tensor is None else HostCopy(tensor)
+        host, self.dtype = _host_array(array if self._device is None else self._device.host, what)
         if writable and not host.flags.writeable:
             raise UserError(
                 f"{what} cannot be changed in place (a {type(array).__module__.split('.')[0]} array that is "
@@ -53,8 +56,13 @@ class Flat:
             )
         self._host = host
         direct = host.flags.c_contiguous and host.flags.aligned and host.dtype.isnative
-        self.copied = not direct
+        self.copied = not direct or self._device is not None
         held = TYPES[self.dtype]
+        if self._device is not None:
+            try:
+                self._device.read()
+            except RuntimeError as error:
+                raise UserError(f"{what} cannot be copied from its device: {error}") from error
         self.flat = host.reshape(-1).view(held) if direct else np.ascontiguousarray(host, held).reshape(-1)
 
     @property
@@ -64,13 +72,23 @@ class Flat:
 
     def read_again(self) -> None:
         """Copy the caller's array into `flat` again where that has memory of another layout."""
-        if self.copied:
+        if self._device is not None:
+            self._device.read()
+        elif self.copied:
             self.flat[...] = self._host.reshape(-1)
 
     def write_back(self) -> None:
         """Copy `flat` into the caller's array where that has memory of another layout."""
-        if self.copied:
+        if self._device is not None:
+            self._device.write()
+        elif self.copied:
             self._host[...] = self.flat.reshape(self._host.shape)
+
+
+def element_type(array: Any, what: str = "the array") -> str:
+    """Return the element type of a caller's array without copying it from its device; raises as `Flat`."""
+    tensor = device_tensor(array)
+    return _host_array(array if tensor is None else no_numbers_of(tensor), what)[1]
 
 
 def raw(array: np.ndarray) -> memoryview:
@@ -79,11 +97,11 @@ def raw(array: np.ndarray) -> memoryview:
 
 
 def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
-    if type(array).__module__.split(".")[0] == "torch" and hasattr(array, "detach"):
+    if is_tensor(array):
         return _torch_array(array, what)
     if not isinstance(array, np.ndarray):
         if not hasattr(array, "__array__"):
-            raise UserError(f"{what} is a {type(array).__name__}; give a numpy, torch (CPU) or JAX array")
+            raise UserError(f"{what} is a {type(array).__name__}; give a numpy, torch or JAX array")
         array = np.asarray(array)
     if isinstance(array, np.matrix):  # has two dimensions even when flattened
         raise UserError(f"{what} is a numpy.matrix, which cannot be made flat; give numpy.asarray(it)")
@@ -104,8 +122,6 @@ def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
 
 
 def _torch_array(tensor: Any, what: str) -> tuple[np.ndarray, str]:
-    if tensor.device.type != "cpu":
-        raise UserError(f"{what} is on {tensor.device}; collectives work on CPU memory: copy it with .cpu() first")
     tensor = tensor.detach()
     if str(tensor.dtype) == "torch.bfloat16":
         torch = sys.modules["torch"]  # loaded where there are tensors; a worker must not need it

@@ -68,7 +68,8 @@ class SharedState:
     def __init__(
         self, arrays: Mapping[str, Any], *, revision: int = 0, allow_content_inequality: Sequence[str] = ()
     ) -> None:
-        """`arrays`: name -> numpy array or CPU torch tensor that can be written. They are kept alive, not copied.
+        """`arrays`: name -> numpy array or torch tensor that can be written. They are kept alive, and copied only
+        from another layout or from a device.
 
         Names in `allow_content_inequality` are not compared. Raises `UserError` for an array that cannot be used.
         """
@@ -86,7 +87,7 @@ class SharedState:
         self.revision += 1
 
     def refresh(self) -> None:
-        """Look at arrays again whose memory cannot be used as it is (another layout)."""
+        """Look at arrays again whose memory cannot be used as it is (another layout, or on a device)."""
         for flat in self.flats.values():
             flat.read_again()
 

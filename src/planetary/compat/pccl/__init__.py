@@ -8,6 +8,8 @@ on count, type or operation is an error on every peer, and host names and IPv6 a
 
 from __future__ import annotations
 
+import sys
+
 from planetary.compat.pccl.alias import install
 from planetary.compat.pccl.communicator import AsyncReduceHandle, Communicator
 from planetary.compat.pccl.master import MasterNode
@@ -36,12 +38,13 @@ __version__ = "1.0.0"
 
 
 class cuda:
-    """PCCL's namespace for CUDA; always unavailable here."""
+    """PCCL's namespace for CUDA: tensors of PyTorch on a GPU are taken wherever PyTorch sees one."""
 
     @staticmethod
     def is_available() -> bool:
-        """Arrays must be in CPU memory."""
-        return False
+        """Whether PyTorch is in use in this process and sees a GPU."""
+        torch = sys.modules.get("torch")
+        return torch is not None and bool(torch.cuda.is_available())
 
 
 __all__ = [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planetary import collectives as c
-from planetary.collectives.reduction.elements import Flat
+from planetary.collectives.reduction.elements import element_type
 from planetary.compat.pccl.security import invite_token, restarts, warn_unencrypted
 from planetary.compat.pccl.types import (
     BITS,
@@ -187,7 +187,7 @@ class Communicator:
         """Begin a reduction; the arrays are kept alive until it is waited for."""
         self._need("pcclAllReduceAsync")
         check_pair(send, recv)
-        found = Flat(send, writable=False).dtype
+        found = element_type(send)
         if operand_descriptor is not None and OURS[operand_descriptor.datatype] != found:
             text = f"operand_descriptor has {operand_descriptor.datatype.name}, the array has {found}"
             raise PCCLError(Result.INVALID_ARGUMENT, "pcclAllReduceAsync", text)

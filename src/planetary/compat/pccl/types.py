@@ -235,18 +235,21 @@ class TensorInfo:
         """Describe an array, or with `numel` and `dtype` the memory at an address, which the caller keeps alive.
 
         Raises:
-            ValueError: a null pointer, or memory that is not the CPU's.
+            ValueError: a null pointer, or an address that is not the CPU's.
         """
-        if device_type != DeviceType.CPU:
-            raise ValueError(f"shared state {name!r} must be in CPU memory, found {DeviceType(device_type).name}")
         if isinstance(data_ptr, int):
+            if device_type != DeviceType.CPU:
+                raise ValueError(
+                    f"shared state {name!r}: an address must be of CPU memory, found {DeviceType(device_type).name}; "
+                    "give the tensor itself (TensorInfo.from_torch)"
+                )
             data_ptr = _memory_at(name, data_ptr, numel, dtype)
         self.name, self.array = name, data_ptr
         self.allow_content_inequality = allow_content_inequality
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Describe a contiguous CPU tensor; it is kept alive."""
+        """Describe a contiguous tensor, on the CPU or a device; it is kept alive."""
         assert tensor.is_contiguous(), "Input tensor must be contiguous"
         return cls(name, tensor, allow_content_inequality=allow_content_inequality)
 

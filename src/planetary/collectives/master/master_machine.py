@@ -143,8 +143,10 @@ class MasterMachine:
         return out
 
     def _register(self, connection: int, hello: m.Register, seen_host: str, now: float) -> list[Instruction]:
-        if connection in self._where:
-            return self._refuse(connection, "it registered twice")
+        if connection in self._where:  # the members must not wait for a peer whose connection is closed
+            number, peer = self._where.pop(connection)
+            lost = self.groups[number].lose(peer, "it registered twice", now)
+            return [*lost, *self._refuse(connection, "it registered twice")]
         if not 0 <= hello.group < 2**32 or not is_name(hello.name) or not 0 < hello.port < 65536:
             return self._refuse(
                 connection,

@@ -10,7 +10,7 @@ from planetary.collectives.peer import peer_events as e
 from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.protocol.collective_errors import PeerLostError, RemovedError, StragglerError, error_of
 from planetary.collectives.protocol.operation_states import PEER_MEMBERSHIP, PEER_OPERATION
-from planetary.core.errors import PlanetaryError
+from planetary.core.errors import LocalProtocolError, PlanetaryError, RemoteProtocolError
 from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
 from planetary.machine.state_table import advance
@@ -74,7 +74,7 @@ class PeerMachine:
         match event:
             case e.Received():
                 if event.session == self._link.session:
-                    self._from_master(event.message)
+                    self._received(event.message)
             case e.PiecesComplete():
                 self._pieces_complete(event)
             case e.LocalFault(call, reason, blame):
@@ -209,9 +209,15 @@ class PeerMachine:
 
     # --- the master's messages
 
-    def _from_master(self, message: m.Message) -> None:
+    def _received(self, message: m.Message) -> None:
         if self.error is not None:
             return  # it is out already; this was under way
+        try:
+            self._from_master(message)
+        except LocalProtocolError as error:  # a step that is not in the tables, which the master asked for
+            self._hang_up(RemoteProtocolError(f"the master sent {type(message).__name__}: {error}"))
+
+    def _from_master(self, message: m.Message) -> None:
         match message:
             case m.Registered():
                 self.peer, self._secret = message.peer, message.secret

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from planetary.core.errors import TrustError
 from planetary.core.printable import NAME_RULE, is_name
 from planetary.fabric.protocol.messages import Hello, Refused
 from planetary.fabric.protocol.run_fold import Ban
@@ -43,7 +44,16 @@ class KnownNames(Protocol):
 
 def invite_of(hello: Hello) -> str:
     """Return the id of the invite that a process shows, which the transport found genuine; "" without one."""
-    return invite.read(hello.token).id if hello.token else ""
+    shown_invite = _invite_of(hello)
+    return "" if shown_invite is None else shown_invite.id
+
+
+def _invite_of(hello: Hello) -> invite.Invite | None:
+    """Return the invite; None without one. A gateway without TLS looks at no token, so that it may be anything."""
+    try:
+        return invite.read(hello.token) if hello.token else None
+    except TrustError:
+        return None
 
 
 def refuse(hello: Hello, policy: Admits, state: KnownNames, connected: Mapping[str, tuple[str, str]]) -> Refused | None:
@@ -64,7 +74,8 @@ def refuse(hello: Hello, policy: Admits, state: KnownNames, connected: Mapping[s
             )
     if refusal := _banned(hello, state):
         return refusal
-    if hello.token and (node := invite.read(hello.token).node) not in ("", hello.node):
+    shown_invite = _invite_of(hello)
+    if shown_invite is not None and (node := shown_invite.node) not in ("", hello.node):
         return Refused(
             code="token",
             reason=f"the invite token {invite_of(hello)} is for node {node}, not for {hello.node}; start this node "
@@ -106,9 +117,9 @@ def _banned(hello: Hello, state: KnownNames) -> Refused | None:
         who = f"worker {ban.worker}" if ban.worker == hello.worker else f"the machine of worker {ban.worker}"
         reason = f"{who} is not used in this run any more: {ban.reason}"
         return Refused(code="banned", reason=reason, kind=ban.kind)
-    if not hello.token or hello.identity in state.keys.values():
+    shown_invite = _invite_of(hello)
+    if shown_invite is None or hello.identity in state.keys.values():
         return None
-    shown_invite = invite.read(hello.token)
     brought = {one.identity for one in lasting if one.invite == shown_invite.id}
     if len(brought) < (1 if shown_invite.node else MOST_BANNED):
         return None

@@ -226,6 +226,9 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         await asyncio.to_thread(keep_step, folder, current.record, self._system.files)
         await asyncio.to_thread(keep_step, folder, offered.record, self._system.files)
         self._next = offered
+        for text in offered.step.notes:
+            if text not in self.notes:
+                self.note(text)
         return e.StepOffered(
             spec=offered.step.spec,
             buffers=offered.buffers,

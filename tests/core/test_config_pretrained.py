@@ -146,7 +146,15 @@ def test_a_llama_is_the_model_here(tmp_path: Path, changed: dict[str, Any], opti
         ({**GPT2, "activation_function": "relu"}, "activation_function is 'relu': the model here has 'gelu_new' only"),
         ({**GPT2, "layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
         ({**GPT2, "n_inner": 32}, "n_inner is 32: the model here has 4"),
-        ({**GPT2, "n_layer": "two"}, "n_layer is 'two': expected a number of at least 1"),
+        ({**GPT2, "n_layer": "two"}, "n_layer is 'two': expected a whole number from 1 to 4096"),
+        ({**LLAMA, "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: expected a whole number from 1 to"),
+        ({**LLAMA, "vocab_size": 10**30}, "vocab_size is 1000000000.*: expected a whole number from 1 to"),
+        ({**LLAMA, "rms_norm_eps": "x"}, "rms_norm_eps is 'x': expected a number"),
+        ({**LLAMA, "rms_norm_eps": True}, "rms_norm_eps is True: expected a number"),
+        ({**LLAMA, "rope_theta": float("nan")}, "rope_theta is nan: expected a number"),
+        ({**LLAMA, "rope_scaling": "x"}, "rope_scaling is 'x': expected an object"),
+        ({**LLAMA, "rope_scaling": {"type": []}}, r"rotary positions of type \[\]"),
+        ({**LLAMA, "rope_scaling": {"type": "yarn", "factor": 1e300}}, r"factor is 1e\+300: expected a number"),
         ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "vocab_size is None"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary positions of type 'dynamic'"),
@@ -162,9 +170,10 @@ def test_what_the_model_here_does_not_have_is_refused(tmp_path: Path, published:
 
 
 def test_a_damaged_description_is_an_error(tmp_path: Path) -> None:
-    (folder_of(tmp_path, GPT2) / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
-        config_from_tables({"model": {"source": str(tmp_path)}})
+    for text in ("{", "[" * 100_000):
+        (folder_of(tmp_path, GPT2) / "config.json").write_text(text)
+        with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
+            config_from_tables({"model": {"source": str(tmp_path)}})
 
 
 def test_options_may_add_to_the_folder_and_not_contradict_it(tmp_path: Path) -> None:

@@ -145,16 +145,17 @@ class LlamaLayout:
         width = published.get("head_dim") or self._head_size
         if width not in (None, options["n_embd"] // options["n_head"]):
             options["head_size"] = width
-        options["norm_epsilon"] = float(published.get("rms_norm_eps", 1e-6))
+        options["norm_epsilon"] = _number(published, "rms_norm_eps", 1e-6)
         options["tie_embeddings"] = bool(published.get("tie_word_embeddings", False))
         options |= self._own(published)
         # `rope_parameters` since transformers 5; two keys before.
-        rope = {"rope_theta": published.get("rope_theta", 10_000.0), **(published.get("rope_scaling") or {})}
-        rope |= published.get("rope_parameters") or {}
-        options["rope_base"] = float(rope.pop("rope_theta"))
+        rope = {"rope_theta": published.get("rope_theta", 10_000.0), **_table(published, "rope_scaling")}
+        rope |= _table(published, "rope_parameters")
+        options["rope_base"] = _number(rope, "rope_theta")
+        del rope["rope_theta"]
         kind = rope.pop("rope_type", rope.pop("type", "default"))
         rope.pop("type", None)
-        if kind not in ("default", *_SCALINGS):
+        if not isinstance(kind, str) or kind not in ("default", *_SCALINGS):
             types = ", ".join(f"'{one}'" for one in ("default", *_SCALINGS))
             raise UserError(f"rotary positions of type {kind!r}: the model here has those of types {types}")
         if kind != "default":
@@ -164,6 +165,9 @@ class LlamaLayout:
             if unknown:
                 raise UserError(f"rotary positions of type {kind!r} have {unknown[0]}, which the model here has not")
             scaling = {name: rope[name] for name in _SCALINGS[kind] if rope.get(name) is not None}
+            for name in scaling:
+                if name != "truncate":
+                    _number(scaling, name)
             options["rope_scaling"] = scaling if kind == "llama3" else {"rope_type": kind, **scaling}
         return options
 
@@ -276,7 +280,7 @@ def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
         published = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read the pretrained model {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     kind = published.get("model_type") if isinstance(published, dict) else None
     for layout in LAYOUTS:
@@ -331,8 +335,26 @@ def _require(published: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) 
             raise UserError(f"{name} is {found!r}: the model here has {values[0]!r} only")
 
 
+_LARGEST_SIZE, _MOST_LAYERS = 2**31 - 1, 4096
+_LARGEST_NUMBER = 1e12  # of a base, a factor or a length; the largest base that is published is 1e9
+
+
 def _size(published: Mapping[str, Any], name: str) -> int:
-    value = published.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected a number of at least 1")
+    value, most = published.get(name), _MOST_LAYERS if "layer" in name else _LARGEST_SIZE
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected a whole number from 1 to {most}")
     return value
+
+
+def _number(published: Mapping[str, Any], name: str, absent: float | None = None) -> float:
+    value = published.get(name, absent)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _LARGEST_NUMBER:
+        raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected a number from 0 to {_LARGEST_NUMBER:g}")
+    return float(value)
+
+
+def _table(published: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = published.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected an object, or null")
+    return value or {}

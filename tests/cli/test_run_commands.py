@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import read, verify
 from planetary.run.places import default_state_folder
+from planetary.run.results import write_results
 from planetary.run.status_source import status_source
 
 
@@ -103,6 +105,17 @@ def test_a_growing_folder_gives_new_statuses(ended_run: Path) -> None:
     assert read() is read()
     journal.write_text(whole)
     assert read().state == "finished"
+
+
+def test_results_do_not_need_matplotlib(
+    ended_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker"):
+        monkeypatch.setitem(sys.modules, name, None)
+    write_results(ended_run)
+    assert (ended_run / "report.json").exists()
+    assert not (ended_run / "loss.png").exists()
+    assert "matplotlib is not installed" in caplog.text
 
 
 def test_report_writes_both_files(ended_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

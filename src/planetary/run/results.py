@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,16 +18,30 @@ if TYPE_CHECKING:
     from planetary.fabric.protocol.records import EndKind
     from planetary.monitor.run_folder import RunHistory
 
+log = logging.getLogger(__name__)
+
 
 def write_results(folder: Path) -> None:
-    """Write report.json and loss.png of the run so far; a run without an event has neither. Of rewards: reward.png."""
+    """Write report.json and loss.png of the run so far; a run without an event has neither. Of rewards: reward.png.
+
+    Without matplotlib there is no picture, and a warning that names it: the run's results must not depend on it.
+    """
     from planetary.monitor.report import build_report, write_report
     from planetary.monitor.run_folder import EVENTS, load_history
 
     if (folder / EVENTS).exists():
         history = load_history(folder)
         write_report(folder, build_report(history))
-        picture_run(folder, history)
+        try:
+            picture_run(folder, history)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "matplotlib":
+                raise
+            log.warning(
+                "no picture was drawn, as matplotlib is not installed (pip install 'planetary-compute[cli]'); "
+                "`planetary report %s` draws it later",
+                folder,
+            )
 
 
 def picture_run(folder: Path, history: RunHistory) -> Path:

@@ -134,7 +134,8 @@ def _say_what_happened(folder: Path, report: Any) -> None:
         parts.append(
             f"no gap to the baseline, which has {quality.baseline_tokens:,} tokens (--baseline trains it anew)"
         )
-    print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
+    picture = f" Picture: {shown}/loss.png" if (folder / "loss.png").exists() else ""
+    print(f"Trained {', '.join(parts)}.{picture}")
     config = load_config(folder / CONFIG)
     if can_generate(config):
         print(f"Try it:   {command_line('generate', shown, '--prompt', 'def ')}")

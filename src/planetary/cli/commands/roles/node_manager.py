@@ -30,7 +30,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", required=True, help="the gateway")
     parser.add_argument("--port", type=port, default=WORKER_PORT, help="its worker port (default: %(default)s)")
-    parser.add_argument("--scale", type=int, default=1, metavar="N", help="number of workers (default: %(default)s)")
+    parser.add_argument(
+        "--scale",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of workers; they share the GPUs of the backend if there are fewer (default: %(default)s)",
+    )
     add_node_flags(parser)
     return parser
 

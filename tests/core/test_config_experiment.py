@@ -162,7 +162,7 @@ def test_a_secret_in_a_file_is_refused(tmp_path: Path) -> None:
         ({"model_path": 3}, "model.source: expected a string"),
         ({"max_epochs": -1}, "data.max_epochs: expected a whole number >= 0"),
         ({"chunk_shuffle": "yes", "sampling": "fifo"}, "data.shuffle_leases: expected true or false"),
-        ({"grpo_config": {"beta": 0.1}}, "grpo_config: it belongs to reinforcement learning"),
+        ({"grpo_config": {"beta": 0.1}}, "whose reward is in PCP"),
         ("[1]", "expected one JSON object"),
         ("{", "is not valid JSON"),
     ],

@@ -325,7 +325,7 @@ def test_a_damaged_compiled_step_is_built_again(copied: Path, shared_cache: Path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (("optimizer.learning_rate=0.1", "train.rounds=4"), "another configuration"),
+        (("optimizer.learning_rate=0.1", "train.rounds=4"), "optimizer.learning_rate = 0.1 (it has "),
         (("optimizer.learning_rate=0.1",), "nothing to resume in runs/tiny: all its 3 rounds are trained"),
         (("train.rounds=2",), "with train.rounds = 2: 3 rounds are trained"),
     ],

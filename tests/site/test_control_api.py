@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import asyncio
 import hashlib
@@ -757,3 +758,39 @@ def test_jobs_outlive_the_site(tmp_path: Path) -> None:
     journal = [json.loads(line) for line in (tmp_path / "runs" / "site.jsonl").read_text().splitlines()]
     assert [one["job"] for one in journal if one["event"] == "job_started"] == ["toy", "toy-2", "toy-2"]
     assert ADMIN not in (tmp_path / "runs" / "site.jsonl").read_text()
+
+
+def test_site_is_ready_while_it_takes_jobs(tmp_path: Path) -> None:
+    """Not as its newest job is: that one may be cancelled, or wait for workers."""
+
+    async def test(site: Running) -> None:
+        assert (await site.get("/ready")).status_code == 200
+        await site.submit("toy")
+        await site.post("/v1/jobs/toy/cancel")
+        await site.until_state("toy", "cancelled")
+        assert (await site.get("/ready")).status_code == 200
+        assert (await site.get("/ready?job=toy")).status_code == 503
+        site.site.stop("of the test")
+        assert (await site.get("/ready")).status_code == 503
+
+    run(tmp_path, test)
+
+
+def test_wait_for_a_roll_out_ends_with_its_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A run that ends before the new step is verified forgets the roll-out."""
+    from planetary.cli.commands import jobs
+    from planetary.core.errors import ClosedError
+
+    forgotten = {"roll_out": {"state": "", "reason": ""}, "steps": []}
+
+    class Client:
+        def post(self, path: str, body: object) -> Any:
+            return {"roll_out": {"state": "preparing", "reason": ""}, "steps": []}
+
+        def get(self, path: str) -> Any:
+            return forgotten if path.endswith("/steps") else {"state": "finished", "reason": "all rounds are done"}
+
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    words = argparse.Namespace(job="a", action="roll-out", set=[], reason="", no_wait=False, json=True)
+    with pytest.raises(ClosedError, match=r"a is finished \(all rounds are done\)"):
+        jobs._replace_step(words, Client())  # type: ignore[arg-type]

@@ -37,3 +37,10 @@ def given_model_flags(args: argparse.Namespace) -> list[str]:
     from planetary.cli.key_flags import given_keys
 
     return [key.partition(".")[2] for key in given_keys(args, _FLAGS)]
+
+
+def model_settings(args: argparse.Namespace) -> list[str]:
+    """Return the settings that the flags of `add_model_flags` stand for, `section.key=value`."""
+    from planetary.cli.key_flags import settings_of
+
+    return settings_of(args, _FLAGS)

@@ -23,6 +23,13 @@ from typing import Any
 import msgspec
 
 from planetary.core.bounded_text import json_value, toml_tables
+from planetary.core.configuration.pcp_files import (
+    is_reward_file,
+    is_serving_file,
+    refuse_gateway_file,
+    reward_tables,
+    serving_tables,
+)
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import (
@@ -55,6 +62,7 @@ from planetary.core.configuration.strict import (
 )
 from planetary.core.configuration.toml import toml_document, toml_value
 from planetary.core.errors import UserError, did_you_mean
+from planetary.core.printable import command_line
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +169,7 @@ REFUSED: Mapping[str, str] = {
         "a key in a file is copied, committed and logged with it. Remove it and set the environment variable "
         "WANDB_API_KEY instead"
     ),
-    **dict.fromkeys(("grpo_config", "rollout_config", "training_model_path", "weights_path"), _NOT_PRETRAINING),
+    **dict.fromkeys(("rollout_config", "training_model_path", "weights_path"), _NOT_PRETRAINING),
 }
 """Key that is an error when it has a value -> why."""
 
@@ -178,6 +186,10 @@ def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, Any]:
     values = json_value(text, origin)
     if not isinstance(values, dict):
         raise UserError(f"{origin}: expected one JSON object with PCP's experiment keys, found {type(values).__name__}")
+    refuse_gateway_file(values, origin)
+    for is_such, tables_of in ((is_reward_file, reward_tables), (is_serving_file, serving_tables)):
+        if is_such(values):
+            return tables_of(values, origin, lambda path: _found(path, folder))
     given = {key: value for key, value in _flat(values, origin).items() if value not in (None, "", {})}
     for key in given:
         _check_key(key, origin)
@@ -278,6 +290,7 @@ __all__ = [
     "config_hash",
     "is_function",
     "load_config",
+    "mathematical_changes",
     "overrides_between",
     "to_toml",
 ]
@@ -312,7 +325,16 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     origin, folder = str(path), path.resolve().parent
     is_experiment = path.suffix == ".json"
     tables = experiment_tables(text, origin, folder) if is_experiment else toml_tables(text, origin)
-    return _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
+    refuse_gateway_file(tables, origin)
+    of_rewards = is_experiment and "objective" in tables.get("rl", {})
+    config = _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
+    if of_rewards and not config.rl.task:
+        again = command_line("rl", path, "--set", "rl.task=FILE.py:FUNCTION")
+        raise UserError(
+            f"{origin} is PCP's file of reinforcement learning, whose reward is in PCP's code: name a reward. It is "
+            f"taken by: {again}"
+        )
+    return config
 
 
 def config_from_tables(tables: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -470,6 +492,26 @@ def config_hash(config: Config) -> str:
     be resumed with more rounds, and a cosine schedule is then stretched from there on. Of a local path only
     the last part counts, so that a folder may be moved; digests of the contents are kept in the checkpoint.
     """
+    text = json.dumps(_mathematics(config), sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mathematical_changes(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
+    """Return key, old and new value of all that makes the `config_hash` of two configurations differ."""
+    old, new = (_flat_keys(_mathematics(config)) for config in (before, after))
+    return [(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _flat_keys(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        named = {"seed": "run.seed", "leases": "fabric.leases"}.get(key, key) if not prefix else f"{prefix}.{key}"
+        flat |= _flat_keys(value, named) if isinstance(value, Mapping) else {named: value}
+    return flat
+
+
+def _mathematics(config: Config) -> dict[str, Any]:
+    """Return the keys that `config_hash` is of."""
     values = msgspec.to_builtins(config)
     kept: dict[str, Any] = {
         "seed": config.run.seed,
@@ -530,5 +572,4 @@ def config_hash(config: Config) -> str:
         kept["rl"] = {key: value for key, value in values["rl"].items() if key not in _RL_LEFT_OUT}
         for key in ("task", "prompts", "start", "teacher"):
             kept["rl"][key] = re.split(r"[/\\]", kept["rl"][key])[-1]
-    text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return kept

@@ -189,12 +189,16 @@ class PageOperations:
         read_status: Callable[[Request], Awaitable[RunStatus]],
         files: Callable[[Request], tuple[Path | None, Path | None]],
         is_alive: Callable[[], bool] = lambda: True,
+        site_ready: Callable[[], str] | None = None,
     ) -> None:
         """`files` returns where the metrics and the configuration are, None: nowhere yet.
+
+        `site_ready`: of a site, why it takes no jobs, "" while it does; None: it is one run, which is asked itself.
 
         Both get the request: the page passes the query of its own address on.
         """
         self._read_status, self._files, self._is_alive = read_status, files, is_alive
+        self._site_ready = site_ready
         self._page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
 
     def operations(self) -> Sequence[Operation]:
@@ -262,6 +266,9 @@ class PageOperations:
         return json_response(text, 200 if alive else 503)
 
     async def _ready(self, request: Request) -> Response:
+        if self._site_ready is not None and not request.query_params.get("job", ""):
+            why = self._site_ready()
+            return json_response({"status": "not ready" if why else "ok", "why": why}, 503 if why else 200)
         status = await self._read_status(request)
         # A served model without a worker answers nothing, and a training without one waits for workers to join.
         taking = status.state == "serving" if status.serving is not None else status.state in READY

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from planetary.artifacts.checkpoint import list_checkpoints
-from planetary.core.config import Config, config_from_tables, load_config
+from planetary.artifacts.checkpoint import TENSOR_FILES, list_checkpoints
+from planetary.core.config import Config, config_from_tables, load_config, mathematical_changes
 from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
@@ -96,7 +96,31 @@ def resumed_run(folder: Path, overrides: Sequence[str], checkpoint: Path | None 
     kept = list_checkpoints(folder / CHECKPOINTS)
     if checkpoint is None and kept:
         _check_rounds_are_left(config.train.rounds, kept[-1].round, folder)
+    check_unchanged(load_config(path), config, folder)
     return config, folder.absolute()
+
+
+def check_unchanged(before: Config, after: Config, folder: Path) -> None:
+    """Raise `UserError` where a run in `folder` would go on with other mathematics than it has state of.
+
+    The text names the keys with both values, and the way to train on with the new ones.
+    """
+    kept = list_checkpoints(folder / CHECKPOINTS)
+    changes = mathematical_changes(before, after) if kept or (after.moe.composers and has_run(folder)) else []
+    if not changes:
+        return
+    told = ", ".join(f"{key} = {_shown(new)} (it has {_shown(old)})" for key, old, new in changes)
+    text = f"cannot resume {folder} with {told}: a run keeps its mathematics; more train.rounds are fine"
+    if kept:
+        weights = folder / CHECKPOINTS / kept[-1].path.name / TENSOR_FILES[0]
+        changed = [one for key, _, new in changes for one in ("--set", f"{key}={_shown(new)}") if new is not None]
+        again = command_line("train", folder / CONFIG, "--set", f"model.weights={weights}", *changed)
+        text += f". A new run goes on from the newest weights with other values: {again}"
+    raise UserError(text)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else toml_value(value)
 
 
 def _check_rounds_are_left(rounds: int, trained: int, folder: Path) -> None:

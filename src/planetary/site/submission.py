@@ -18,6 +18,7 @@ from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_func
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.files import is_pattern
 from planetary.fabric.preparation.model_shapes import with_model_shapes
+from planetary.run.choice import check_unchanged
 from planetary.run.kinds import kind_of
 from planetary.site.model_process import PreparationLimits, shapes_apart
 from planetary.site.site_config import DATA_SCHEME, ControllerOptions
@@ -126,8 +127,10 @@ def config_of_tables(
 
 
 def config_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration in a file of this machine. Blocks for a moment. Raises `UserError`."""
-    return checked(load_config(path, overrides))
+    """Return the configuration of a run that goes on, in its folder. Blocks for a moment. Raises `UserError`."""
+    config = load_config(path, overrides)
+    check_unchanged(load_config(path), config, Path(path).parent)
+    return checked(config)
 
 
 def config_of_controller(

@@ -150,9 +150,12 @@ ROLL_OUT_S, LOOK_S = 3600.0, 1.0
 """Time limit of a roll-out (an export, a compilation, the rest of a round), and the pause between two looks at it."""
 
 
+JOB_IS_OVER = ("finished", "failed", "cancelled")
+
+
 def _replace_step(args: argparse.Namespace, client: GatewayClient) -> Any:
     """Ask for another step, and wait until it is in use. Raises `UserError` for one that is refused."""
-    from planetary.core.errors import CompileError, PeerError
+    from planetary.core.errors import ClosedError, CompileError, PeerError
 
     path = f"/v1/jobs/{_quoted(args.job)}/steps"
     if args.action == "roll-out":
@@ -171,7 +174,12 @@ def _replace_step(args: argparse.Namespace, client: GatewayClient) -> Any:
                 f"the step of {args.job} is not in use after {ROLL_OUT_S:g} s; planetary jobs steps shows it"
             )
         time.sleep(LOOK_S)
-        answer = client.get(path)
+        job, answer = client.get(f"/v1/jobs/{_quoted(args.job)}"), client.get(path)
+        if job["state"] in JOB_IS_OVER and answer["roll_out"]["state"] not in ("in use", "refused"):
+            raise ClosedError(
+                f"the job {args.job} is {job['state']} ({job['reason'] or 'no reason is known'}), and its run ended "
+                "before the new step was in use"
+            )
     if answer["roll_out"]["state"] == "refused":
         raise CompileError(f"the run {args.job} keeps its training step: {answer['roll_out']['reason']}")
     return answer

@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.exit_codes import EXIT_OK
     from planetary.cli.run_flags import check_run_flags, local_run_of, overrides_of, with_preset
     from planetary.core.config import load_config
+    from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
@@ -69,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     config, options = local_run_of(args, with_preset(args, "train", overrides, args.config))
     folder = options.folder
     kind = kind_of(config)
+    if kind.command == "serve":
+        raise UserError(
+            f"train: the configuration serves a model. It is taken by: {command_line('serve', args.config)}"
+        )
     if args.baseline:
         kind.check_baseline(config)
     for warning in kind.check(config):

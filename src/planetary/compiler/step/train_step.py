@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -131,9 +131,8 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
         keys=keys,
         statistics=tuple(spec.name for spec in statistics),
     )
-    return TrainStep(
-        text, spec, portable, graph.plans[0] if graph.plans else None, (*model.notes, *([note] if note else []))
-    )
+    notes = (*model.notes, *([note] if note else []), *graph.notes)
+    return TrainStep(text, spec, portable, graph.plans[0] if graph.plans else None, notes)
 
 
 @dataclass(frozen=True)
@@ -148,6 +147,7 @@ class _Graph:
         manifest: of the model.
         elements: element type of each of the model's arguments.
         plans: of rematerialisation; one is added when gradients are emitted, if the options ask for it.
+        notes: on the options, for reports.
     """
 
     options: StepOptions
@@ -157,6 +157,7 @@ class _Graph:
     manifest: Manifest
     elements: dict[str, ir.Type]
     plans: list[Plan]
+    notes: list[str] = field(default_factory=list)
 
     def type_of(self, spec: TensorSpec) -> ir.Type:
         return ir.tensor(spec.shape, self.elements[spec.name])
@@ -217,10 +218,11 @@ class _Graph:
         summed = [ir.tensor((), ir.f32()), *wide]
         found = over_parts(batch, count, of_part, summed=summed, carried=statistics)
         if self.options.precision != "f32" and not round_contractions(block, _element(self.options.precision)):
-            raise UserError(
-                f"precision {self.options.precision} would change nothing: model {self.manifest.model} has no "
-                'contraction (dot_general, dot, convolution) of float32 tensors; use precision = "f32"'
+            note = (
+                f"precision {self.options.precision} changes nothing: model {self.manifest.model} has no contraction "
+                "(dot_general, dot, convolution) of float32 tensors"
             )
+            self.notes.extend([note] if note not in self.notes else [])
         if count == 1:
             return found
         sums, last = found[: len(summed)], found[len(summed) :]

@@ -92,7 +92,10 @@ def page_of(site: Site) -> PageOperations:
         found = job(request) if site.hub is None or request.query_params.get("job", "") else None
         return (None, None) if found is None else (Path(found.folder) / METRICS, Path(found.folder) / CONFIG)
 
-    return PageOperations(status, files)
+    def why_not_ready() -> str:
+        return "the gateway ends" if site.is_stopping else ""
+
+    return PageOperations(status, files, site_ready=why_not_ready if site.options.folder is not None else None)
 
 
 class InferenceOperations:

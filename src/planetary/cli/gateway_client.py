@@ -14,6 +14,7 @@ from typing import Any
 
 from planetary.cli.option_values import API_HOST, API_PORT
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, TrustError, UserError
+from planetary.net.http_opener import opener_for
 
 DEFAULT_URL = f"http://{API_HOST}:{API_PORT}"
 TOKEN_VARIABLE = "PLANETARY_API_TOKEN"
@@ -92,7 +93,7 @@ class GatewayClient:
         if self._opener is None:
             https = self.fingerprint and self.url.startswith("https:")
             handlers = [_HttpsOfGateway(self._context())] if https else []
-            self._opener = urllib.request.build_opener(*handlers)
+            self._opener = opener_for(self.url, *handlers)
         return self._opener.open(request, timeout=_TIMEOUT_S)
 
     def _context(self) -> ssl.SSLContext:

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
 from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_USAGE, report_error
+from planetary.cli.terminal_text import allow_any_text
 from planetary.core.errors import UserError, did_you_mean
+from planetary.net.addresses import spare_loopback
 from planetary.version import __version__
 
 _DEBUG_HELP = "show the traceback of an error"
@@ -21,6 +23,8 @@ _DEBUG_HELP = "show the traceback of an error"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never raises except `SystemExit` for `--help`."""
+    allow_any_text()
+    spare_loopback()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     # Models are authored and checked on the CPU; a PJRT worker names its own devices. Otherwise JAX opens every GPU in

@@ -379,7 +379,7 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
         if isinstance(value, str) and value and "://" not in value and names(value):
             if max(len(part) for part in os.fsencode(value).split(b"/")) > MOST_NAME or len(value) > MOST_PATH:
                 raise UserError(f"{key}: expected a path, found a text of {len(value)} characters: {value[:40]!r}…")
-            table[key] = str(folder / Path(value).expanduser())
+            table[key] = str(folder / _expanded(key, value))
 
     def complete(section: str, key: str, names: Callable[[str], bool]) -> None:
         if isinstance(table := tables.get(section), dict):
@@ -401,6 +401,15 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     complete("rl", "task", lambda value: ".py:" in value)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
+
+
+def _expanded(key: str, value: str) -> Path:
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{key}: {value[:80]!r} begins with ~, and this user has no home: write the whole path"
+        ) from None
 
 
 def is_function(source: str) -> bool:

@@ -19,6 +19,7 @@ from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.runtime.host import usable_cores
 from planetary.version import __version__
 
 Event = Mapping[str, Any]
@@ -111,7 +112,7 @@ def collect_facts(
         bigram_loss=bigram_loss,
         versions=versions,
         platform=platform.platform(),
-        cpus=os.cpu_count() or 0,
+        cpus=usable_cores(),
     )
 
 

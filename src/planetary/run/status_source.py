@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from planetary.core.errors import PeerError, UserError
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.replay import status_of
 from planetary.monitor.run_folder import EVENTS, METRICS, load_history
+from planetary.net.http_opener import opener_for
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 16 << 20  # of a status; far more than any real one
@@ -54,7 +54,7 @@ def _fetch(place: str) -> RunStatus:
     page = urllib.parse.urlsplit(place)
     url = page._replace(path=page.path.rstrip("/") + "/status.json", fragment="").geturl()
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+        with opener_for(url).open(url, timeout=_TIMEOUT_S) as answer:
             body = answer.read(_MOST_BYTES)
             promised = int(answer.headers.get("Content-Length") or len(body))
     except urllib.error.HTTPError as error:

@@ -9,6 +9,8 @@ import platform
 import subprocess
 from pathlib import Path
 
+from planetary.runtime.control_group import cpu_quota, free_memory
+
 _ARCHITECTURES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
 
 # The lines of /proc/cpuinfo that decide which code a compiler emits for "this" CPU.
@@ -100,14 +102,21 @@ def target_features(backend: str, target: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return max(1, os.cpu_count() or 1)
+    """Return how many cores this process may use: those of its affinity, within the quota of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, cpu_quota() or cores))
 
 
 def available_memory() -> int | None:
-    """Return the bytes that programs can still take without swapping; None where the system does not tell."""
+    """Return the bytes that programs can still take without swapping; None where the system does not tell.
+
+    In a control group with a limit they are those that the group may still take, where these are fewer.
+    """
+    found = [one for one in (_free_of_machine(), free_memory()) if one is not None]
+    return min(found, default=None)
+
+
+def _free_of_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -16,6 +16,7 @@ from planetary.fabric.protocol.news import news_of
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
+from planetary.net.http_opener import opener_for
 from planetary.version import __version__
 
 TIMEOUT_S = 10.0
@@ -54,7 +55,7 @@ class Webhook(Sink):
             headers={"Content-Type": "application/json", "User-Agent": f"planetary/{__version__}"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            with opener_for(request.full_url).open(request, timeout=TIMEOUT_S):
                 pass
         except urllib.error.HTTPError as error:
             raise PeerError(f"{self._place} answered {error.code} {error.reason}") from None

@@ -59,8 +59,12 @@ def unpack_arrays(data: Packed, what: str) -> tuple[msgspec.Raw, dict[str, np.nd
         header = msgspec.json.decode(data[_LENGTH:end], type=_Header)
         sizes = [spec.nbytes for spec in header.arrays]
         wrong = any(extent < 0 for spec in header.arrays for extent in spec.shape)
-    except (msgspec.DecodeError, UserError) as error:
+    except (msgspec.DecodeError, UserError, RecursionError) as error:
         raise RemoteProtocolError(f"expected a {what} of {len(data)} bytes, found no header: {error}") from None
+    names = [spec.name for spec in header.arrays]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RemoteProtocolError(f"expected a {what}, found one with two arrays named {twice[:80]!r}")
     padded = [_padded(size) for size in sizes]
     if header.what != what or wrong or end + sum(padded) != len(data):
         raise RemoteProtocolError(

@@ -54,7 +54,7 @@ def _files(folder: Path) -> list[str]:
         raise UserError(f"there are no weights in {folder}: expected {WEIGHTS_FILE} or {INDEX_FILE}{hint}")
     try:
         files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is damaged, it is no index of weights: {error!r}") from None
     if strange := [file for file in files if not isinstance(file, str) or Path(file).name != file]:
         raise UserError(f"{index} names {strange[0]!r}: expected the names of files beside it")

@@ -9,6 +9,7 @@ memory stream to the disk while its digest is computed, and lets tests cut the p
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,8 @@ NAMES: Mapping[str, str] = {
 
 PIECE_BYTES = 4 << 20
 LARGEST_HEADER = 100_000_000  # the format's own limit
+LARGEST = 2**62  # of an extent, and of a place in a file
+MOST_DIMENSIONS = 32  # numpy's limit, in all its versions
 
 
 def safetensors_pieces(
@@ -76,32 +79,92 @@ def read_safetensors(path: Path) -> tuple[tuple[TensorSpec, ...], dict[str, np.n
     """Return the specs in file order, and the tensors as new host arrays.
 
     Raises:
-        TrustError: the file is not well formed or was cut.
+        TrustError: the file is not well formed or was cut; it names the tensor.
         OSError: it cannot be read.
     """
-    types = {name: dtype for dtype, name in NAMES.items()}
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(LARGEST_HEADER, size - 8):
             raise TrustError(f"{path} is no safetensors file: its header does not fit into {size} bytes")
-        specs, offsets = [], []
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                specs.append(TensorSpec(name, types[entry["dtype"]], tuple(map(int, entry["shape"]))))
-                offsets.append(tuple(map(int, entry["data_offsets"])))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TrustError(f"{path} is no safetensors file: its header is wrong ({error!r})") from None
+        entries = _entries(path, file.read(length))
+        _check_places(path, entries, size - 8 - length)
         tensors = {}
-        for spec, (start, end) in zip(specs, offsets, strict=True):
-            if any(extent < 0 for extent in spec.shape) or end - start != spec.nbytes:
-                raise TrustError(f"{path}: tensor {spec.name!r} takes {end - start} bytes, not {spec.nbytes}")
-            if start < 0 or 8 + length + end > size:
-                raise TrustError(f"{path} was cut: tensor {spec.name!r} ends at byte {8 + length + end} of {size}")
+        for spec, start, _ in entries:
             array = spec.empty()
             file.seek(8 + length + start)
-            file.readinto(array.reshape(-1).view(np.uint8).data)
+            raw = array.reshape(-1).view(np.uint8)
+            if file.readinto(raw.data) != spec.nbytes:
+                raise TrustError(f"{path} was cut while it was read, in tensor {spec.name!r}")
+            if spec.dtype == "i1" and raw.size and raw.max() > 1:
+                raise TrustError(
+                    f"{path}: tensor {spec.name!r} of type BOOL has the byte {raw.max()}, not only 0 and 1"
+                )
             tensors[spec.name] = array
-    return tuple(specs), tensors
+    return tuple(spec for spec, _, _ in entries), tensors
+
+
+_Entry = tuple[TensorSpec, int, int]  # and where its bytes begin and end, behind the header
+
+
+def _entries(path: Path, text: bytes) -> list[_Entry]:
+    """Return the header's entries. Raises `TrustError`."""
+    try:
+        header = json.loads(text, object_pairs_hook=_without_repetition)
+        if not isinstance(header, dict):
+            raise ValueError(f"expected an object, found a {type(header).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise TrustError(f"{path} is no safetensors file: its header is wrong: {error}") from None
+    header.pop("__metadata__", None)
+    types = {name: dtype for dtype, name in NAMES.items()}
+    return [_entry(path, name, entry, types) for name, entry in header.items()]
+
+
+def _entry(path: Path, name: str, entry: object, types: Mapping[str, str]) -> _Entry:
+    what = f"{path}: tensor {name[:80]!r}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise TrustError(f"{what} has a wrong header: expected dtype, shape and data_offsets, found {str(entry)[:80]}")
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(kind, str) or kind not in types:
+        known = ", ".join(types)
+        raise TrustError(f"{what} has the element type {str(kind)[:40]!r}: expected one of {known}; convert the file")
+    if not _are_sizes(shape) or len(shape) > MOST_DIMENSIONS:
+        raise TrustError(
+            f"{what} has an impossible shape {str(shape)[:80]}: expected at most {MOST_DIMENSIONS} extents, each a "
+            "whole number of at least 0"
+        )
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise TrustError(f"{what} has impossible data_offsets {str(offsets)[:80]}: expected two whole numbers")
+    (start, end), nbytes = offsets, math.prod(shape) * host_dtype(types[kind]).itemsize
+    if end - start != nbytes:
+        raise TrustError(f"{what} takes {end - start} bytes, and {nbytes} of {kind}{shape}")
+    if max(shape, default=0) * host_dtype(types[kind]).itemsize > LARGEST:  # beside an extent of 0
+        raise TrustError(f"{what} has an extent of {max(shape)}, larger than any array")
+    return TensorSpec(name, types[kind], tuple(shape)), start, end
+
+
+def _are_sizes(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= LARGEST for value in values)
+
+
+def _check_places(path: Path, entries: Sequence[_Entry], size: int) -> None:
+    """Compare the tensors' places with the `size` bytes behind the header: they fill them, one after the other."""
+    before, taken = "the header", 0
+    for spec, start, end in sorted(entries, key=lambda entry: entry[1:]):
+        if start != taken:
+            wrong = "overlaps" if start < taken else f"begins {start - taken} bytes behind"
+            raise TrustError(f"{path}: tensor {spec.name!r} {wrong} {before}: tensors lie one behind the other")
+        if end > size:
+            raise TrustError(f"{path} was cut: tensor {spec.name!r} ends at byte {end} of {size}")
+        before, taken = f"tensor {spec.name!r}", end
+    if taken != size:
+        raise TrustError(f"{path} has {size - taken} bytes behind {before}, which belong to no tensor")
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the name {twice[:80]!r} is there twice")
+    return found

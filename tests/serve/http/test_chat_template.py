@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import time
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -93,24 +92,16 @@ def test_a_template_that_reaches_out_is_refused(template: str) -> None:
 
 def test_a_template_without_end_is_stopped_and_others_go_on() -> None:
     loop = "{% for a in range(30000) %}{% for b in range(30000) %}{% endfor %}{% endfor %}"
-    longest = 0.0
 
     async def whole() -> None:
-        nonlocal longest
         renderer = ChatRenderer(seconds=1.0, processes=1)
         assert await renderer.text("{{ messages[0].content }}", USER) == "x"
-
-        async def pulse() -> None:
-            nonlocal longest
-            last = time.monotonic()
-            while True:
-                await asyncio.sleep(0.01)
-                longest, last = max(longest, time.monotonic() - last), time.monotonic()
-
-        beat = asyncio.ensure_future(pulse())
+        stuck = asyncio.ensure_future(renderer.text(loop, USER))
+        for _ in range(1000):  # the event loop goes on
+            await asyncio.sleep(0)
+            assert not stuck.done()
         with pytest.raises(UserError, match="longer than 1 s"):
-            await renderer.text(loop, USER)
-        beat.cancel()
+            await stuck
         with pytest.raises(UserError, match=r"memory|Memory"):
             await renderer.text("{% set n = messages | length %}{{ 'a' * (3000000000 * n) }}", USER)
         with pytest.raises(UserError, match="more than 16777216 characters"):
@@ -119,7 +110,6 @@ def test_a_template_without_end_is_stopped_and_others_go_on() -> None:
         await renderer.close()
 
     asyncio.run(whole())
-    assert longest < 1.0  # the event loop was never blocked for as long as the template
 
 
 def test_a_chat_that_is_given_up_leaves_no_answer_behind() -> None:

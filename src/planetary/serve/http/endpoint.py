@@ -153,6 +153,8 @@ class Endpoint:
                 response = await handler(request)
             except ApiError as error:
                 response = error.response()
+            except UserError as error:  # such as a tokenizer's, of a text or tokens that it cannot take
+                response = ApiError(400, str(error), code="invalid_value").response()
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -198,8 +199,12 @@ def test_wandb_offline_keeps_the_whole_run(tmp_path: Path, monkeypatch: pytest.M
     send(Wandb(WandbSink(project="planets", mode="offline")), run_in(tmp_path), range(1, 3), LOST)
     (path,) = tmp_path.glob("wandb/offline-run-*-5eed/run-5eed.wandb")
     history, begun = [], []
-    for data in records_of(path.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)
+    deadline = time.monotonic() + 60  # the service of wandb writes on after the client has finished
+    records: list[Any] = []
+    while not any(record.WhichOneof("record_type") == "exit" for record in records):
+        assert time.monotonic() < deadline, "the run's end is not written"
+        records = [wandb_internal_pb2.Record.FromString(data) for data in records_of(path.read_bytes())]
+    for record in records:
         if record.WhichOneof("record_type") == "history":
             pairs = [(item.key or "/".join(item.nested_key), item.value_json) for item in record.history.item]
             items = {key: json.loads(value) for key, value in pairs}

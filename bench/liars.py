@@ -1,10 +1,12 @@
-"""What lies cost a run: ten workers of which three lie, in simulated time, with a real training step.
+"""What lies cost a run: ten workers of which four lie, in simulated time, with a real training step.
 
     python bench/liars.py > table.md          # about 20 minutes on two cores
     python bench/liars.py --quick             # the first table alone
 
-The loss is the held-out one after the last round, over that of the same run without liars. Equal arguments give equal
-bits, so a table is the same on every machine whose XLA rounds alike.
+The loss is the held-out one after the last round, over that of the same run without liars. The outer step has rate 1
+and no momentum, and the run ends while the loss still falls: a round of less progress then costs loss. A lie that
+costs less than `SHOWN` where nothing is judged proves nothing about the judgement: the last column says so. Equal
+arguments give equal bits, so a table is the same on every machine whose XLA rounds alike.
 """
 
 from __future__ import annotations
@@ -18,19 +20,21 @@ import planetary
 from planetary.core.errors import PlanetaryError
 from planetary.simulation.lies import Lie
 
-WORKERS, LIARS, ROUNDS = 10, (1, 4, 7), 20
+WORKERS, LIARS, ROUNDS = 10, (1, 3, 5, 7), 10
+SHOWN = 1.05  # of the honest run's loss
 CONFIG: dict[str, Any] = {
     "run": {"name": "liars"},
     "model": {"options": {"n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256}},
     "train": {"rounds": ROUNDS, "inner_steps": 10, "batch_size": 4, "sequence_length": 64},
-    "optimizer": {"learning_rate": 0.003, "warmup_steps": 20},
+    "optimizer": {"learning_rate": 0.001, "warmup_steps": 20},
+    "outer": {"learning_rate": 1.0, "momentum": 0.0, "merge": "mean"},
     "eval": {"every": 1, "batches": 10},
 }
 ALWAYS = 1e9  # seconds
 RULES = {
     "mean": {},
     "median": {"outer.merge": "median"},
-    "trimmed_mean, 0.3": {"outer.merge": "trimmed_mean", "outer.trimmed": 0.3},
+    "trimmed_mean, 0.4": {"outer.merge": "trimmed_mean", "outer.trimmed": 0.4},
     "centred_clipping": {"outer.merge": "centred_clipping"},
 }
 
@@ -79,8 +83,8 @@ def main() -> None:
     middle = ends[ROUNDS // 2 - 1] - begins[0]
     print(
         "| lie | loss, of honest | last liar excluded in round | honest workers lost | honest contributions refused | "
-        f"lies begin after round {ROUNDS // 2}: loss, of honest | excluded in round | honest workers lost |\n"
-        "|---|---|---|---|---|---|---|---|",
+        f"lies begin after round {ROUNDS // 2}: loss, of honest | excluded in round | honest workers lost | "
+        "nothing judged: loss, of honest |\n|---|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     for lie in get_args(Lie):
@@ -89,7 +93,9 @@ def main() -> None:
             done = run(lie, at_s=at_s)
             excluded, lost, refused = numbers(done)
             row += [f"{held_out(done) / base:.3f}", excluded, str(lost), *([str(refused)] if at_s == 0 else [])]
-        print("| " + " | ".join(row) + " |", flush=True)
+        # The loss of a run is what evaluators tell: where nobody checks them, a false one is that run's loss.
+        alone = "believed" if lie == "false_loss" else shown(unjudged(lie, RULES["mean"], base))
+        print("| " + " | ".join([*row, alone]) + " |", flush=True)
     if given.quick:
         return
     print('\nNothing is judged (`outer.judge = "none"`), and the run never goes back (`outer.loss_rise = 0`):\n')
@@ -97,15 +103,27 @@ def main() -> None:
     for lie in (None, *get_args(Lie)):
         if lie == "false_loss":
             continue
-        row = [lie or "(none)"]
-        for keys in RULES.values():
-            try:
-                done = run(lie, overrides={"outer.judge": "none", "outer.loss_rise": 0.0, **keys})
-            except PlanetaryError as error:
-                row.append(f"ends: {type(error).__name__}")
-                continue
-            row.append(f"{held_out(done) / base:.3f}" if done.outcome == "finished" else "ends")
-        print("| " + " | ".join(row) + " |", flush=True)
+        costs = [unjudged(lie, keys, base) for keys in RULES.values()]
+        print(
+            f"| {lie or '(none)'} | " + " | ".join(f"{cost:.3f}" if cost else "ends" for cost in costs) + " |",
+            flush=True,
+        )
+
+
+def unjudged(lie: Lie | None, keys: Mapping[str, Any], base: float) -> float | None:
+    """Return the loss of a run that judges nothing and never goes back, of the honest run's; None: the run ends."""
+    try:
+        done = run(lie, overrides={"outer.judge": "none", "outer.loss_rise": 0.0, **keys})
+    except PlanetaryError:
+        return None
+    return held_out(done) / base if done.outcome == "finished" else None
+
+
+def shown(cost: float | None) -> str:
+    """Return a cost, and whether it is large enough for the row to show that the judgement helps."""
+    if cost is None:
+        return "ends"
+    return f"{cost:.3f}" + ("" if cost >= SHOWN else ": cannot show")
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def _is_separated(separator: str) -> Callable[[bytes], bool]:
             lines = [row for row in csv.reader(io.StringIO(_text_of(head), newline=""), delimiter=separator) if row]
         except csv.Error:
             return False
-        names, *rows = lines[:-1] if cut else lines or [[]]
+        names, *rows = (lines[:-1] if cut else lines) or [[]]
         is_header = len(set(names)) == len(names) > 1 and all(_NAME.fullmatch(name) for name in names)
         return is_header and len(rows) > 1 and all(len(row) == len(names) for row in rows)
 

@@ -7,7 +7,7 @@ configuration; an operation that only some kinds support is a method of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # supervisors and node managers, which import this, have no c
     from planetary.wire.protocol import Protocol
 
 
+_NO_ROUNDS = "a served model is not trained"
+
+
 class RunKind(ABC):
     """A kind of run: its gateway, its roles, its end.
 
@@ -31,6 +34,8 @@ class RunKind(ABC):
         roles: of its workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
         command: that has such a run on this machine.
+        ignored: keys that the kind does not honour, "section.key" or a pattern -> why; a configuration with another
+            value than the default is refused.
         loads_code: whether the gateway's process loads the model's code, although its preparation is in the cache.
     """
 
@@ -39,6 +44,7 @@ class RunKind(ABC):
     controller: ClassVar[str] = "training"
     loads_code: ClassVar[bool] = False
     command: ClassVar[str] = "train"
+    ignored: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -77,6 +83,9 @@ class RunKind(ABC):
         Raises:
             UserError: it cannot be run.
         """
+        from planetary.run.ignored_keys import refuse_ignored
+
+        refuse_ignored(config, self.ignored, self.name)
         return []
 
     def progress(self, folder: Path) -> int:
@@ -129,6 +138,14 @@ class Mixture(RunKind):
 
     name = "mixture"
     roles = ("composer", "expert")
+    ignored: ClassVar[Mapping[str, str]] = {
+        "sync.*": "the syncer merges fragments, which are sent as float32",
+        "train.inner_state": "a composer keeps the optimizer's state",
+        "fabric.leases": "every composer trains the same number of steps",
+        "fabric.round_deadline_s": "the deadlines of a mixture follow from its steps",
+        "federation.*": "a mixture has no hub",
+        "rl.*": "a mixture trains on data",
+    }
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -159,6 +176,7 @@ class Mixture(RunKind):
         """See `RunKind`."""
         from planetary.moe.plan.checked_config import check_mixture
 
+        super().check(config)
         return check_mixture(config)
 
     def check_baseline(self, config: Config) -> None:
@@ -186,6 +204,13 @@ class Serving(RunKind):
     roles = ("server",)
     controller = "inference"
     command = "serve"
+    ignored: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("sync.*", "train.rounds", "train.inner_steps", "train.inner_state"), _NO_ROUNDS),
+        **dict.fromkeys(("fabric.leases", "fabric.quorum", "fabric.round_deadline_s"), _NO_ROUNDS),
+        **dict.fromkeys(("outer.judge", "outer.loss_rise", "checkpoint.*", "eval.*", "rl.*"), _NO_ROUNDS),
+        "moe.*": "the model is that of the run which is served",
+        "federation.*": "a served model has no hub",
+    }
     loads_code = True
 
     def claims(self, config: Config) -> bool:
@@ -240,6 +265,14 @@ class Reinforcement(RunKind):
     roles = ("actor", "learner")
     controller = "rl"
     command = "rl"
+    ignored: ClassVar[Mapping[str, str]] = {
+        "sync.*": "gradients and versions of a policy go through the gateway whole, as float32",
+        **dict.fromkeys(("fabric.leases", "fabric.quorum", "fabric.round_deadline_s"), "its tasks are texts"),
+        **dict.fromkeys(("outer.judge", "outer.loss_rise"), "texts are judged by rewards, and verified (rl.verified)"),
+        **{f"data.{key}": "its texts are prompts, rl.prompts" for key in ("source", "sources", "delivery", "sampling")},
+        "eval.batches": "held-out prompts are rl.held_out",
+        "federation.*": "reinforcement learning has no hub",
+    }
     loads_code = True
 
     def claims(self, config: Config) -> bool:
@@ -272,6 +305,7 @@ class Reinforcement(RunKind):
         """See `RunKind`."""
         from planetary.rl.checked_keys import check_keys
 
+        super().check(config)
         check_keys(config)
         return []
 

@@ -23,7 +23,7 @@ from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.config import config_from_tables, to_toml
-from planetary.core.errors import CompileError, UserError
+from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.preparation.preparation import builder_options
 from planetary.runtime.host import host_features
@@ -200,7 +200,7 @@ def test_a_plain_module_is_a_model_with_the_next_token_loss_or_the_files_own(tmp
         (
             "Sum",
             {},
-            CompileError,
+            UserError,
             r"takes scores \[batch, sequence, vocabulary\] .* the module returns shape \[\]; put a f",
         ),
     ],

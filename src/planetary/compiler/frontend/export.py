@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import inspect
 import re
@@ -60,6 +61,8 @@ class Model:
     located: bytes = field(default=b"", repr=False, compare=False)  # StableHLO text with the author's lines, for errors
     author: Author | None = field(default=None, repr=False, compare=False)  # of the loss, in the process that exports
     example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    """Untrained parameters of the author that are part of the graph, by name; only in the process that exports."""
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -288,7 +291,7 @@ def export_loss(
     try:
         loss = loss_interface(loss_fn, params, batch, name)
         lowered = lower_with_rules(loss.main, loss.params, *batch, *loss.types)
-        notes = (*loss.notes, *_draws_that_repeat(loss, batch))
+        notes = (*getattr(loss_fn, "planetary_notes", ()), *loss.notes, *_draws_that_repeat(loss, batch))
     except PlanetaryError:
         raise
     except Exception as error:  # whatever the user's function raises
@@ -318,7 +321,7 @@ def export_loss(
             stored[argument] = _to_host(leaves[i][1], dtype)
     manifest = Manifest(
         model=name,
-        arguments=tuple(override_roles(arguments, roles or {})),
+        arguments=tuple(override_roles(arguments, {**_own_roles(loss_fn), **(roles or {})})),
         source=source,
         options=dict(options or {}),
         results=loss.results,
@@ -328,7 +331,8 @@ def export_loss(
     check_signature(manifest, signature)
     author = author_of(loss_fn) or JaxAuthor(loss.train, loss.params, names[: len(leaves)])
     example = tuple(np.asarray(part) for part in batch if not isinstance(part, jax.ShapeDtypeStruct))
-    return Model(portable, manifest, stored, notes, located, author, example)
+    constants = getattr(loss_fn, "planetary_constants", {})
+    return Model(portable, manifest, stored, notes, located, author, example, constants)
 
 
 def _draws_that_repeat(loss: LossInterface, batch: list[Any]) -> tuple[str, ...]:
@@ -371,6 +375,11 @@ def _refuse_host_routines(located: bytes, name: str) -> None:
 
 
 _PORTABLE_CALLS = {"Sharding", "annotate_device_placement", "SPMDFullToShardShape", "SPMDShardToFullShape"}
+
+
+def _own_roles(loss_fn: Callable[..., Any]) -> dict[str, Role]:
+    """Roles that the loss gives its parameters: frozen ones of another framework are buffers."""
+    return {glob.escape(name): role for name, role in getattr(loss_fn, "planetary_roles", {}).items()}
 
 
 def find_builder(source: str) -> Callable[..., Any]:

@@ -52,6 +52,7 @@ def custom_vjp(
         A function to call in place of `function`.
     """
     import jax
+    import jax.extend
     import jax.numpy as jnp
 
     @jax.custom_vjp
@@ -73,7 +74,17 @@ def custom_vjp(
             kept = [g for g, leaf in zip(flat_gradients, leaves, strict=True) if _has_gradient(leaf)]
             return [*jax.tree.leaves(results), *kept]
 
-        out = jax.lax.composite(both, CUSTOM_VJP)(*leaves, *unused, arguments=len(leaves))
+        # Arrays that the functions close over would become operands that the mark does not count.
+        closed = jax.make_jaxpr(both)(*leaves, *unused)
+        held = [jnp.asarray(one) for one in closed.consts]
+        count = len(leaves) + len(held)
+
+        def explicit(*flat: Any, **_: Any) -> list[Any]:
+            given, constants, cotangents = flat[: len(leaves)], flat[len(leaves) : count], flat[count:]
+            computed = jax.extend.core.jaxpr_as_fun(closed.replace(consts=list(constants)))(*given, *cotangents)
+            return [*computed, *(jnp.zeros_like(one) for one in constants if _has_gradient(one))]
+
+        out = jax.lax.composite(explicit, CUSTOM_VJP)(*leaves, *held, *unused, arguments=count)
         return jax.tree.unflatten(result_structure, out[: len(result_leaves)])
 
     def forward(*arguments: Any) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""PyTorch modules as models, through torchax. Needs `pip install 'planetary-compute[torch]'`, and only where a model is
+"""PyTorch modules as models. Needs `pip install 'planetary-compute[torch]'`, and only where a model is
 exported.
 """
 
@@ -7,13 +7,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from planetary.compiler.frontend.torch_author import as_trained
 from planetary.core.errors import UserError
 
 Loss = Callable[[Any, Any], Any]
@@ -23,39 +23,44 @@ Loss = Callable[[Any, Any], Any]
 def torch_function(module: Any) -> tuple[dict[str, Any], Callable[..., Any]]:
     """Return a module's parameters by name and `function(params, *arrays)`, which calls its `forward`.
 
-    Parameters that are tied have one entry. Buffers become constants of the function: a module that changes
-    its buffers while it runs (batch normalisation in training) keeps their values of now. The module is put
-    into evaluation mode, since a compiled step has no random numbers for dropout.
+    Parameters that are tied have one entry. `params` may leave out names: those keep the module's values of now, as
+    all buffers do. The function is traced in the mode that the module is in; it has no random numbers, and new
+    values of buffers are lost.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
 
     Raises:
-        UserError: torch or torchax is missing or does not work here, or `module` is no module.
+        UserError: torch or torchax is missing or does not work here, or `module` is no module. From the function:
+            forward cannot be exported, or draws random numbers.
     """
-    import jax
+    _import()
+    _check_module(module)
+    from planetary.compiler.frontend import torch_lowering
+    from planetary.compiler.frontend.torch_loss import torch_call
 
-    torch, torchax = _import()
-    if not isinstance(module, torch.nn.Module):
-        raise UserError(f"cannot import a PyTorch model: expected a torch.nn.Module, found {type(module).__name__}")
-    states, function = torchax.extract_jax(module.eval())
-    trained = {name for name, _ in module.named_parameters()}
-    params = {name: value for name, value in states.items() if name in trained}
-    buffers = {name: value for name, value in states.items() if name not in trained}
+    state = {n: torch_lowering.array_of(one) for n, one in (*module.named_parameters(), *module.named_buffers())}
+    names = [name for name, _ in module.named_parameters()]
 
-    def call(params: dict[str, Any], *arrays: Any) -> Any:
-        with warnings.catch_warnings():
-            # PyTorch wants 64-bit indices; JAX keeps them in 32 bits and says so each time.
-            warnings.filterwarnings("ignore", message="Explicitly requested dtype int64")
-            return function(*jax.tree.map(jax.numpy.asarray, ({**buffers, **params}, arrays)))
+    def call(params: Mapping[str, Any], *arrays: Any) -> Any:
+        from torch.utils._pytree import tree_unflatten  # pyright: ignore[reportMissingImports]
 
-    return params, call
+        graph = torch_call(module, [np.zeros(np.shape(one), getattr(one, "dtype", None)) for one in arrays])
+        values = {("parameter", name): params.get(name, state[name]) for name in names}
+        values |= {("buffer", name): value for name, value in state.items() if name not in names}
+        values |= {("input", str(i)): one for i, one in enumerate(arrays)}
+        return tree_unflatten(torch_lowering.run(graph, values)[len(graph.updates) :], graph.structure)
+
+    return {name: state[name] for name in names}, call
 
 
 def from_torch(
     module: Any, example_batch: Sequence[Any], loss: Loss | None = None
 ) -> tuple[Callable[..., Any], dict[str, Any], Sequence[Any]]:
     """Return the loss function, the parameters and the batch of a PyTorch module, as a `build` function does.
+
+    The loss has PyTorch's own gradient in the mode that the module is in. Parameters that are frozen
+    (`requires_grad` is False) or get no gradient are not trained: as buffers, they keep their values.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
@@ -64,19 +69,22 @@ def from_torch(
             the batch without its last array. None: the module takes the whole batch and returns the loss.
 
     Raises:
-        UserError: see `torch_function`.
+        UserError: torch or torchax is missing; forward cannot be exported, or has no form in a compiled step. The text
+            names the operator and the line.
     """
-    if loss is None:
-        params, call = torch_function(module)
-        return call, params, example_batch
-    params, call = torch_function(_with_loss(module, loss))
-    # The module stands inside another one: its names are kept as they were.
-    inside = {name.removeprefix("inner."): value for name, value in params.items()}
+    _import()
+    _check_module(module)
+    from planetary.compiler.frontend.torch_loss import torch_loss
 
-    def loss_fn(params: dict[str, Any], *batch: Any) -> Any:
-        return call({f"inner.{name}": value for name, value in params.items()}, *batch)
+    whole, prefix = (module, "") if loss is None else (_with_loss(module, loss), "inner.")
+    return torch_loss(whole, prefix, example_batch)
 
-    return loss_fn, inside, example_batch
+
+def _check_module(module: Any) -> None:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"cannot import a PyTorch model: expected a torch.nn.Module, found {type(module).__name__}")
 
 
 def is_module(found: Any) -> bool:
@@ -129,8 +137,9 @@ class ModuleBuilder:
 
     def logits(self, params: dict[str, Any], tokens: Any, **options: Any) -> Any:
         """Return scores [batch, sequence, vocabulary], as a JAX array, of tokens int32 [batch, sequence]."""
-        output = torch_function(self._module(options))[1](params, tokens)
-        return getattr(output, "logits", output)
+        module = _with_scores(self._module(options))
+        with as_trained(module, training=False):
+            return torch_function(module)[1]({f"inner.{name}": one for name, one in params.items()}, tokens)
 
     def _module(self, options: dict[str, Any]) -> Any:
         torch, _ = _import()
@@ -168,6 +177,21 @@ def _with_loss(module: Any, loss: Loss) -> Any:
             return loss(self.inner(*batch[:-1]), batch[-1])
 
     return WithLoss()
+
+
+def _with_scores(module: Any) -> Any:
+    torch: Any = importlib.import_module("torch")
+
+    class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, tokens: Any) -> Any:
+            output = self.inner(tokens)
+            return getattr(output, "logits", output)
+
+    return Scores()
 
 
 def _import() -> tuple[Any, Any]:

@@ -134,7 +134,8 @@ def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.nda
     if config.model.weights:
         model = given_weights(model, config.model)
     buffers = {argument.name: argument.dtype for argument in model.manifest.arguments if argument.role == "buffer"}
-    frozen = {name: as_float(value, buffers[name]) for name, value in model.initial("buffer").items()}
+    frozen = dict(model.constants)
+    frozen |= {name: as_float(value, buffers[name]) for name, value in model.initial("buffer").items()}
     return {**{name: value for name, value in frozen.items() if name in wanted}, **params}
 
 

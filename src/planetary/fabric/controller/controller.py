@@ -178,6 +178,7 @@ class Controller(RunController[RoundsDesk]):
                 reason = f"the held-out loss is {message.loss}"
                 self._take_failure(worker, m.TaskFailed(task=message.task, kind="numerics", reason=reason), now)
             case m.EvalResult():
+                self.membership.answered(worker)
                 self.evaluation.result(worker, message)
             case _ if self.topology.take(worker, event, now):
                 self.training.withdraw_lost(now)

@@ -25,6 +25,10 @@ from planetary.machine.events import Close
 MOST_TARGETS = (
     8  # that one node may have something compiled for; a machine has a backend or two, and a trial tries five
 )
+MOST_CRASHES = 8
+"""Times in a row that a worker's process may end without an answer to a task in between: it will end the next time."""
+LIVED_S = 3600.0
+"""A process that lived for so long did not end at once, even where it had no task."""
 DOUBTED_ROUNDS = 10  # in which refused contributions add up
 
 Target = tuple[str, str, str]  # backend, target, features of a compiled module
@@ -46,6 +50,10 @@ class Membership:
         self._references: dict[str, str] = {}  # artifact -> digest of the reference results of its check
         self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
+        self._crashes: dict[
+            str, tuple[int, str]
+        ] = {}  # worker -> ends of its process in a row, and the last one's reason
+        self._started_at: dict[str, float] = {}  # worker -> when its process was started
         self._violations: dict[str, int] = {}  # machine -> messages that no worker of ours sends
         self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
         self._began_at = now
@@ -213,18 +221,36 @@ class Membership:
         )
         self.ban(worker, reason, "compile")
 
-    def supervisor_says(self, supervisor: SupervisorSession, message: m.Message) -> WorkerSession | None:
+    def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> WorkerSession | None:
         """Take a supervisor's message; return the worker session that ended with its process, if any."""
         match message:
             case m.WorkerStarted():
                 supervisor.child_pid = message.pid
+                self._started_at[supervisor.worker] = now
             case m.WorkerExited():
                 supervisor.child_pid = 0
                 supervisor.restart_expected = message.restart_in_s is not None
+                self._crashed(supervisor, message, now)
                 for worker in self._desk.workers.values():
                     if worker.worker == supervisor.worker and worker.pid == message.pid:
                         return worker
         return None
+
+    def _crashed(self, supervisor: SupervisorSession, message: m.WorkerExited, now: float) -> None:
+        """Count the end of a worker's process; after `MOST_CRASHES` in a row it is not started again."""
+        name = supervisor.worker
+        lived_s = now - self._started_at.get(name, now)
+        times = 1 if lived_s >= LIVED_S else self._crashes.get(name, (0, ""))[0] + 1
+        self._crashes[name] = times, message.reason
+        if times < MOST_CRASHES or message.restart_in_s is None or name in self.banned:
+            return
+        reason = f"its process ended {times} times in a row and answered no task; the last time: {_ended(message)}"
+        self._note_ban(name, supervisor.node, reason, "resource")
+        self._desk.send(supervisor.session, m.Shutdown(reason=reason, ok=False, kind="resource"))
+
+    def answered(self, worker: WorkerSession) -> None:
+        """The worker answered a task: its process does not end before it can."""
+        self._crashes.pop(worker.worker, None)
 
     def remove(
         self, worker: WorkerSession, reason: str, kind: Departure, now: float, silent_s: float | None = None
@@ -247,6 +273,7 @@ class Membership:
     def succeeded(self, worker: WorkerSession) -> None:
         """The worker finished a task well: earlier failures are forgotten."""
         self._strikes.pop(worker.worker, None)
+        self.answered(worker)
 
     def failed(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> str:
         """Count a failed task. After `max_strikes` in a row the worker is banned: return why, "" before.
@@ -292,24 +319,40 @@ class Membership:
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return reason
         lasting = lasting and not self._desk.policy.local  # whose workers are all of one person
-        self.last_failure = (kind, reason)
-        self._is_last_ban_lasting = lasting
-        self.banned[worker.worker] = reason
-        self._desk.append(
-            WorkerBanned(
-                worker=worker.worker,
-                node=worker.node,
-                kind=kind,
-                reason=reason,
-                identity="" if self._desk.policy.local else worker.identity,
-                invite=worker.invite,
-                lasting=lasting,
-            )
+        identity = "" if self._desk.policy.local else worker.identity
+        self._note_ban(
+            worker.worker, worker.node, reason, kind, identity=identity, invite=worker.invite, lasting=lasting
         )
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
             self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))
         return reason
+
+    def _note_ban(
+        self,
+        worker: str,
+        node: str,
+        reason: str,
+        kind: EndKind,
+        *,
+        identity: str = "",
+        invite: str = "",
+        lasting: bool = False,
+    ) -> None:
+        self.last_failure = (kind, reason)
+        self._is_last_ban_lasting = lasting
+        self.banned[worker] = reason
+        self._desk.append(
+            WorkerBanned(
+                worker=worker,
+                node=node,
+                kind=kind,
+                reason=reason,
+                identity=identity,
+                invite=invite,
+                lasting=lasting,
+            )
+        )
 
     def restart(self, worker: WorkerSession, reason: str, kind: Departure) -> None:
         """Ask the worker's supervisor, if it has one, for a fresh process."""
@@ -394,12 +437,16 @@ class Membership:
         if loading:
             return f"waiting for {', '.join(loading)} to load {self._desk.policy.loaded}"
         if coming:
-            return f"waiting for {', '.join(coming)} to start"
+            return f"waiting for {', '.join(map(self._with_crashes, coming))} to start"
         if self.banned:
             why = f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
         else:
             why = "waiting for a worker to connect"
         return f"{why}{self.absences}"
+
+    def _with_crashes(self, worker: str) -> str:
+        times, reason = self._crashes.get(worker, (0, ""))
+        return worker if times < 2 else f"{worker} (its process ended {times} times in a row, the last time: {reason})"
 
     @property
     def absences(self) -> str:
@@ -415,6 +462,12 @@ class Membership:
     def _connected(self) -> dict[str, tuple[str, str]]:
         sessions = [*self._desk.workers.values(), *self._desk.supervisors.values()]
         return {one.worker: (one.node, one.identity) for one in sessions}
+
+
+def _ended(message: m.WorkerExited) -> str:
+    """Say how a process ended, with the usual cause."""
+    hint = " (out of memory? `dmesg` on its machine says so)" if message.code == -9 else ""
+    return f"{message.reason}{hint}"
 
 
 def _target(worker: WorkerSession) -> Target:

@@ -222,7 +222,7 @@ class RunController(ABC, Generic[DeskT]):
                 self.desk.workers[session].address, self.desk.workers[session].heard_at = event.host, now
                 self._greeted(self.desk.workers[session], now)
         elif session in self.desk.supervisors:
-            ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
+            ended = self.membership.supervisor_says(self.desk.supervisors[session], message, now)
             if ended is not None and isinstance(message, m.WorkerExited):
                 self._lose(ended, message.reason, "crashed", now)
         self._drop_attachment(event)

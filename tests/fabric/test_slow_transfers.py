@@ -91,6 +91,7 @@ def test_a_result_waits_behind_what_its_worker_sent_before_it() -> None:
     session = begun(bench)
     bench.tell(e.PayloadSent(session, parameters(bench, session)))
     other = replace(result(bench, session), task=99, id=5)
+    bench.controller.desk.tasks.give(session, other)  # a lease that this worker had before
     bench.tell(e.PayloadArrives(session, other))
     wait(bench, HOURS)
     assert lost(bench) == []

@@ -73,7 +73,7 @@ def test_a_function_in_a_file_is_found_and_its_mistakes_are_named(tmp_path: Path
         (f"{file}:empty", {}, "must return"),
         (f"{file}:fails", {}, "fails failed: RuntimeError: no data"),
         (f"{tmp_path}/gone.py:build", {}, "no file"),
-        ("no.such.module:build", {}, "cannot import"),
+        ("no.such.module:build", {}, "there is no module no.such.module"),
         ("nothing", {}, "module:function"),
     ]:
         with pytest.raises(UserError, match=says):

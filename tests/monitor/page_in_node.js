@@ -22,6 +22,6 @@ const document = {
   createElementNS: (_, tag) => new Element(tag),
   getElementById: id => { if (!(id in elements)) throw new Error(`the page has no element ${id}`); return elements[id]; },
 };
-const fetch = async () => ({ok: true, json: async () => given.status});
+const fetch = async path => path.startsWith("status.json") ? {ok: true, json: async () => given.status} : {ok: false};
 const setTimeout = (_, pause) => process.stdout.write(JSON.stringify({title: document.title, pause, elements}));
 vm.runInNewContext(given.script, {document, fetch, location: {search: "", hash: given.hash || ""}, history: {replaceState() {}}, addEventListener() {}, URLSearchParams, setTimeout, AbortSignal: {timeout: () => null}});

@@ -115,3 +115,13 @@ def test_a_hubs_page_shows_jobs_with_their_sites(browser: Browser) -> None:
         assert "250 MB" in browser.text("sites")
         assert browser.evaluate("document.getElementById('crew').hidden && document.getElementById('losses').hidden")
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_phone_shows_the_whole_page(browser: Browser) -> None:
+    """Wide tables scroll inside their cards; the page itself is as wide as the screen."""
+    with Dashboard(long_run) as board:
+        browser.open(board.url, SHOWN)
+        narrow = "document.documentElement.style.width = '360px'; document.querySelector('main').scrollWidth <= 360"
+        assert browser.evaluate(narrow)
+        wide = "[...document.querySelectorAll('main > section')].every(s => s.getBoundingClientRect().right <= 360)"
+        assert browser.evaluate(wide)

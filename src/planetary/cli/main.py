@@ -119,10 +119,10 @@ def _check_command(arguments: Sequence[str]) -> None:
 
 
 def _list_of_commands() -> str:
-    lines = []
+    lines, width = [], max(map(len, COMMANDS)) + 2
     for group, title in GROUPS.items():
         lines.append(f"{title}:")
-        lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
+        lines += [f"  {name:<{width}}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
         lines.append("")
     return "\n".join(lines).rstrip()
 

@@ -247,7 +247,8 @@ class Run:
         """Write the trained model into a folder that `from_pretrained` of `transformers` loads, with its tokenizer.
 
         Args:
-            folder: gets config.json, model.safetensors (float32), tokenizer.json and tokenizer_config.json.
+            folder: gets config.json, model.safetensors (float32, frozen tensors included), the tokenizer's files, and
+                those that the pretrained folder had which the run started from.
             round: whose checkpoint is used; by default the newest.
             force: replace a model that is in `folder`.
 

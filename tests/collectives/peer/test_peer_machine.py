@@ -114,3 +114,11 @@ def test_no_message_of_a_master_ends_a_peer_without_a_reason(is_member: bool) ->
         bombard(tell, FROM_MASTER, RandomMessages(seed), 40)
         errors.add(type(machine.error))
     assert RemoteProtocolError in errors
+
+
+def test_a_message_of_an_earlier_connection_is_stale() -> None:
+    machine, session = away_and_back()
+    assert machine.handle(e.Received(FIRST_SESSION, m.Removed(reason="it was silent")), 2.0) == []
+    assert machine.error is None
+    machine.handle(e.Received(session, m.Removed(reason="it was silent")), 2.0)
+    assert isinstance(machine.error, RemovedError)

@@ -129,3 +129,37 @@ def test_a_worker_that_only_tries_a_backend_takes_no_part() -> None:
     bench.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
     assert not bench.records(WorkerJoined)
     assert not bench.records(RoundStarted)
+
+
+STREAMING = ("sync.overlap=streaming", "sync.fragments=2", "sync.delay=2", "sync.mixing=0.5", "eval.every=8")
+
+
+def test_early_result_counts_once_and_not_before_its_round() -> None:
+    """A worker trains ahead, and sends the result twice while the round before is open."""
+    bench, fast, slow = begun(STREAMING)
+    first, awaited = bench.task_of(fast), bench.task_of(slow)
+    bench.tell(e.PayloadArrives(fast, result_of(bench, first)))
+    bench.tell(e.Received(fast, result_of(bench, first), "", 1))
+    early = bench.task_of(fast)
+    train = bench.controller.desk.workers[fast].train
+    assert train is not None
+    assert (train.task, train.early) == (early, True)
+    for attachment in (5, 6):
+        message = result_of(bench, early, round=2, id=attachment)
+        bench.tell(e.PayloadArrives(fast, message))
+        bench.tell(e.Received(fast, message, "", attachment))
+    assert [r.task for r in bench.records(DeltaAccepted)] == [first]
+    bench.tell(e.PayloadArrives(slow, result_of(bench, awaited)))
+    bench.tell(e.Received(slow, result_of(bench, awaited), "", 2))
+    assert [r.task for r in bench.records(DeltaAccepted)] == [first, awaited, early]
+    assert bench.controller.topology._attachments[early] == 5
+
+
+def test_foreign_payload_that_begins_to_arrive_gives_no_time() -> None:
+    """A worker whose own result comes in is not stuck; one that sends for another's task may be."""
+    bench, owner, liar = begun(EAGER)
+    bench.tell(e.PayloadArrives(liar, result_of(bench, bench.task_of(owner))))
+    workers = bench.controller.desk.workers
+    assert not workers[liar].arriving
+    bench.tell(e.PayloadArrives(liar, result_of(bench, bench.task_of(liar))))
+    assert workers[liar].arriving

@@ -15,7 +15,7 @@ from planetary.compiler import ir, ops
 from planetary.compiler.backends.iree import Artifact, compile_artifact
 from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
-from planetary.compiler.check.offender import RefusedFunction, deviation, name_offender, nudged, place
+from planetary.compiler.check.offender import RefusedFunction, deviation, name_offender, nudged
 from planetary.compiler.check.pieces import cut_out, outline
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import verify_artifact
@@ -113,8 +113,9 @@ def test_every_cut_of_a_function_gives_its_values() -> None:
 
 def test_a_wrong_operation_is_named_with_its_place() -> None:
     said = name_offender(refused(tanh_is_sine))
-    assert "The first wrong operation is stablehlo.tanh -> tensor<2x3xf32> in jit(small)/tanh at " in said
-    assert f"{Path(__file__).name}:" in said
+    assert "The first wrong operation is stablehlo.tanh -> tensor<2x3xf32> at " in said
+    assert f"{Path(__file__).name}, line " in said
+    assert " in jit(small)/tanh: given right inputs" in said
     assert "given right inputs, its result is" in said
 
 
@@ -143,10 +144,13 @@ def test_a_search_that_finds_nothing_or_fails_says_so() -> None:
 
 
 def test_a_place_is_short() -> None:
-    assert place('loc("jit(f)/tanh"(callsite("f"("m.py":7:50 to :65) at "n.py":9:1)))') == "in jit(f)/tanh at m.py:7"
-    assert place('loc("m.py":7:5)') == "at m.py:7"
-    assert place('loc("head")') == "in head"
-    assert place("loc(unknown)") == "at an unknown place"
+    called = 'loc("jit(f)/tanh"(callsite("f"("m.py":7:50 to :65) at "n.py":9:1)))'
+    assert ir.source_place(called) == "m.py, line 7 in jit(f)/tanh"
+    assert ir.source_place(called.replace("m.py", "/x/site-packages/m.py")) == "n.py, line 9 in jit(f)/tanh"
+    assert ir.source_place('loc("m.py":7:5)') == "m.py, line 7"
+    assert ir.source_place('loc("head")') == "in head"
+    assert ir.source_place('loc("-":5:10)') == "line 5 of the StableHLO text"
+    assert ir.source_place("loc(unknown)") == "an unknown place"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])

@@ -8,7 +8,6 @@ it takes to see the mistake when the piece starts from right values.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -424,17 +423,4 @@ def _sentence(finding: BisectionResult, graph: Outline, budget: SearchBudget, re
 
 
 def _described(node: Node) -> str:
-    return f"{node.name} -> {', '.join(node.results)} {place(node.location)}"
-
-
-def place(location: str) -> str:
-    """Return where an operation stands, for people, from its location as MLIR prints it.
-
-    Args:
-        location: e.g. `loc("jit(loss)/tanh"("model.py":12:0 to :9))`, with the callers around it.
-    """
-    name = re.search(r'"([^"]*)"(?!:\d)', location)
-    file = re.search(r'"([^"]+)":(\d+)', location)
-    found = [f"in {name.group(1)}"] if name else []
-    found += [f"at {file.group(1)}:{file.group(2)}"] if file else []
-    return " ".join(found) or "at an unknown place"
+    return f"{node.name} -> {', '.join(node.results)} at {node.location}"

@@ -34,7 +34,7 @@ class Node:
 
     Attributes:
         name: e.g. `"stablehlo.add"`.
-        location: where it stands, as MLIR prints it.
+        location: file, line and function of the model's source.
         operands: its operands, without those that depend on no argument.
         results: the element type and shape of each result, as MLIR prints them.
     """

@@ -32,16 +32,26 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/planetary/compiler/", "<fr
 
 
 def location_text(op: Operation) -> str:
-    """Where an op stands: the function, file and line of the model's source if known, else as MLIR prints it."""
-    text = str(op.operation.location)
-    frames = _FRAME.findall(text)
-    if not frames:
-        return text
+    """Where an op stands: the function, file and line of the model's source, as far as they are known."""
+    return source_place(str(op.operation.location))
+
+
+def source_place(location: str) -> str:
+    """Return where an operation stands, for people: the innermost line that is no library's.
+
+    Args:
+        location: as MLIR prints it, e.g. `loc("jit(loss)/tanh"("model.py":12:0 to :9))`, with the callers around it.
+    """
+    frames = _FRAME.findall(location)
     own = [frame for frame in frames if not any(part in frame[0] for part in _LIBRARIES)]
-    file, line = (own or frames)[0]
-    name = re.match(r'loc\((?:callsite\()?"([^"]+)"', text)
-    within = f" in {name[1].rstrip(':')}" if name and not name[1].endswith(".py") else ""
-    return f"{file}, line {line}{within}"
+    name = re.search(r'"([^"]+)"(?!:\d)', location)
+    within = f"in {name[1].rstrip(':')}" if name else ""
+    if frames:
+        file, line = (own or frames)[0]
+        return f"{file}, line {line} {within}".rstrip()
+    if text := re.search(r'"-":(\d+)', location):
+        return f"line {text[1]} of the StableHLO text"
+    return within or "an unknown place"
 
 
 def has_source_line(op: Operation) -> bool:

@@ -41,7 +41,7 @@ class UnsupportedOpError(CompileError):
 
     Attributes:
         op: name of the operation, e.g. `"stablehlo.sort"`.
-        location: where it stands, as MLIR prints it.
+        location: file, line and function of the model's source, as far as they are known.
     """
 
     def __init__(self, op: str, location: str, why: str = "it has no differentiation rule") -> None:

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.core.errors import UserError
 
 ATTRIBUTE = "planetary_author"
@@ -93,13 +92,6 @@ class JaxAuthor:
             kind = np.float64 if wide else np.float32
             found = {self._names[i]: np.asarray(g).astype(kind) for i, g in zip(trained, gradients, strict=True)}
             return float(value), {name: found.get(name) for name in self._names}
-
-    def stablehlo(self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray]) -> str:
-        """Return the loss as a model's StableHLO for values of these types, its results the loss alone."""
-        wide = self._is_wide(params)
-        with jax.enable_x64(wide):
-            tree = jax.tree.unflatten(self._structure, self._leaves(params, wide))
-            return lower_with_rules(self._loss, tree, *map(jnp.asarray, batch)).as_text()
 
     def _is_wide(self, params: Mapping[str, np.ndarray]) -> bool:
         return any(params[name].dtype == np.float64 for name in self._names)

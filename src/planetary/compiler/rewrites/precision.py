@@ -274,6 +274,55 @@ def demote_f64(module: Module, model: str) -> str:
     return note_about(counts)
 
 
+def promoted(stablehlo: str) -> str:
+    """Return a module with f64 in place of all f32 arithmetic: the same operations, with less rounding.
+
+    Raises:
+        CompileError: the bits of an f32 are taken apart, which an f64 does not have.
+    """
+    with ir.new_context():
+        module = ir.parse_module(stablehlo)
+        found: list[Operation] = []
+        ir.walk(module.operation, found.append)
+        for op in found:
+            values = [*op.operands, *op.results]
+            if op.name == "stablehlo.bitcast_convert" and any(_is_f32(value) for value in values):
+                raise CompileError("the module takes the bits of f32 numbers (stablehlo.bitcast_convert)")
+        for op in found:
+            for region in op.regions:
+                for block in region.blocks:
+                    for argument in block.arguments:
+                        _promote_value(argument)
+            if op.name == "stablehlo.constant" and _is_f32(op.results[0]):
+                _promote_constant(op)
+            for result in op.results:
+                _promote_value(result)
+        for function in ir.functions(module).values():
+            ir.refresh_function_type(function)
+        ir.verify(module)
+        return ir.to_text(module)
+
+
+def _is_f32(value: Value) -> bool:
+    return ir.is_tensor(value) and ir.element_of(value) == ir.f32()
+
+
+def _promote_value(value: Value) -> None:
+    if _is_f32(value):
+        value.set_type(ir.tensor(ir.shape_of(value), ir.f64()))
+
+
+def _promote_constant(op: Operation) -> None:
+    number = ir.constant_number(op)
+    if number is not None:
+        kind = ir.tensor(ir.shape_of(op.results[0]), ir.f64())
+        op.attributes["value"] = ir.splat_attribute(kind, float(number))
+        return
+    array = ir.constant_value(op)
+    assert array is not None
+    op.attributes["value"] = ir.array_attribute(array.astype(np.float64))
+
+
 def refuse_f64(module: Module, model: str) -> None:
     """Raise `CompileError` if a module computes anything in f64."""
     counts = f64_operations(module)

@@ -217,15 +217,17 @@ def test_author_is_pytorch_in_double_precision() -> None:
 def test_training_mode_draws_and_updates_as_pytorch_does() -> None:
     def more(net: Any) -> None:
         net.norm, net.drop, net.rest = nn.BatchNorm1d(STEPS), nn.Dropout(0.3), nn.AlphaDropout(0.2)
+        net.register_buffer("seen", torch.zeros(()))
         net.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
 
     def middle(net: Any, x: Any) -> Any:
+        net.seen = net.seen + x.mean().detach()
         return net.encoder(net.rest(net.norm(net.drop(x)))) + torch.rand_like(x)
 
     net, data = Net(middle, more), batch()
     model = imported(net, data)
     statistics = [spec.name for spec in model.manifest.of_role("statistic")]
-    assert statistics == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    assert statistics == ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var", "seen"]
     assert check_meaning(model).worst < 1e-4  # with the author's random numbers: those of the key
     assert model.manifest.results == ("loss", "evaluation", *statistics)
     assert len(model.manifest.of_role("key")) == 1

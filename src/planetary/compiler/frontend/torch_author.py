@@ -18,10 +18,12 @@ class Backward:
 
     Attributes:
         without: names of the parameters that got no gradient (`None`), although they ask for one.
+        updated: names of the buffers that forward writes or replaces.
         own: parts of the gradient beyond the operators: custom functions and hooks, in words.
     """
 
     without: frozenset[str]
+    updated: frozenset[str]
     own: tuple[str, ...] = ()
 
 
@@ -89,15 +91,19 @@ def backward_of(module: Any, batch: Sequence[Any]) -> Backward:
         batch: tensors.
     """
     state = state_of(module, {}, None)
+    before = {name: (one, one._version) for name, one in state.items()}
     with _noted_hooks() as hooks:
         loss = called(module, state, batch, None)
-    if not getattr(loss, "requires_grad", False):
-        return Backward(frozenset(name for name, one in state.items() if one.requires_grad))
-    own = (*hooks, *_beyond_operators(loss))
-    if loss.numel() == 1:
-        loss.backward()
-    without = frozenset(name for name, one in state.items() if one.requires_grad and one.grad is None)
-    return Backward(without, own)
+    updated = frozenset(
+        name for name, (one, version) in before.items() if state[name] is not one or one._version > version
+    )
+    own: tuple[str, ...] = ()
+    if getattr(loss, "requires_grad", False):
+        own = (*hooks, *_beyond_operators(loss))
+        if loss.numel() == 1:
+            loss.backward()
+    without = frozenset(name for name, one in state.items() if one.requires_grad and one.is_leaf and one.grad is None)
+    return Backward(without, updated, own)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -48,13 +48,13 @@ class HiddenWriteError(Exception):
     """A tensor is written in place where autograd does not see it."""
 
 
-def capture(module: Any, batch: Sequence[Any], kept: Iterable[Any]) -> Graph:
+def capture(module: Any, batch: Sequence[Any], decompositions: Any) -> Graph:
     """Export a module's forward for a batch of these shapes, in the mode that the module is in.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
         batch: the tensors that forward takes.
-        kept: operators (`torch._ops.OpOverload`) that stay as they are; others are decomposed as PyTorch says.
+        decompositions: functions by operator (`torch._ops.OpOverload`); others stay as they are.
 
     Raises:
         UserError: the forward cannot be exported; the text names the user's line and a remedy.
@@ -62,16 +62,13 @@ def capture(module: Any, batch: Sequence[Any], kept: Iterable[Any]) -> Graph:
     """
     import torch
 
-    table: Any = torch.export.default_decompositions()
-    for operator in (torch.ops.aten.detach.default, *kept):
-        table.pop(operator, None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of deprecated parts of torch's own code
             exported = torch.export.export(module, tuple(batch), strict=False)
             _stop_where_gradients_are_off(exported.graph_module)
             _refuse_hidden_writes(exported.graph_module)
-            exported = exported.run_decompositions(table)
+            exported = exported.run_decompositions(decompositions)
     except HiddenWriteError:
         raise
     except Exception as error:  # any class: of the module's forward, or of torch's tracing

@@ -6,7 +6,7 @@ It is exact for every forward: custom `autograd.Function`s, hooks, writes where 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from planetary.compiler.frontend.torch_author import called, keep_hooks
@@ -14,14 +14,14 @@ from planetary.compiler.frontend.torch_graph import Graph, Kind, export_failed
 from planetary.core.errors import UserError
 
 
-def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], kept: Iterable[Any]) -> Graph:
+def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], decompositions: Any) -> Graph:
     """Trace a module's loss and its gradients for a batch of these shapes, in the mode that the module is in.
 
     Args:
         module: a `torch.nn.Module` on the CPU; it takes the batch and returns a scalar.
         batch: tensors.
         trained: names of the parameters whose gradients are taken.
-        kept: operators that stay as they are.
+        decompositions: functions by operator; others stay as they are.
 
     Returns:
         A graph with one more input than forward has, of the kind `cotangent`.
@@ -52,9 +52,6 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], kep
         ]
         return [*(state[name] for name in buffers), loss.detach(), *dense]
 
-    table: Any = dict(torch.export.default_decompositions())
-    for operator in kept:
-        table.pop(operator, None)
     flat = list(values.values())
     math = torch.nn.attention.SDPBackend.MATH
     try:
@@ -64,7 +61,7 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], kep
             _declare_writes(code)
             with preserve_node_meta():
                 functional = torch.func.functionalize(torch.fx.Interpreter(code).run)
-                code = make_fx(functional, tracing_mode="fake", decomposition_table=table)(*flat)
+                code = make_fx(functional, tracing_mode="fake", decomposition_table=dict(decompositions))(*flat)
     except Exception as error:  # any class: of the module's forward, or of torch's tracing
         raise UserError(export_failed(error)) from error
     code.graph.eliminate_dead_code()

@@ -119,23 +119,27 @@ def _narrowed(value: Any) -> Any:
 
 def torch_call(module: Any, arrays: Sequence[Any]) -> Graph:
     """Return the checked graph of a module's forward for arrays of these shapes."""
-    graph = capture(module, tensors_of(arrays), torch_lowering.kept_operators())
+    graph = capture(module, tensors_of(arrays), torch_lowering.decompositions())
     torch_lowering.check_operators(graph)
     return graph
 
 
 def _captured(module: Any, batch: Sequence[Any], backward: Backward, trained: Sequence[str]) -> tuple[Graph, str]:
     """Return the graph of forward if its gradient is autograd's, else the joint graph; and why it is the latter."""
-    kept = torch_lowering.kept_operators()
+    table = torch_lowering.decompositions()
     if backward.own:
-        return capture_joint(module, batch, trained, kept), f"the module has {', '.join(backward.own)}"
+        return capture_joint(module, batch, trained, table), f"the module has {', '.join(backward.own)}"
     try:
-        return capture(module, batch, kept), ""
+        graph = capture(module, batch, table)
+        lost = sorted(backward.updated - set(graph.updates)) if module.training else []
+        if not lost:
+            return graph, ""
+        return capture_joint(module, batch, trained, table), f"forward replaces {lost[0]}, which export of it loses"
     except HiddenWriteError as write:
-        return capture_joint(module, batch, trained, kept), f"{write} writes in place where autograd does not see it"
+        return capture_joint(module, batch, trained, table), f"{write} writes in place where autograd does not see it"
     except UserError as failed:
         try:
-            return capture_joint(module, batch, trained, kept), "PyTorch cannot export forward alone"
+            return capture_joint(module, batch, trained, table), "PyTorch cannot export forward alone"
         except UserError:
             raise failed from failed.__cause__
 

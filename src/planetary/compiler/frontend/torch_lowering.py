@@ -31,6 +31,29 @@ def kept_operators() -> list[Any]:
     return found
 
 
+def decompositions() -> Any:
+    """Return PyTorch's decomposition of each operator that is not lowered as it is."""
+    import torch
+    from torch._decomp import decomposition_table
+    from torchax.ops import ops_registry  # pyright: ignore[reportMissingImports]
+
+    table: Any = torch.export.default_decompositions()
+    known = ops_registry.all_aten_ops
+    for one, function in decomposition_table.items():
+        packet = getattr(one, "overloadpacket", None)
+        if (
+            packet is not None
+            and one.namespace == "aten"
+            and one not in table
+            and one not in known
+            and packet not in known
+        ):
+            table[one] = function
+    for one in (torch.ops.aten.detach.default, *kept_operators()):
+        table.pop(one, None)
+    return table
+
+
 def check_operators(graph: Graph) -> None:
     """Raise `UserError` for the first operator of a graph without a lowering; the text names the line."""
     for node in graph.code.graph.nodes:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.main import main
+from planetary.core.loopback_proxies import spare_loopback
 from planetary.net import addresses
-from planetary.net.addresses import is_local_name, own_address, spare_loopback
+from planetary.net.addresses import is_local_name, own_address
 from planetary.net.http_opener import opener_for
 from planetary.run import places
 from planetary.runtime import host

@@ -15,7 +15,7 @@ from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
 from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_USAGE, report_error
 from planetary.cli.terminal_text import allow_any_text
 from planetary.core.errors import UserError, did_you_mean
-from planetary.net.addresses import spare_loopback
+from planetary.core.loopback_proxies import spare_loopback
 from planetary.version import __version__
 
 _DEBUG_HELP = "show the traceback of an error"

@@ -28,17 +28,6 @@ def is_local_name(host: str) -> bool:
     return host.lower().rstrip(".") in ("localhost", "ip6-localhost") or is_loopback(host)
 
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1", "127.0.0.0/8")
-
-
-def spare_loopback() -> None:
-    """Have no proxy of the environment asked for this machine's own addresses, by this process and those it starts."""
-    for name in ("no_proxy", "NO_PROXY"):
-        given = os.environ.get(name) or os.environ.get(name.swapcase(), "")
-        listed = [one.strip() for one in given.split(",") if one.strip()]
-        os.environ[name] = ",".join([*listed, *(one for one in _LOOPBACK if one not in listed)])
-
-
 def own_address() -> str:
     """Return the address that this machine has in its network; "" where it has none."""
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # of documentation

@@ -115,7 +115,7 @@ async def _answer(request: _Request, deadline_s: float, log: Path | None, stage:
         except (FileNotFoundError, msgspec.MsgspecError):
             at = _read(folder / _STAGE)
             raise UserError(
-                f"the process that runs the model's code {describe_exit(code)}{f', while it was {at}' if at else ''}; "
+                f"the process that runs the model's code ended ({describe_exit(code)}{f', while {at}' if at else ''}); "
                 f"it may take {request.memory / GB:.1f} GB of memory{_last_lines(output)}"
             ) from None
     if answer.error:

@@ -10,7 +10,6 @@ from typing import Any
 from planetary.cli.command_table import command_parser
 from planetary.cli.commands.roles.gateway import HostedAs, add_gateway_flags, is_site, run_gateway
 from planetary.core.printable import command_line
-from planetary.net.addresses import address_text
 
 DEFAULT_PORT = 8090
 DEFAULT_API_PORT = 18020
@@ -65,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _join_as_site(file: str, host: str, port: int, token_file: Path | None) -> str:
+    from planetary.net.addresses import address_text
+
     invite = ("--hub-token-file", token_file) if token_file is not None else ()
     return command_line(
         "gateway", "--gateway-config", file, "--hub", address_text(host, port), *invite, "--site", "NAME"

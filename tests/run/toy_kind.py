@@ -16,6 +16,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.run_files import write_config
 from planetary.fabric.gateway.run_status import base_status
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import fabric_events as e
@@ -113,6 +114,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
         return SimpleNamespace(config=self.config, param_count=0, data=None)
 
     def _begin(self, prepared: Any) -> ToyStart:
+        write_config(self.options.folder, self.config, self._system.files)
         return ToyStart([RunStarted(run="toy", rounds=0, config_hash="", model="", params=0)])
 
     def _control(self, prepared: Any, start: ToyStart) -> ToyController:

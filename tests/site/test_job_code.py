@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from site_support import Running, run, running, toy_kinds  # noqa: F401
 
-from planetary.artifacts.durable_files import DISK
 from planetary.core.config import Config, config_from_tables
 from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError
 from planetary.core.user_code import barred, load_module
 from planetary.fabric.gateway.gateway import GatewayOptions
-from planetary.fabric.gateway.run_files import write_config
 from planetary.site.jobs import JobBook, JobEnded, JobStarted, JobState, JobSubmitted, SiteStopped
 from planetary.site.model_process import PreparationLimits, prepare_apart
 from planetary.site.site_config import ControllerOptions, Controllers
@@ -167,16 +165,9 @@ def test_job_that_the_site_died_with_twice_is_failed(tmp_path: Path) -> None:
                     assert re.search("died 2 times in a row.*--resume toy", job["reason"])
                     await site.until_state("toy-next", "running")
                 await site.until_open("toy" if start < 2 else "toy-next")
-                _keep_config(tmp_path / "runs")
                 site.site.append = _forgets(site.site.append)  # as if it were killed
 
     asyncio.run(test())
-
-
-def _keep_config(runs: Path) -> None:
-    """Write the configurations that runs of the toy kind leave out, and a resume reads."""
-    for folder in runs.glob("toy*"):
-        write_config(folder, config_from_tables({}), DISK)
 
 
 def _forgets(append: Any) -> Any:
@@ -194,7 +185,6 @@ def test_job_of_a_site_that_is_stopped_often_goes_on(tmp_path: Path) -> None:
                 if start == 0:
                     await site.submit("toy")
                 await site.until_open("toy")
-                _keep_config(tmp_path / "runs")
                 assert site.site.book.jobs["toy"].state is JobState.RUNNING
 
     asyncio.run(test())

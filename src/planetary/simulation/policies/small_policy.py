@@ -69,6 +69,7 @@ class DigitTokens:
     """A token is a digit or the line end; see `Tokenizer`."""
 
     vocab_size, end_of_document, digest = VOCABULARY, None, "digits"
+    added = ((), ())
 
     def encode(self, text: bytes) -> np.ndarray:
         """See `Tokenizer`."""
@@ -77,6 +78,10 @@ class DigitTokens:
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer`."""
         return bytes(ord("\n") if one == END else ord("0") + one for one in ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        """See `Tokenizer`."""
+        return self.decode([token])
 
     def to_json(self) -> bytes:
         """See `Tokenizer`."""

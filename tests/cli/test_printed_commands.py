@@ -39,6 +39,7 @@ def _is_quoted(value: ast.expr) -> bool:
     return isinstance(value, ast.Call) and getattr(value.func, "id", getattr(value.func, "attr", "")) in _QUOTED
 
 
+@pytest.mark.slow  # the whole source is parsed
 def test_no_command_is_put_together_without_quotes() -> None:
     """A value within a command of a text is quoted, or the command is made by `command_line`."""
     found = []

@@ -21,7 +21,7 @@ def sweep_on_two_cores(seeds: range) -> Counter[str]:
         return sum(pool.map(sweep, parts, chunksize=1), Counter[str]())
 
 
-@pytest.mark.parametrize("first", [0, 55])
+@pytest.mark.parametrize("first", [0, pytest.param(55, marks=pytest.mark.slow)])
 def test_random_fault_schedules(first: int) -> None:
     seen = sweep(range(first, first + 55))
     assert min(seen[kind] for kind in ("kill", "drop_links", "join")) > 0

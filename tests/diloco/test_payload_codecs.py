@@ -179,7 +179,7 @@ def some(seed: int) -> dict[str, np.ndarray]:
     return {spec.name: random.standard_normal(spec.shape).astype(np.float32) for spec in (*SPECS, *ODD)}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "sign")) for n in NAMES])
 def test_kernels_and_numpy_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads, residuals and decoded numbers, with and without a residual before and a base."""
     form = PayloadForm(name, (*SPECS, *ODD))

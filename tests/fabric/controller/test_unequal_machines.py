@@ -158,6 +158,7 @@ def test_the_steps_of_a_lost_worker_are_divided_among_the_others() -> None:
     assert rounds[hit].seconds < usual + 0.5 * 40 * 0.2  # simulated seconds; a lease takes 40 * 0.2
 
 
+@pytest.mark.slow
 def test_unequal_leases_survive_random_faults() -> None:
     for more in ({}, {"ring": True}, {"overlap": True, "given": ("sync.overlap=eager", MEASURED)}):
         seen = sweep(range(4300, 4303), **{"given": (MEASURED,), "speeds": (1.0, 4.0, 2.0), **more})

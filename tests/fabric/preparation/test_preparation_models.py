@@ -36,6 +36,7 @@ def zoo_overrides(name: str) -> list[str]:
     return [f"model.source={ZOO[name].source}", *(f"model.options.{k}={v}" for k, v in options.items())]
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_what_the_run_starts_with(tmp_path: Path) -> None:
     build, overrides = find_builder(ZOO["llama"].source), zoo_overrides("llama")
     options = {**ZOO["llama"].options("tiny"), "vocab_size": 256, "seed": 9}

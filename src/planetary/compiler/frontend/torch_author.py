@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ class TorchAuthor:
 
         Computes in the floating-point type of `params`; in float32 if forward cannot work in float64.
         """
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         wide = any(np.asarray(value).dtype == np.float64 for value in params.values())
         for double in (True, False) if wide else (False,):
@@ -64,7 +65,7 @@ class TorchAuthor:
     def _computed(
         self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray], dtype: Any
     ) -> tuple[float, dict[str, np.ndarray | None]]:
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         given = {self.names[name]: torch.from_numpy(np.array(value)) for name, value in params.items()}
         arrays, rest = batch[: self.arrays], batch[self.arrays :]
@@ -109,7 +110,7 @@ def backward_of(module: Any, batch: Sequence[Any]) -> Backward:
 @contextlib.contextmanager
 def _noted_hooks() -> Iterator[list[str]]:
     """Note whether forward puts hooks on tensors."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     tensors: Any = torch.Tensor
     noted: list[str] = []
@@ -129,7 +130,7 @@ def _noted_hooks() -> Iterator[list[str]]:
 
 def _beyond_operators(loss: Any) -> tuple[str, ...]:
     """Return the parts of the autograd graph of a loss beyond the operators' own derivatives."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     found: dict[str, None] = {}
     seen, pending = set(), [loss.grad_fn]
@@ -189,8 +190,8 @@ def called(module: Any, state: dict[str, Any], batch: Sequence[Any], dtype: Any)
 
     Buffers that forward replaces (`self.steps = self.steps + 1`) are replaced in `state`.
     """
-    import torch
-    from torch.nn.utils.stateless import _reparametrize_module  # `torch.func.functional_call` loses new buffers
+    torch: Any = importlib.import_module("torch")
+    from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportMissingImports] - `torch.func.functional_call` loses new buffers
 
     usual = torch.get_default_dtype()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -30,8 +31,8 @@ def draws_from(words: np.ndarray) -> AbstractContextManager[Any]:
     Args:
         words: of the key, uint32 [2].
     """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    torch: Any = importlib.import_module("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode  # pyright: ignore[reportMissingImports]
 
     key, drawn = jax.random.wrap_key_data(jax.numpy.asarray(words, np.uint32), impl=KEY_TYPE), 0
 
@@ -66,7 +67,7 @@ def _is_idle(name: str, args: Any) -> bool:
 
 
 def _drawn(function: Callable[..., Any], key: Any, args: Any, options: Any) -> Any:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     plain = [np.asarray(a.detach()) if isinstance(a, torch.Tensor) else a for a in args]
     named = {name: one for name, one in options.items() if name != "generator"}
@@ -79,7 +80,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _tensor(value: Any, dtype: Any) -> Any:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     made = torch.from_numpy(np.array(value))
     return made if dtype is None else made.to(dtype)

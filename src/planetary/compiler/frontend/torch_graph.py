@@ -6,6 +6,7 @@ through `aten.detach`. Nothing here imports JAX.
 
 from __future__ import annotations
 
+import importlib
 import re
 import traceback
 import warnings
@@ -60,7 +61,7 @@ def capture(module: Any, batch: Sequence[Any], decompositions: Any) -> Graph:
         UserError: the forward cannot be exported; the text names the user's line and a remedy.
         HiddenWriteError: a write in place is hidden from autograd, which keeps the gradient of the value before it.
     """
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     try:
         with warnings.catch_warnings():
@@ -111,7 +112,7 @@ def _first_names(module: Any) -> dict[str, str]:
 
 def _stop_where_gradients_are_off(code: Any, off: bool = False) -> None:
     """Inline the regions that change the gradient mode; where it is off, every result is detached."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     graph = code.graph
     if off:
@@ -146,7 +147,7 @@ def _stop_where_gradients_are_off(code: Any, off: bool = False) -> None:
 
 def _refuse_hidden_writes(code: Any) -> None:
     """Raise `HiddenWriteError` for a write into a tensor that shares its memory with one before a `detach`."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     for node in code.graph.nodes:
         if node.op == "call_function" and _is_write(node.target):
@@ -175,7 +176,7 @@ def _is_view(target: Any) -> bool:
 
 
 def _detach_after(graph: Any, node: Any) -> None:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
@@ -242,7 +243,7 @@ def export_failed(error: Exception) -> str:
 
 def tensors_of(batch: Sequence[Any]) -> list[Any]:
     """Return tensors of their own for the arrays of a batch. Raises `UserError` for anything but arrays of numbers."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     found = []
     for i, array in enumerate(batch):

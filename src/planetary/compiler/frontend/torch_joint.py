@@ -5,6 +5,7 @@ It is exact for every forward: custom `autograd.Function`s, hooks, writes where 
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -29,9 +30,9 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], dec
     Raises:
         UserError: forward or its gradient cannot be traced; the text names the user's line.
     """
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.traceback import preserve_node_meta
+    torch: Any = importlib.import_module("torch")
+    from torch.fx.experimental.proxy_tensor import make_fx  # pyright: ignore[reportMissingImports]
+    from torch.fx.traceback import preserve_node_meta  # pyright: ignore[reportMissingImports]
 
     values: dict[tuple[Kind, str], Any] = {("parameter", n): p.detach() for n, p in module.named_parameters()}
     values |= {("buffer", n): b.detach() for n, b in module.named_buffers()}
@@ -70,14 +71,14 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], dec
 
 
 def _plain_kernels() -> Any:
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     return torch.backends.mkldnn.flags(enabled=False)  # its operators have no decomposition
 
 
 def _declare_writes(code: Any) -> None:
     """Replace batch normalisation by the operator whose signature says that it writes the statistics."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     aten = torch.ops.aten
     for node in code.graph.nodes:

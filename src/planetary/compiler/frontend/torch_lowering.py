@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ _NOTHING = ("aten._assert_tensor_metadata", "aten._assert_scalar", "aten._assert
 
 def kept_operators() -> list[Any]:
     """Return the operators (`OpOverload`) that are lowered as they are, not through PyTorch's decomposition."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     found = []
     for name in (*OPERATORS, *DRAWS):
@@ -33,8 +34,8 @@ def kept_operators() -> list[Any]:
 
 def decompositions() -> Any:
     """Return PyTorch's decomposition of each operator that is not lowered as it is."""
-    import torch
-    from torch._decomp import decomposition_table
+    torch: Any = importlib.import_module("torch")
+    from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
     from torchax.ops import ops_registry  # pyright: ignore[reportMissingImports]
 
     table: Any = torch.export.default_decompositions()
@@ -66,7 +67,7 @@ def check_operators(graph: Graph) -> None:
 
 def _depends_on_values(node: Any) -> bool:
     """Whether a node's shape, or a Python number, depends on the values of tensors."""
-    import torch
+    torch: Any = importlib.import_module("torch")
 
     value = node.meta.get("val")
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -133,7 +134,8 @@ def run(
 def array_of(tensor: Any) -> np.ndarray:
     """Return a torch tensor's values as a host array; bfloat16 as `ml_dtypes` has it."""
     import ml_dtypes
-    import torch
+
+    torch: Any = importlib.import_module("torch")
 
     host = tensor.detach().cpu().contiguous()
     if host.dtype is torch.bfloat16:
@@ -156,7 +158,7 @@ def _name(node: Any) -> str:
 
 def _implementation(node: Any) -> tuple[Callable[..., Any], bool]:
     """Return the function of a node and whether it takes a random key first. Raises `UserError` naming the line."""
-    import torch
+    torch: Any = importlib.import_module("torch")
     from torchax.ops import ops_registry  # pyright: ignore[reportMissingImports]
 
     target, name = node.target, _name(node)
@@ -208,7 +210,7 @@ def _without_key(node: Any) -> str:
 
 
 def _call(node: Any, function: Callable[..., Any], found: Mapping[Any, Any]) -> Any:
-    from torch.fx.node import map_arg
+    from torch.fx.node import map_arg  # pyright: ignore[reportMissingImports]
 
     args, options = map_arg((node.args, node.kwargs), found.__getitem__)
     try:
@@ -226,7 +228,7 @@ def _call(node: Any, function: Callable[..., Any], found: Mapping[Any, Any]) -> 
 
 def _as_declared(node: Any, value: Any, declared: Any) -> Any:
     """Return a node's value in the type that PyTorch says; raise `CompileError` if it has another shape."""
-    import torch
+    torch: Any = importlib.import_module("torch")
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
 
     if isinstance(declared, list | tuple) and isinstance(value, list | tuple):
@@ -236,12 +238,13 @@ def _as_declared(node: Any, value: Any, declared: Any) -> Any:
         )
     if not isinstance(declared, torch.Tensor) or not hasattr(value, "dtype"):
         return value
-    if tuple(jnp.shape(value)) != tuple(declared.shape):
+    tensor: Any = declared
+    if tuple(jnp.shape(value)) != tuple(tensor.shape):
         raise CompileError(
             f"cannot import a PyTorch model: {_name(node).replace('aten.', 'aten::', 1)} at {line_of(node)} has the "
-            f"shape {list(jnp.shape(value))} in JAX, and {list(declared.shape)} in PyTorch; write that line with other "
+            f"shape {list(jnp.shape(value))} in JAX, and {list(tensor.shape)} in PyTorch; write that line with other "
             "operators (docs/models.md)"
         )
-    wanted = jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(declared.dtype))
+    wanted = jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(tensor.dtype))
     doubled = wanted == jnp.float32 and value.dtype == jnp.float64  # the whole graph in double precision
     return value if value.dtype == wanted or doubled else value.astype(wanted)

@@ -81,7 +81,7 @@ def from_torch(
 
 
 def _check_module(module: Any) -> None:
-    import torch  # pyright: ignore[reportMissingImports]
+    torch: Any = importlib.import_module("torch")
 
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"cannot import a PyTorch model: expected a torch.nn.Module, found {type(module).__name__}")

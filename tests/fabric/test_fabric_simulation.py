@@ -71,7 +71,8 @@ def test_an_epoch_ends_the_run_however_many_workers_come(nodes: int, mode: dict[
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
 def test_an_epoch_ends_the_run_whatever_goes_wrong(mode: dict[str, bool]) -> None:
-    sweep(range(3000, 3012), checkpoint_every=4, one_epoch=True, **mode)
+    # A ring believes a worker about its own lease: with a forger there no journal can be replayed (docs/trust.md).
+    sweep(range(3000, 3012), checkpoint_every=4, one_epoch=True, forger=False if mode else None, **mode)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 
 def test_the_rehearsal_verifies_every_trial(tmp_path: Path) -> None:
     command = ["bash", str(SCRIPT), "--rehearse", "--parts", "a", "g"]
-    ended = subprocess.run(
-        command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, text=True, timeout=500, check=False
-    )
+    # The script takes the `python3` of its caller's environment.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    env = {**os.environ, "OUT": str(tmp_path), "PATH": path}
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     devices = json.loads((tmp_path / "a-devices.json").read_text())
     trials = {name: found["verified"] for name, found in devices.items() if " f32" in name or " bf16" in name}

@@ -110,6 +110,7 @@ async def _answer(request: _Request, deadline_s: float, log: Path | None, stage:
             ) from None
         finally:
             child.kill_group()
+            await child.wait()  # otherwise the event loop may end before the system has told of the process's end
         try:
             answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=_Answer)
         except (FileNotFoundError, msgspec.MsgspecError):

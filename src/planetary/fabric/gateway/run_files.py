@@ -36,12 +36,16 @@ def write_config(folder: Path, config: Config, files: DurableFiles) -> None:
 def check_config(folder: Path) -> None:
     """Compare the end of a run's configuration with the end that `write_config` gives it.
 
+    A kind of run whose configuration is given anew at each start, as a served model's, keeps no such file.
+
     Raises:
         UserError: it was cut, or is that of an earlier version of planetary.
     """
     path = folder / CONFIG
     try:
         data = path.read_bytes()
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     if not data.rstrip().endswith(CONFIG_END.rstrip()):

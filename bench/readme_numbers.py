@@ -42,6 +42,7 @@ class Job:
         rows: quantity -> measured text, from the command's output and its folder.
         extra: arguments that the README does not show: folders.
         needs: libraries beside the tests' own.
+        page: the page of details, from the README.
     """
 
     command: str
@@ -49,6 +50,11 @@ class Job:
     rows: Callable[[str, Path], Mapping[str, str]]
     extra: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    page: str = ""
+
+
+class Failed(Exception):
+    """A command ended with an error."""
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
@@ -206,6 +212,29 @@ def sweep(output: str, _: Path) -> Mapping[str, str]:
     }
 
 
+def layers(output: str, _: Path) -> Mapping[str, str]:
+    """Layers of the libraries of JAX."""
+    rows = {row[0]: row for row in cells(output) if len(row) > 2 and row[1].isdigit() and row[0] != "all"}
+    column = next(row for row in cells(output) if "equal" in row).index("equal")
+    total, equal = (sum(int(row[at]) for row in rows.values()) for at in (1, column))
+    return {f"layers of {', '.join(rows)}: gradients as the framework's own": f"{equal} of {total}"}
+
+
+def torch_layers(output: str, _: Path) -> Mapping[str, str]:
+    """Layers of PyTorch, in both modes."""
+    head = next(row for row in cells(output) if row[0] == "mode")
+    rows = [dict(zip(head, row, strict=True)) for row in cells(output) if row[0] in ("evaluation", "training")]
+    assert len(rows) == 2, "one mode is missing"
+    silent, without = (max(int(row[key]) for row in rows) for key in ("silently different", "error without a line"))
+    least = min(rows, key=lambda row: int(row["equal"]))
+    return {
+        "layers of `torch.nn`: gradients as PyTorch's own, in evaluation and in training": (
+            f"{least['equal']} of {least['layers']}, {least['refused with a line']} refused with the line, "
+            f"{without} without one, {silent} silently different"
+        )
+    }
+
+
 JOBS: Mapping[str, Job] = {
     "default-run": Job(
         "planetary train examples/stdlib.toml --full --baseline",
@@ -213,7 +242,7 @@ JOBS: Mapping[str, Job] = {
         default_run,
         ("--run-dir=FOLDER/run", "--cache=FOLDER/cache"),
     ),
-    "start": Job("python bench/start.py", 1, start),
+    "start": Job("python bench/start.py", 1, start, page="bench/results/start.md"),
     "recovery": Job("python bench/recovery.py", 12, recovery),
     "plain-training": Job(
         "pytest tests/fabric/test_plain_training.py",
@@ -230,11 +259,13 @@ JOBS: Mapping[str, Job] = {
         6,
         train_step,
         needs=("torch",),
+        page="bench/results/train_step.md",
     ),
     "utilisation": Job(
         "python bench/utilisation.py --slower 8 --mbit 50 200 1000 --presets eager-relay,rda-relay,streaming-diloco",
         8,
         utilisation,
+        page="bench/results/shaped_links.md",
     ),
     "goodput": Job("python bench/goodput.py", 4, goodput),
     "serving": Job(
@@ -242,11 +273,26 @@ JOBS: Mapping[str, Job] = {
         20,
         serving,
         needs=("llama_cpp", "gguf", "torch", "transformers"),
+        page="bench/results/serving.md",
     ),
     "rewards": Job(
-        "python bench/rl.py --tasks sort reverse add --lags --kill-every 0", 25, rewards, ("--out=FOLDER/rl.jsonl",)
+        "python bench/rl.py --tasks sort reverse add --lags --kill-every 0",
+        25,
+        rewards,
+        ("--out=FOLDER/rl.jsonl",),
+        page="bench/results/rl.md",
     ),
     "sweep": Job("python bench/differentiate_sweep.py --seed 1", 6, sweep),
+    "layers": Job(
+        "python bench/meaning_sweep.py", 4, layers, needs=("flax", "equinox", "optax"), page="bench/results/meaning.md"
+    ),
+    "torch-layers": Job(
+        "python bench/meaning/torch_cases.py",
+        8,
+        torch_layers,
+        needs=("torch", "torchax"),
+        page="bench/results/meaning.md",
+    ),
 }
 
 
@@ -258,7 +304,7 @@ def machine() -> str:
 
 
 def measure(job: Job) -> Mapping[str, str]:
-    """Run a job's command; return its rows. Raises `SystemExit` where it fails."""
+    """Run a job's command; return its rows. Raises `Failed` where it ends with an error."""
     binaries = Path(sys.executable).parent
     with tempfile.TemporaryDirectory(prefix="planetary-numbers-") as scratch:
         words = shlex.split(job.command) + [word.replace("FOLDER", scratch) for word in job.extra]
@@ -272,9 +318,7 @@ def measure(job: Job) -> Mapping[str, str]:
             stdin=subprocess.DEVNULL,
         )
         if done.returncode:
-            raise SystemExit(
-                f"{job.command} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-            )
+            raise Failed(f"ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         return job.rows(done.stdout, Path(scratch))
 
 
@@ -295,7 +339,8 @@ def table(kept: Mapping[str, list[dict[str, str]]]) -> str:
                 if row[key] != value
             ]
             note = f" ({', '.join(other)})" if other else ""
-            command = "same" if number else f"`{row['command']}`"
+            page = JOBS[name].page
+            command = "same" if number else f"`{row['command']}`" + (f", [details]({page})" if page else "")
             lines.append(f"| {row['quantity']}{note} | {row['measured']} | {command} |")
     return "\n".join(lines) + "\n"
 
@@ -329,10 +374,16 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
+    failures: list[str] = []
     facts = {"date": datetime.date.today().isoformat(), "commit": commit, "machine": machine()}
     for name in [] if args.table else args.only:
         print(f"{name}: {JOBS[name].command}", flush=True)
-        rows = measure(JOBS[name])
+        try:
+            rows = measure(JOBS[name])
+        except (Failed, AssertionError, StopIteration) as error:  # the other rows are measured all the same
+            failures.append(f"{name}: {error!r}" if not isinstance(error, Failed) else f"{name}: {error}")
+            print(f"  failed: {failures[-1]}", flush=True)
+            continue
         kept[name] = [
             {"quantity": key, "measured": value, "command": JOBS[name].command, **facts} for key, value in rows.items()
         ]
@@ -340,6 +391,8 @@ def main() -> None:
             print(f"  {key}: {value}", flush=True)
         KEPT.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     README.write_text(with_table(README.read_text(), kept))
+    if failures:
+        raise SystemExit(f"{len(failures)} of {len(args.only)} jobs failed; their rows are the older ones")
 
 
 if __name__ == "__main__":

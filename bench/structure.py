@@ -1,4 +1,4 @@
-"""Count the measures of docs/design/0034: importers, folders, lines, private reaches, doubled names, words.
+"""Measure the tree: importers, folders, lines, private reaches, doubled names, words.
 
 `python bench/structure.py` prints a table, and with `--list` the places that each number counts. The source is read,
 never imported.

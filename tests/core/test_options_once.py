@@ -119,7 +119,7 @@ OBJECTS = {
 }
 """Keys of `[moe]` that an object of the training or of the syncer has, and the object's field."""
 
-# The cadence has the report's defaults, the keys have ours (docs/design/0039).
+# The cadence has the report's defaults, the keys have ours (docs/design/mixtures.md).
 HORIZONS = {"router_every", "latent_every", "backbone_every", "backbone_fragments", "refresh_every"}
 OF_THE_RUN = {"expert_workers", "ownership", "sketches", "pace", "store"}
 

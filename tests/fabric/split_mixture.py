@@ -22,7 +22,7 @@ START_LIMIT_S = 120.0  # until a gateway listens: it starts Python and JAX on a 
 
 
 class SplitMixture:
-    """See the module. Followed through the run's journal.
+    """A mixture on several machines, followed through the run's journal.
 
     Args:
         folder: where the run and everything else is put.

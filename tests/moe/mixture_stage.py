@@ -403,7 +403,7 @@ def remove(messages: list[m.Message], one: m.Message) -> None:
 
 
 class MixtureStage(MixtureCluster):
-    """See the module.
+    """A directed mixture in one simulated world.
 
     Attributes:
         plan: of the mixture.

@@ -141,7 +141,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
 
 
 class Toy(RunKind):
-    """See `planetary.run.kinds.RunKind`."""
+    """A kind of run that counts."""
 
     name = "toy"
 

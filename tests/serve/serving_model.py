@@ -148,7 +148,7 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 
 
 class FakeService:
-    """See `planetary.serve.http.service.Service`. Two workers compute; `lose` takes one away."""
+    """A service without a network. Two workers compute; `lose` takes one away."""
 
     def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2) -> None:
         self.model: ServedModel | None = TracedModel(

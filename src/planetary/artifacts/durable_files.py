@@ -92,7 +92,6 @@ class DurableFiles:
         os.rename(source, target)
 
     def remove_file(self, path: Path) -> None:
-        """Remove a file."""
         path.unlink()
 
     def remove_folder(self, path: Path) -> None:

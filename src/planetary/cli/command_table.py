@@ -78,7 +78,6 @@ class LazyHelp(str):
     """A flag's help that is found when it is shown."""
 
     def text(self) -> str:
-        """Return the help."""
         raise NotImplementedError
 
 

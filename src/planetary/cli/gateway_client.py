@@ -123,8 +123,6 @@ class _HttpsOfGateway(urllib.request.HTTPSHandler):
         self._trusting = context
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        """See `HTTPSHandler`."""
-
         def connection(host: str, **options: Any) -> http.client.HTTPConnection:
             return _ConnectionToGateway(host, context=self._trusting, **options)
 
@@ -139,7 +137,6 @@ class _ConnectionToGateway(http.client.HTTPSConnection):
         self._trusting = context
 
     def connect(self) -> None:
-        """See `HTTPSConnection`."""
         from planetary.net.authority import SERVER_NAME
 
         http.client.HTTPConnection.connect(self)

@@ -34,7 +34,6 @@ class KeyHelp(LazyHelp):
     """Whether there is no default."""
 
     def text(self) -> str:
-        """See `LazyHelp`."""
         from planetary.core.configuration.key_meanings import meanings
 
         section, name = self.split(".")

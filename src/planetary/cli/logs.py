@@ -13,7 +13,6 @@ class _Lines(logging.Formatter):
     """One line per message, whatever other machines put into it, and no secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging`."""
         return redacted(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:

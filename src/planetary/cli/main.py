@@ -50,21 +50,19 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
-        """See `argparse`."""
         self._flags += [name for name in names if name.startswith("--")]
         return super().add_argument(*names, **kwargs)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """See `argparse`; an unknown argument is an error."""
+        """An unknown argument is an error."""
         known, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse(rest)
         return known, rest
 
     def error(self, message: str) -> NoReturn:
-        """See `argparse`."""
         raise UserError(f"{self._who}{message}. `{self.prog} --help` shows how it is used")
 
     def _refuse(self, rest: Sequence[str]) -> NoReturn:

@@ -38,7 +38,6 @@ FINAL_CODES = frozenset({EXIT_USAGE, EXIT_CODES[CompileError], EXIT_CODES[TrustE
 
 
 def add_node_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
     parser.add_argument("--token", default="", help="invite token (better: --token-file, which `ps` does not show)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the invite token")
     parser.add_argument(

@@ -22,7 +22,4 @@ class SystemClock:
     """The machine's own clocks."""
 
     monotonic = staticmethod(time.monotonic)
-    """See `Clock.monotonic`."""
-
     wall = staticmethod(time.time)
-    """See `Clock.wall`."""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Lock(Protocol):
-    """See `threading.Lock` and `threading.RLock`."""
+    """`threading.Lock` or `threading.RLock`."""
 
     def acquire(self, blocking: bool = True) -> bool:
         """Take the lock; false when `blocking` is false and it is held."""
@@ -35,7 +35,7 @@ class Lock(Protocol):
 
 
 class Condition(Protocol):
-    """See `threading.Condition`; its lock is not reentrant."""
+    """`threading.Condition` over a lock that is not reentrant."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until `predicate` is true, `timeout` seconds at most; return its value."""
@@ -53,7 +53,7 @@ class Condition(Protocol):
 
 
 class Queue(Protocol[T]):
-    """See `queue.SimpleQueue`."""
+    """`queue.SimpleQueue`."""
 
     def put(self, item: T) -> None:
         """Append an item; never waits."""
@@ -108,29 +108,23 @@ class SystemThreads:
     """The operating system's threads; see `Threads`."""
 
     def start(self, name: str, work: Callable[[], object]) -> Thread:
-        """See `Threads`."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
 
     def sleep(self, seconds: float) -> None:
-        """See `Threads`."""
         time.sleep(seconds)
 
     def lock(self) -> Lock:
-        """See `Threads`."""
         return threading.Lock()
 
     def rlock(self) -> Lock:
-        """See `Threads`."""
         return threading.RLock()
 
     def condition(self) -> Condition:
-        """See `Threads`."""
         return threading.Condition(threading.Lock())
 
     def queue(self) -> Queue[Any]:
-        """See `Threads`."""
         return queue.SimpleQueue()
 
 

@@ -32,11 +32,11 @@ class RoundLeases:
     """A lease is one worker's tokens of a round."""
 
     def most_inner_steps(self, config: Config, batches: int) -> int:
-        """See `LeasePlan`; there has to be one lease."""
+        """There has to be one lease."""
         return batches
 
     def within_epochs(self, config: Config, tokens: int) -> Config:
-        """See `LeasePlan`. The controller counts leases, so that it does not matter how many workers come."""
+        """The controller counts leases, so that it does not matter how many workers come."""
         return with_fitting_warmup(config, length_of(config, tokens).schedule_steps)
 
 
@@ -44,11 +44,11 @@ class StepLeases:
     """A lease is one step of all composers of a mixture."""
 
     def most_inner_steps(self, config: Config, batches: int) -> int:
-        """See `LeasePlan`; a round is no lease, and may be longer than an epoch."""
+        """A round is no lease, and may be longer than an epoch."""
         return config.train.inner_steps
 
     def within_epochs(self, config: Config, tokens: int) -> Config:
-        """See `LeasePlan`. Every step is that of all composers, so that passes are a number of rounds.
+        """Every step is that of all composers, so that passes are a number of rounds.
 
         Raises:
             UserError: not one round is possible.

@@ -88,7 +88,6 @@ class FlatWriter:
         self._file = path.open("wb")
 
     def __enter__(self) -> Self:
-        """Return self."""
         return self
 
     def __exit__(

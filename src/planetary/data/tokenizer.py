@@ -78,19 +78,17 @@ class ByteTokenizer:
     digest = BYTE_TOKENIZER
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokenizer.encode`; takes any bytes."""
+        """Takes any bytes."""
         return np.frombuffer(text, np.uint8).astype(np.uint32)
 
     def token_bytes(self, token: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         return self.decode([token])
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """See `Tokenizer.decode`."""
         return b"".join(bytes([i]) if i < self.vocab_size else _REPLACEMENT.encode() for i in ids)
 
     def to_json(self) -> bytes:
-        """See `Tokenizer.to_json`: byte-level byte pairs without a single merge."""
+        """Byte-level byte pairs without a single merge."""
         library = _tokenizers("writing a tokenizer.json")
         made = library.Tokenizer(library.models.BPE(dict(zip(byte_letters(), range(BYTE_VALUES), strict=True)), []))
         made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -115,16 +113,14 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """See `Tokenizer.vocab_size`."""
         return len(self._points)
 
     @property
     def digest(self) -> str:
-        """See `Tokenizer.digest`."""
         return hashlib.sha256(f"characters\0{self.characters}".encode()).hexdigest()
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokenizer.encode`; raises `UserError` for characters that the training data did not have."""
+        """Raises `UserError` for characters that the training data did not have."""
         points = _code_points(_decoded(text, "a character tokenizer"))
         ids = np.searchsorted(self._points, points)
         known = np.zeros(ids.shape, bool)
@@ -139,15 +135,13 @@ class CharTokenizer:
         return ids.astype(np.uint32)
 
     def token_bytes(self, token: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         return self.decode([token])
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """See `Tokenizer.decode`."""
         return "".join(chr(self._points[i]) if i < self.vocab_size else _REPLACEMENT for i in ids).encode()
 
     def to_json(self) -> bytes:
-        """See `Tokenizer.to_json`: each character is a word. Characters that the data did not have are left out."""
+        """Each character is a word. Characters that the data did not have are left out."""
         library = _tokenizers("writing a tokenizer.json")
         words = {character: i for i, character in enumerate(self.characters)}
         made = library.Tokenizer(library.models.WordLevel(words, unk_token=_REPLACEMENT))
@@ -252,12 +246,12 @@ class JsonTokenizer:
 
     @property
     def end_of_document(self) -> int | None:
-        """See `Tokenizer.end_of_document`; found by its name."""
+        """Found by its name."""
         return next((self._vocab[name] for name in END_OF_DOCUMENT_NAMES if name in self._vocab), None)
 
     @property
     def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """See `Tokenizer.added`; the post-processor decides, and nothing else, as in transformers."""
+        """The post-processor decides, and nothing else, as in transformers."""
         if not self._tokenizer.num_special_tokens_to_add(is_pair=False):
             return (), ()  # without a try: a vocabulary of words need not have the "a" below
         with _library_errors(f"the tokenizer {self._origin} fails on a text"):
@@ -276,7 +270,7 @@ class JsonTokenizer:
         return self._digest
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokenizer.encode`; adds no special tokens."""
+        """Adds no special tokens."""
         try:
             decoded = text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -285,17 +279,15 @@ class JsonTokenizer:
             return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """See `Tokenizer.decode`."""
         with _library_errors(f"the tokenizer {self._origin} fails on tokens"):
             return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
 
     def token_bytes(self, token: int) -> bytes:
-        """See `Tokenizer.token_bytes`."""
         written = self._tokenizer.id_to_token(token)
         return _REPLACEMENT.encode() if written is None else self._token_bytes.of(token, written)
 
     def to_json(self) -> bytes:
-        """See `Tokenizer.to_json`: the file itself, unless the settings beside it changed it."""
+        """The file itself, unless the settings beside it changed it."""
         return self._tokenizer.to_str(pretty=True).encode() if self._changed else self._raw
 
 

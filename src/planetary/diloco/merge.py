@@ -68,15 +68,13 @@ class ByTokens:
 
     @property
     def averaging(self) -> MergeRule:
-        """See `MergeRule`: this rule, if it knows no deltas."""
+        """The rule itself, where it knows no deltas."""
         return self  # type: ignore[return-value]  # each rule has `merge` and a name
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
         return shares
 
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
         return weights
 
 
@@ -86,9 +84,7 @@ class Mean(ByTokens):
     name = "mean"
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`.
-
-        The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back with
+        """The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back with
         all its bits, the sign of a zero included.
         """
         total = None
@@ -112,15 +108,13 @@ class Radial(ByTokens):
 
     @property
     def averaging(self) -> MergeRule:
-        """See `MergeRule`."""
         return Mean()
 
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
         return weights if len(weights) == 1 or takes_mean(name) else radial_coefficients(products(), weights)
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`: θ₀ − Σ c Δ, written as (1 − Σ c) θ₀ + Σ c θ."""
+        """θ₀ − Σ c Δ, written as (1 − Σ c) θ₀ + Σ c θ."""
         merged = Mean().merge(values, coefficients, start)
         # Not `sum`: its rounding depends on the version of Python.
         return merged if len(values) == 1 else merged + (1.0 - math.fsum(coefficients)) * start
@@ -136,11 +130,9 @@ class Senders(ByTokens):
 
     @property
     def averaging(self) -> MergeRule:
-        """See `MergeRule`."""
         return Mean()
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`."""
         if len(values) == 1:
             return values[0]
         total, weight = np.zeros_like(start), np.zeros_like(start)
@@ -157,7 +149,6 @@ class Median(ByTokens):
     name = "median"
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`."""
         return _mean_of_middle(values, (len(values) - 1) // 2)
 
 
@@ -175,7 +166,7 @@ class TrimmedMean(ByTokens):
         self.trimmed = trimmed
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`. Tokens do not count: which contribution is left out differs by coordinate."""
+        """Tokens do not count: which contribution is left out differs by coordinate."""
         return _mean_of_middle(values, int(self.trimmed * len(values)))
 
 
@@ -192,7 +183,6 @@ class CentredClipping(ByTokens):
     name = "centred_clipping"
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
         gram, by_tokens = np.array(table().products), np.array(shares)
         coefficients = np.zeros(len(shares))
         coefficients[int(np.argmin(np.median(_distances(gram, np.eye(len(shares))), axis=0)))] = 1.0
@@ -204,7 +194,6 @@ class CentredClipping(ByTokens):
         return [float(value) for value in coefficients]
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """See `MergeRule`."""
         return Mean().merge(values, coefficients, start)
 
 

@@ -124,23 +124,20 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov", tag_field="kind"):
 
     @property
     def copies(self) -> int:
-        """See `OuterOptimizer`."""
         return 1
 
     def moment_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """See `OuterOptimizer`."""
         return ()
 
     def step_of(self, spec: TensorSpec, state: OuterState, merged: np.ndarray) -> TensorStep:
-        """See `OuterOptimizer`."""
         return _NesterovStep(self, spec, state, merged)
 
     def eager_rate(self) -> float:
-        """See `OuterOptimizer`: η (1 + μ)."""
+        """η (1 + μ)."""
         return self.learning_rate * (1.0 + self.momentum)
 
     def effective_rate(self, autocorrelation: float) -> float:
-        """See `OuterOptimizer`: η (1 + μ / (1 − μρ)).
+        """η (1 + μ / (1 − μρ)).
 
         Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
         velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
@@ -149,7 +146,7 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov", tag_field="kind"):
 
 
 class _NesterovStep:
-    """See `TensorStep`. Without momentum the velocity is the merged delta, the same array."""
+    """Without momentum the velocity is the merged delta, the same array."""
 
     def __init__(self, optimizer: Nesterov, spec: TensorSpec, state: OuterState, merged: np.ndarray) -> None:
         self._rate, self._momentum = optimizer.learning_rate, optimizer.momentum
@@ -158,7 +155,7 @@ class _NesterovStep:
         self.moments: Mapping[str, np.ndarray] = {}
 
     def step(self, block: slice, start: np.ndarray, mean: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        """See `TensorStep`. A term 0 · x would be harmless but for the sign of a zero: −0 + 0 is +0."""
+        """A term 0 · x would be harmless but for the sign of a zero: −0 + 0 is +0."""
         if self._momentum:
             delta += self._momentum * self._old[block].astype(np.float64)
             self.velocity[block] = delta
@@ -207,29 +204,23 @@ class Adam(msgspec.Struct, frozen=True, tag="adam", tag_field="kind"):
 
     @property
     def copies(self) -> int:
-        """See `OuterOptimizer`."""
         return 2
 
     def moment_specs(self, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-        """See `OuterOptimizer`."""
         second = [TensorSpec(SECOND + spec.name, "f32", spec.shape) for spec in specs]
         return (*second, *(TensorSpec(STEPS + spec.name, "f32", ()) for spec in specs))
 
     def step_of(self, spec: TensorSpec, state: OuterState, merged: np.ndarray) -> TensorStep:
-        """See `OuterOptimizer`."""
         return _AdamStep(self, spec, state)
 
     def eager_rate(self) -> float:
-        """See `OuterOptimizer`."""
         raise LocalProtocolError("a step of Adam has no part that belongs to one delta: it is not linear")
 
     def effective_rate(self, autocorrelation: float) -> None:
-        """See `OuterOptimizer`: the length of a step does not depend on that of the deltas."""
+        """The length of a step does not depend on that of the deltas."""
 
 
 class _AdamStep:
-    """See `TensorStep`."""
-
     def __init__(self, optimizer: Adam, spec: TensorSpec, state: OuterState) -> None:
         self._rate, self._epsilon = optimizer.learning_rate, optimizer.epsilon
         self._first = flat_state(spec, state.velocity, spec.name)
@@ -244,7 +235,6 @@ class _AdamStep:
         }
 
     def step(self, block: slice, start: np.ndarray, mean: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        """See `TensorStep`."""
         first, second = self._weights
         squared = np.square(delta)
         self.velocity[block] = _moved(self._first[block].astype(np.float64), delta, first)

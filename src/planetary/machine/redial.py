@@ -105,7 +105,6 @@ class Redial:
         return self._due
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants(f"the connection of {self._who}", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

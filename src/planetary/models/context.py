@@ -117,13 +117,11 @@ class RecurrentContext(Protocol):
         """
         ...
 
-    def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
-        ...
+    def wanted(self, x: jax.Array) -> jax.Array: ...
 
 
 class WholeText:
-    """See `Context` and `RecurrentContext`; the tokens are the whole text, and every position's logits are wanted."""
+    """A context without a cache: the tokens are the whole text, and every position's logits are wanted."""
 
     def __init__(self, tokens: jax.Array, attention: Attention = causal_attention) -> None:
         """`tokens` [B, T]."""
@@ -131,33 +129,26 @@ class WholeText:
 
     @property
     def positions(self) -> jax.Array:
-        """See `Context`."""
         return jnp.arange(self._length, dtype=jnp.float32)
 
     def rows(self, table: jax.Array) -> jax.Array:
-        """See `Context`."""
         return table[: self._length]
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """See `Context`."""
         return self._attention(query, key, value)
 
     @property
     def counted(self) -> None:
-        """See `RecurrentContext`."""
         return
 
     def recall(self, index: int, shape: Sequence[int]) -> None:
-        """See `RecurrentContext`."""
         return
 
     def keep(self, index: int, state: jax.Array) -> None:
-        """See `RecurrentContext`; nothing follows a whole text."""
+        """Nothing follows a whole text."""
 
     def latest(self, x: jax.Array, count: int) -> jax.Array:
-        """See `RecurrentContext`."""
         return x[:, -count:]
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
         return x

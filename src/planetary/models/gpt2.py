@@ -125,13 +125,11 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
-    """See `models.context`."""
     config = configure("gpt2", Gpt2Config, options)
     return CacheSizes(config.n_layer, config.n_head, config.n_embd // config.n_head, config.positions)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    """See `models.context`."""
     return forward(params, tokens, configure("gpt2", Gpt2Config, options), context)
 
 

@@ -280,7 +280,6 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
-    """See `models.context`."""
     config = configure("latent_moe", LatentMoeConfig, options)
     return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
 
@@ -295,7 +294,6 @@ def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: 
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    """See `models.context`, and `decode_real`."""
     return decode_real(params, tokens, context, config=configure("latent_moe", LatentMoeConfig, options))
 
 

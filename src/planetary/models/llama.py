@@ -57,7 +57,6 @@ class Llama3Scaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="l
     original_max_position_embeddings: int
 
     def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        """See `RopeScaling`."""
         waves = self.original_max_position_embeddings * frequency / (2 * math.pi)  # waves in an original text
         kept = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         kept = jnp.clip(kept, 0.0, 1.0)
@@ -70,11 +69,9 @@ class LinearScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="l
     factor: float
 
     def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        """See `RopeScaling`."""
         return frequency / self.factor
 
     def positions(self, published: int) -> int:
-        """See `RopeScaling`."""
         return int(published * self.factor)
 
 
@@ -99,7 +96,6 @@ class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yar
     truncate: bool = True
 
     def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        """See `RopeScaling`."""
         count = frequency.shape[0]
 
         def place(waves: float) -> float:
@@ -115,13 +111,12 @@ class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yar
 
     @property
     def amplitude(self) -> float:
-        """See `RopeScaling`."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
 
     def positions(self, published: int) -> int:
-        """See `RopeScaling`; a folder may say the length with or without the stretching."""
+        """A folder may say the length with or without the stretching."""
         return max(published, int(self.original_max_position_embeddings * self.factor))
 
 
@@ -371,13 +366,11 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
-    """See `models.context`."""
     config = _configure(options)
     return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, config.positions)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    """See `models.context`."""
     return forward(params, tokens, _configure(options), context)
 
 

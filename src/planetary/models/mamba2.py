@@ -238,13 +238,11 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 
 def state_sizes(**options: Any) -> StateSizes:
-    """See `models.context`."""
     config = configure("mamba2", Mamba2Config, options)
     return StateSizes(_state_shapes(config) * config.n_layer)
 
 
 def decode(params: Params, tokens: jax.Array, context: RecurrentContext, **options: Any) -> jax.Array:
-    """See `models.context`."""
     return forward(params, tokens, configure("mamba2", Mamba2Config, options), context)
 
 

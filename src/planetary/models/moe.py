@@ -181,13 +181,11 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
-    """See `models.context`."""
     config = configure("moe", MoeModelConfig, options)
     return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    """See `models.context`."""
     return forward(params, tokens, configure("moe", MoeModelConfig, options), context)[0]
 
 

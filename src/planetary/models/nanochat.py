@@ -182,13 +182,11 @@ def logits(params: Params, tokens: jax.Array, **options: int) -> jax.Array:
 
 
 def cache_sizes(**options: int) -> CacheSizes:
-    """See `models.context`."""
     config = configure(options)
     return CacheSizes(config.n_layer, config.n_head, config.n_embd // config.n_head)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: int) -> jax.Array:
-    """See `models.context`."""
     return forward(params, tokens, context, n_head=configure(options).n_head)
 
 

@@ -202,8 +202,6 @@ class PageOperations:
         self._page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
-
         def page(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]], answer: object):
             return Operation(
                 method="GET",

@@ -446,28 +446,22 @@ class ConnectionProtocol(asyncio.BufferedProtocol):
         self._on_made = on_made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BaseProtocol`."""
         if not isinstance(transport, asyncio.Transport):
             raise AssertionError(f"{transport!r} cannot be read and written")
         self._connection.connection_made(transport)
         self._on_made(self._connection)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._connection.connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See `asyncio.BufferedProtocol`."""
         return self._connection.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """See `asyncio.BufferedProtocol`."""
         self._connection.buffer_updated(nbytes)
 
     def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """See `asyncio.BaseProtocol`."""
         self._connection.resume_writing()

@@ -69,13 +69,11 @@ class TcpListener:
         self._accepting = self._loop.create_task(self._accept())
 
     def close(self) -> None:
-        """See `Listener`."""
         for task in (self._accepting, *self._handshakes):
             task.cancel()
         self._sock.close()
 
     async def wait_closed(self) -> None:
-        """See `Listener`."""
         await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
@@ -123,7 +121,6 @@ class TcpNetwork:
     """Sockets of the operating system, on the running event loop."""
 
     async def dial(self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
-        """See `Network`."""
         transport, _ = await asyncio.get_running_loop().create_connection(
             make,
             host,
@@ -135,7 +132,6 @@ class TcpNetwork:
         return transport
 
     async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
-        """See `Network`."""
         return TcpListener(listening_socket(host, port), make, tls, door)
 
 

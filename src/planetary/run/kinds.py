@@ -148,11 +148,9 @@ class Mixture(RunKind):
     }
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`."""
         return config.moe.composers > 0
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.moe.gateway.mixture_gateway import MixtureGateway
 
         if options.resume_from is not None:
@@ -160,27 +158,23 @@ class Mixture(RunKind):
         return MixtureGateway(config, options, security)
 
     def protocol(self) -> Protocol:
-        """See `RunKind`."""
         from planetary.moe.protocol.mixture_messages import MIXTURES
 
         return MIXTURES
 
     def worker_roles(self) -> Roles:
-        """See `RunKind`."""
         from planetary.moe.composer.mixture_loader import MixtureLoader
         from planetary.moe.protocol.mixture_messages import MixtureJob
 
         return {MixtureJob: MixtureLoader()}
 
     def check(self, config: Config) -> list[str]:
-        """See `RunKind`."""
         from planetary.moe.plan.checked_config import check_mixture
 
         super().check(config)
         return check_mixture(config)
 
     def check_baseline(self, config: Config) -> None:
-        """See `RunKind`."""
         raise UserError(
             "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
             "of the whole model: --set moe.composers=0 --set fabric.workers=1 --set "
@@ -188,13 +182,11 @@ class Mixture(RunKind):
         )
 
     def simulation(self, config: Config, cache: Path) -> Simulation:
-        """See `RunKind`."""
         from planetary.run.simulations import SimulatedMixture
 
         return SimulatedMixture(config, cache)
 
-    def check_surrogates(self, folder: Path) -> None:
-        """See `RunKind`."""
+    def check_surrogates(self, folder: Path) -> None: ...
 
 
 class Serving(RunKind):
@@ -214,44 +206,39 @@ class Serving(RunKind):
     loads_code = True
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`."""
         return bool(config.serve.model)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.run.model.served import load_served
         from planetary.serve.gateway.serving_gateway import ServingGateway
 
         return ServingGateway(config, options, security, load_served)
 
     def has_code(self, config: Config) -> bool:
-        """See `RunKind`."""
         return _has_code(Path(config.serve.model))
 
     def progress(self, folder: Path) -> int:
-        """See `RunKind`; there are no rounds, and the journal grows once the model is prepared."""
+        """There are no rounds, and the journal grows once the model is prepared."""
         from planetary.fabric.gateway.run_files import EVENTS
 
         return _line_count(folder / EVENTS)
 
     async def results_after(self, running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
-        """See `RunKind`; nothing is left."""
+        """Nothing is left."""
         return await running
 
     def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
-        """See `RunKind`; nothing goes on."""
+        """Nothing goes on."""
         from planetary.fabric.protocol.records import error_class
 
         return error_class(end.kind)(end.reason)
 
     def protocol(self) -> Protocol:
-        """See `RunKind`."""
         from planetary.serve.protocol.serving_messages import SERVING
 
         return SERVING
 
     def worker_roles(self) -> Roles:
-        """See `RunKind`."""
         from planetary.serve.protocol.serving_messages import ServingJob
         from planetary.serve.worker.serving_loader import ServingLoader
 
@@ -276,11 +263,9 @@ class Reinforcement(RunKind):
     loads_code = True
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`."""
         return bool(config.rl.task)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.rl.gateway.rl_gateway import PolicyGateway
         from planetary.rl.gateway.rl_preparation import prepare_policy
         from planetary.run.model.served import load_folder, new_model
@@ -289,20 +274,17 @@ class Reinforcement(RunKind):
         return PolicyGateway(config, options, security, prepare=prepare)
 
     def protocol(self) -> Protocol:
-        """See `RunKind`."""
         from planetary.rl.protocol.rl_messages import REINFORCEMENT
 
         return REINFORCEMENT
 
     def worker_roles(self) -> Roles:
-        """See `RunKind`."""
         from planetary.rl.protocol.rl_messages import PolicyJob
         from planetary.rl.worker.rl_loader import PolicyLoader
 
         return {PolicyJob: PolicyLoader()}
 
     def check(self, config: Config) -> list[str]:
-        """See `RunKind`."""
         from planetary.rl.checked_keys import check_keys
 
         super().check(config)
@@ -310,7 +292,6 @@ class Reinforcement(RunKind):
         return []
 
     def has_code(self, config: Config) -> bool:
-        """See `RunKind`."""
         folders = [Path(one) for one in (config.rl.start, config.rl.teacher) if one]
         return any(map(_has_code, folders)) or not (config.rl.start or _is_ours(config.model.source))
 
@@ -322,27 +303,23 @@ class Rounds(RunKind):
     roles = ("trainer",)
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`; every configuration that no other kind claims."""
+        """Every configuration that no other kind claims."""
         return True
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 
         return RoundsGateway(config, options, security)
 
     def worker_roles(self) -> Roles:
-        """See `RunKind`."""
         from planetary.fabric.protocol.messages import TrainingJob
         from planetary.fabric.worker.training_role import TrainingLoader
 
         return {TrainingJob: TrainingLoader()}
 
-    def check_baseline(self, config: Config) -> None:
-        """See `RunKind`."""
+    def check_baseline(self, config: Config) -> None: ...
 
     def simulation(self, config: Config, cache: Path) -> Simulation:
-        """See `RunKind`."""
         from planetary.run.simulations import SimulatedRounds
 
         return SimulatedRounds(config, cache)
@@ -356,11 +333,9 @@ class Hub(Rounds):
     controller = ""
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`."""
         return bool(config.federation.sites)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.fabric.federation.hub_gateway import HubGateway
 
         if options.local_threads is not None:
@@ -371,21 +346,18 @@ class Hub(Rounds):
         return HubGateway(config, options, security)
 
     def protocol(self) -> Protocol:
-        """See `RunKind`."""
         from planetary.fabric.federation.federation_messages import FEDERATION
 
         return FEDERATION
 
     def worker_roles(self) -> Roles:
-        """See `RunKind`: the gateway of a site plays its role itself."""
+        """The gateway of a site plays its role itself."""
         return {}
 
     def check_baseline(self, config: Config) -> None:
-        """See `RunKind`."""
         RunKind.check_baseline(self, config)
 
     def simulation(self, config: Config, cache: Path) -> Simulation:
-        """See `RunKind`."""
         return RunKind.simulation(self, config, cache)
 
 
@@ -396,11 +368,9 @@ class SiteRounds(Rounds):
     roles = ()
 
     def claims(self, config: Config) -> bool:
-        """See `RunKind`."""
         return bool(config.federation.hub)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        """See `RunKind`."""
         from planetary.fabric.federation.site_gateway import SiteGateway
         from planetary.fabric.federation.uplink import UplinkOptions, hub_address, hub_invite_in
 
@@ -413,11 +383,10 @@ class SiteRounds(Rounds):
         return SiteGateway(config, options, security, site=site)
 
     def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:
-        """See `RunKind`; the hub has no part in it."""
+        """The hub has no part in it."""
         Rounds().prepare(config, options, stage)
 
     def simulation(self, config: Config, cache: Path) -> Simulation:
-        """See `RunKind`."""
         return RunKind.simulation(self, config, cache)
 
 

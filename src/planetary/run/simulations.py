@@ -53,11 +53,9 @@ class SimulatedRounds:
 
     @property
     def config(self) -> Config:
-        """See `Simulation`."""
         return self._prepared.config
 
     def cluster(self, seed: int, plan: Sequence[Fault], machines: Sequence[SimMachine], step_s: float) -> SimCluster:
-        """See `Simulation`."""
         spec = self._prepared.step.spec
         executor = _executor(BlobStore(self._cache / "blobs").path(spec.stablehlo_digest), spec)
         training = StepTraining(self._prepared, self._cache, executor)
@@ -65,7 +63,6 @@ class SimulatedRounds:
         return SimCluster(seed, training, workers, plan, machines=machines, step_s=step_s)
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
-        """See `Simulation`."""
         assert isinstance(cluster, SimCluster)
         assert cluster.gateway is not None, "a run that ended has a gateway"
         return cluster.gateway.parameters.state.params
@@ -82,26 +79,22 @@ class SimulatedMixture:
 
     @property
     def config(self) -> Config:
-        """See `Simulation`."""
         return self.prepared.config
 
     def artifact(self, store: BlobStore) -> str:
-        """See `simulation.mixtures.mixture_cluster.MixtureTraining`."""
         return self.prepared.program.digest
 
     def open_program(self) -> Runner:
-        """See `simulation.mixtures.mixture_cluster.MixtureTraining`."""
         return _program(self.prepared)
 
     def cluster(
         self, seed: int, plan: Sequence[Fault], machines: Sequence[SimMachine], step_s: float
     ) -> MixtureCluster:
-        """See `Simulation`."""
         workers = self.config.fabric.workers
         return MixtureCluster(seed, self, workers, plan, machines=machines, step_s=step_s)
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
-        """See `Simulation`; those of the last checkpoint, with all experts."""
+        """Those of the last checkpoint, with all experts."""
         if not (cluster.run_folder / CHECKPOINTS).is_dir():
             return {}
         return load_latest(cluster.run_folder / CHECKPOINTS).params

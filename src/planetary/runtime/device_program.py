@@ -57,25 +57,20 @@ class TransferCounter:
 
     @property
     def device_name(self) -> str:
-        """See `DeviceProgram`."""
         return self._program.device_name
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         self.uploaded += spec.nbytes
         return self._program.put(spec, array)
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         self.downloaded += spec.nbytes
         return self._program.get(spec, handle)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         return self._program.invoke(function, arguments)
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         return self._program.signature(function)
 
 

@@ -142,7 +142,7 @@ def _make_device(backend: str, driver_name: str, device_id: int, threads: int | 
 
 
 class IreeExecutor:
-    """See `Executor`. One per process on a CPU, because the threads of a process are shared.
+    """A training step on an IREE device. One per process on a CPU, because the threads of a process are shared.
 
     Args:
         artifact: file with the compiled module.

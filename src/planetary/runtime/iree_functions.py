@@ -58,19 +58,16 @@ class IreeFunctions:
         self._found: dict[str, Any] = {}
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         if function not in self._signatures:
             known = ", ".join(self._signatures)
             raise LocalProtocolError(f"the compiled module has no function {function!r}; it has: {known}")
         return self._signatures[function]
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         layout = self._blocks.get(spec.name)
         return self._memory.upload(spec, array if layout is None else layout.store(array))
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         layout = self._blocks.get(spec.name)
         if layout is None:
             return np.array(self._memory.read(spec, handle))
@@ -78,7 +75,6 @@ class IreeFunctions:
         return layout.restore(self._memory.read(stored, handle), spec.shape)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         if function not in self._found:
             found = self._modules[1].lookup_function(function)
             if found is None:

@@ -108,7 +108,7 @@ def name_of_device(device: Any) -> str:
 
 
 class PjrtExecutor:
-    """See `Executor`.
+    """A training step on one PJRT device or on an island of several.
 
     Args:
         artifact: file with the portable StableHLO of the training step.

@@ -42,14 +42,12 @@ class PjrtFunctions:
         return PjrtFunctions(portable, functions, xla.host_device(), optimise=optimise)
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         if function not in self._signatures:
             known = ", ".join(self._signatures)
             raise LocalProtocolError(f"the program has no function {function!r}; it has: {known}")
         return self._signatures[function]
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         try:
             # XLA's CPU device uses host memory as it is, and a function may write over it.
             return self._xla.place(array.copy(), spec.dtype, self._device)
@@ -59,7 +57,6 @@ class PjrtFunctions:
             ) from error
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         try:
             # A shard's own array, dropped at once: one that was read keeps a view of the device's memory, and then no
             # function could write over it.
@@ -69,7 +66,7 @@ class PjrtFunctions:
             raise ResourceError(f"cannot read tensor {spec.name!r} from {self._device}: {error}") from error
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`. Also raises `CompileError` if XLA refuses the function."""
+        """Also raises `CompileError` if XLA refuses the function."""
         spec = self.signature(function)
         if function not in self._compiled:
             text, _ = self._xla.as_main(

@@ -51,9 +51,7 @@ class Runner(DeviceProgram, Protocol):
     """A program ready to run: function by function on tensors that stay on its device, or from host to host."""
 
     @property
-    def program(self) -> Program:
-        """The program."""
-        ...
+    def program(self) -> Program: ...
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
         """Return the results of a function by name; `tensors` has at least its arguments, and nothing stays there."""
@@ -61,7 +59,7 @@ class Runner(DeviceProgram, Protocol):
 
 
 class ProgramRunner(Runner):
-    """See `Runner`.
+    """Runs one program on one device.
 
     Args:
         program: the one to hold.
@@ -73,32 +71,25 @@ class ProgramRunner(Runner):
 
     @property
     def program(self) -> Program:
-        """See `Runner`."""
         return self._program
 
     @property
     def device_name(self) -> str:
-        """See `DeviceProgram`."""
         return self._device.device_name
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """See `Runner`."""
         return run_once(self, function, tensors)
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         return self._device.signature(function)
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         return self._device.put(spec, array)
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         return self._device.get(spec, handle)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         return self._device.invoke(function, arguments)
 
 

@@ -149,12 +149,10 @@ class SimulatedFiles(DurableFiles):
     # --- see `DurableFiles` -------------------------------------------------------------------------------------
 
     def make_folder(self, path: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().make_folder(path)
 
     def write_file(self, path: Path, chunks: Iterable[Bytes]) -> None:
-        """See `DurableFiles`."""
         self._begin(grows=True)
         if self._disk.full > 0:
             self._disk.full -= 1
@@ -166,16 +164,13 @@ class SimulatedFiles(DurableFiles):
             self._disk.named(path)
 
     def append(self, file: IO[bytes], chunk: Bytes) -> None:
-        """See `DurableFiles`."""
         self._begin(grows=True)
         super().append(file, chunk)
 
     def sync_file(self, file: IO[bytes]) -> None:
-        """See `DurableFiles`."""
         self._begin()
 
     def open(self, path: Path, flags: int) -> int:
-        """See `DurableFiles`."""
         self._begin()
         is_new = not path.exists()
         descriptor = super().open(path, flags)
@@ -187,7 +182,6 @@ class SimulatedFiles(DurableFiles):
         return descriptor
 
     def write(self, descriptor: int, chunk: Bytes) -> int:
-        """See `DurableFiles`."""
         self._begin(grows=True)
         if self._disk.torn and self._open[descriptor].suffix == ".jsonl":
             self._disk.torn = False
@@ -197,30 +191,25 @@ class SimulatedFiles(DurableFiles):
         return super().write(descriptor, chunk)
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().truncate(descriptor, size)
 
     def sync(self, descriptor: int) -> None:
-        """See `DurableFiles`."""
         self._begin()
         self._disk.synced(self._open[descriptor])
 
     def close(self, descriptor: int) -> None:
-        """See `DurableFiles`."""
         self._begin()
         del self._open[descriptor]
         super().close(descriptor)
 
     def make_temporary(self, folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
-        """See `DurableFiles`."""
         self._begin(grows=True)
         if self._disk.unwritable is not None and folder.is_relative_to(self._disk.unwritable):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().make_temporary(folder, prefix)
 
     def replace(self, source: Path, target: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().replace(source, target)
         now = self._disk.clock.wall()
@@ -228,27 +217,23 @@ class SimulatedFiles(DurableFiles):
         self._disk.replaced(target)
 
     def sync_folder(self, path: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         self._disk.synced_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().rename(source, target)
         self._disk.named(target, source)
 
     def remove_file(self, path: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().remove_file(path)
 
     def free_bytes(self, path: Path) -> int | None:
-        """See `DurableFiles`; None: the disk has no size, and is full by its faults only."""
+        """None: the disk has no size, and is full by its faults only."""
         return None
 
     def remove_folder(self, path: Path) -> None:
-        """See `DurableFiles`."""
         self._begin()
         super().remove_folder(path)
 

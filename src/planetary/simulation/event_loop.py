@@ -63,7 +63,7 @@ class ProcessTask(asyncio.Task[T]):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """See the module. Only the methods that the shells use are there; the others raise `NotImplementedError`.
+    """The event loop of a simulated world. Methods that the shells do not use raise `NotImplementedError`.
 
     Attributes:
         clock: simulated time.
@@ -128,15 +128,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     def is_closed(self) -> bool:
-        """See `asyncio.AbstractEventLoop`."""
         return self._closed
 
     def is_running(self) -> bool:
-        """See `asyncio.AbstractEventLoop`."""
         return _get_running_loop() is self
 
     def get_debug(self) -> bool:
-        """See `asyncio.AbstractEventLoop`."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -147,11 +144,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- callbacks --------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """See `asyncio.AbstractEventLoop`."""
         return self.clock.monotonic()
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        """See `asyncio.AbstractEventLoop`."""
         context = copy_context() if context is None else context
         handle = Callback(callback, args, self, context)
         self.run_soon(context.get(CURRENT), handle)
@@ -162,7 +157,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See `asyncio.AbstractEventLoop`."""
         context = copy_context() if context is None else context
         handle = Timer(when, callback, args, self, context)
         process = context.get(CURRENT)
@@ -173,7 +167,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """See `asyncio.AbstractEventLoop`."""
         return self.call_at(self.clock.monotonic() + delay, callback, *args, context=context)
 
     def run_soon(self, process: Process | None, handle: Callback) -> None:
@@ -187,7 +180,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- futures, tasks, threads, signals -----------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        """See `asyncio.AbstractEventLoop`."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -197,7 +189,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """See `asyncio.AbstractEventLoop`."""
         task: ProcessTask[T] = ProcessTask(coro, loop=self, name=name, context=context)
         process = (context.get(CURRENT) if context is not None else None) or CURRENT.get()
         if process is not None:
@@ -247,5 +238,5 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return future
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
-        """See `asyncio.AbstractEventLoop`; `Process.terminate` calls the one for SIGTERM."""
+        """`Process.terminate` calls the one for SIGTERM."""
         current_process().on_signal(sig, lambda: callback(*args))

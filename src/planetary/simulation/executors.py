@@ -55,37 +55,29 @@ class TimedExecutor:
 
     @property
     def spec(self) -> StepSpec:
-        """See `Executor`."""
         return self._inner.spec
 
     @property
     def device_name(self) -> str:
-        """See `Executor`."""
         return "simulated"
 
     def peak_memory(self) -> int:
-        """See `Executor`."""
         return 0
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
-        """See `Executor`."""
         self._inner.load(params, buffers, opt_state)
 
     def set_params(self, params: Tensors) -> None:
-        """See `Executor`."""
         self._inner.set_params(params)
 
     def reset_opt_state(self) -> None:
-        """See `Executor`."""
         self._inner.reset_opt_state()
 
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
-        """See `Executor`."""
         self._take_time()
         return self._inner.train_step(step, rate, batch)
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """See `Executor`."""
         self._take_time()
         return self._inner.eval_step(batch)
 
@@ -93,7 +85,6 @@ class TimedExecutor:
         self._health.pass_time(self._health.step_s)
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         params = self._inner.read_params(into)
         if self._health.is_poisoned:
             self._health.is_poisoned = False
@@ -102,11 +93,9 @@ class TimedExecutor:
         return params
 
     def read_opt_state(self) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return self._inner.read_opt_state()
 
     def close(self) -> None:
-        """See `Executor`."""
         self._inner.close()
 
 
@@ -152,40 +141,31 @@ class View:
         executor.load(self._params, self._buffers, self._opt_state)
 
     def peak_memory(self) -> int:
-        """See `Executor`."""
         return self._device.executor.peak_memory()
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
-        """See `Executor`."""
         self._device.forget(self)
         self._params, self._buffers, self._opt_state = params, buffers, opt_state
 
     def set_params(self, params: Tensors) -> None:
-        """See `Executor`."""
         self._device.of(self).set_params(params)
 
     def reset_opt_state(self) -> None:
-        """See `Executor`."""
         self._device.of(self).reset_opt_state()
 
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
-        """See `Executor`."""
         return self._device.of(self).train_step(step, rate, batch)
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """See `Executor`."""
         return self._device.of(self).eval_step(batch)
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return self._device.of(self).read_params(into)
 
     def read_opt_state(self) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return self._device.of(self).read_opt_state()
 
     def close(self) -> None:
-        """See `Executor`."""
         self._device.forget(self)
 
 
@@ -205,23 +185,18 @@ class KnownProgram(ProgramRunner):
 
     @property
     def device_name(self) -> str:
-        """See `DeviceProgram`."""
         return "none"
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         return self._program.functions[function]
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         return np.array(array)
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         return handle.copy()
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         spec = self.signature(function)
         found = self.results(function, {one.name: value for one, value in zip(spec.arguments, arguments, strict=True)})
         return [np.asarray(found[one.name], np.int32 if one.dtype == "i32" else np.float32) for one in spec.results]

@@ -12,11 +12,9 @@ class FakeClock:
         self._wall_offset = wall - start
 
     def monotonic(self) -> float:
-        """See `core.clock.Clock.monotonic`."""
         return self._now
 
     def wall(self) -> float:
-        """See `core.clock.Clock.wall`."""
         return self._now + self._wall_offset
 
     def advance_to(self, time: float) -> None:

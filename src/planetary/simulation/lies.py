@@ -74,34 +74,27 @@ class DoubtfulExecutor:
 
     @property
     def spec(self) -> StepSpec:
-        """See `Executor`."""
         return self._inner.spec
 
     @property
     def device_name(self) -> str:
-        """See `Executor`."""
         return self._inner.device_name
 
     def peak_memory(self) -> int:
-        """See `Executor`."""
         return self._inner.peak_memory()
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
-        """See `Executor`."""
         self._start = params
         self._inner.load(params, buffers, opt_state)
 
     def set_params(self, params: Tensors) -> None:
-        """See `Executor`."""
         self._start = params
         self._inner.set_params(params)
 
     def reset_opt_state(self) -> None:
-        """See `Executor`."""
         self._inner.reset_opt_state()
 
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
-        """See `Executor`."""
         result = self._inner.train_step(step, rate, batch)
         if self._lie == "copied":
             sleep(COPYING_S)
@@ -110,12 +103,10 @@ class DoubtfulExecutor:
         return result
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """See `Executor`."""
         loss = self._inner.eval_step(batch)
         return FALSE_LOSS if self._lie == "false_loss" else loss
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         ends = self._inner.read_params(into)
         lie, before = self._lie, self._before
         self._before = {name: values.copy() for name, values in ends.items()}
@@ -130,11 +121,9 @@ class DoubtfulExecutor:
         }
 
     def read_opt_state(self) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return self._inner.read_opt_state()
 
     def close(self) -> None:
-        """See `Executor`."""
         self._inner.close()
 
 

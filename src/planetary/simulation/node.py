@@ -58,7 +58,6 @@ class DoubtfulShell(ClientShell):
     worker = ""
 
     def send(self, message: Message, tensors: TensorSource | None = None) -> None:
-        """See `ClientShell`."""
         if self.forgery is not None:
             self.forgery.observe(self.worker, message)
             tensors = None if tensors is None else self.forgery.observed(message, tensors)

@@ -215,19 +215,15 @@ class ChildOf:
 
     @property
     def pid(self) -> int:
-        """See `Child`."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """See `Child`."""
         return await self._process.wait()
 
     def kill(self) -> None:
-        """See `Child`."""
         self._process.kill()
 
     async def end(self, within_s: float) -> int:
-        """See `Child`."""
         self._process.terminate()
         try:
             async with asyncio.timeout(within_s):
@@ -245,7 +241,6 @@ class SimulatedThread(Executor):
     """
 
     def __init__(self, process: Process, name: str) -> None:
-        """Made by `Process.threads`."""
         self.name = name
         self._process, self._loop = process, process.loop
         self._is_paused = False
@@ -262,7 +257,6 @@ class SimulatedThread(Executor):
         self._until_idle: list[Callable[[], None]] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """See `concurrent.futures.Executor`."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         result: _Result[T] = _Result(self)
@@ -273,7 +267,7 @@ class SimulatedThread(Executor):
         return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `concurrent.futures.Executor`; the wait takes no simulated time."""
+        """The wait takes no simulated time."""
         self._closed = True
         if cancel_futures:
             while self._work:
@@ -465,13 +459,11 @@ class _Result(Future[T]):
         self._of = thread
 
     def result(self, timeout: float | None = None) -> T:
-        """See `concurrent.futures.Future`."""
         if not self.done():
             self._of.drain()
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `concurrent.futures.Future`."""
         if not self.done():
             self._of.drain()
         return super().exception(0)

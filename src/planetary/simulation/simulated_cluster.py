@@ -152,8 +152,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     # --- methods of a kind of run -----------------------------------------------------------------------------
 
     @abstractmethod
-    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> GatewayT:
-        """Make the gateway of a process."""
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> GatewayT: ...
 
     @abstractmethod
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
@@ -166,7 +165,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
 
     @property
     def run_folder(self) -> Path:
-        """The run folder."""
         return self.folder / "run"
 
     @property

@@ -245,12 +245,11 @@ class NetworkOf:
         self._network, self._process = network, process
 
     async def dial(self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
-        """See `Network`."""
         self._refuse(host, tls)
         return await self._network.dial(self._process, make, port)
 
     async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
-        """See `Network`. There are no strangers in a simulated world."""
+        """There are no strangers in a simulated world."""
         self._refuse(host, tls)
         return await self._network.listen(self._process, lambda: make(Place()), port)
 
@@ -261,7 +260,7 @@ class NetworkOf:
 
 
 class SimulatedListener:
-    """See `planetary.net.network.Listener`."""
+    """A listener on the simulated network."""
 
     def __init__(
         self, network: SimulatedNetwork, process: Process, make: MakeProtocol, address: tuple[str, int]
@@ -270,11 +269,9 @@ class SimulatedListener:
         self._network = network
 
     def close(self) -> None:
-        """See `Listener`."""
         self._network.forget(self)
 
-    async def wait_closed(self) -> None:
-        """See `Listener`."""
+    async def wait_closed(self) -> None: ...
 
 
 class _End(Exception):
@@ -427,22 +424,18 @@ class SimulatedTransport(asyncio.Transport):
             view = view[count:]
 
     def pause_reading(self) -> None:
-        """See `asyncio.ReadTransport`."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
-        """See `asyncio.ReadTransport`."""
         self._reading_paused = False
         self._loop.call_soon(self._feed)
 
     def is_reading(self) -> bool:
-        """See `asyncio.ReadTransport`."""
         return not self._reading_paused and not self._closing
 
     # --- sending ----------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """See `asyncio.WriteTransport`."""
         if self._closing or self._lost or self._eof:
             return
         self._unsent.append(bytes(data))
@@ -453,7 +446,6 @@ class SimulatedTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """See `asyncio.WriteTransport`."""
         self.write(b"".join(list_of_data))
 
     def _flush(self) -> None:
@@ -479,20 +471,16 @@ class SimulatedTransport(asyncio.Transport):
             self._loop.call_soon(self._lose, None)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """See `asyncio.WriteTransport`."""
         self._high = 64 * 1024 if high is None else high
         self._low = self._high // 4 if low is None else low
 
     def get_write_buffer_size(self) -> int:
-        """See `asyncio.WriteTransport`."""
         return self._unsent_bytes
 
     def can_write_eof(self) -> bool:
-        """See `asyncio.WriteTransport`."""
         return True
 
     def write_eof(self) -> None:
-        """See `asyncio.WriteTransport`."""
         if self._eof or self._closing or self._lost:
             return
         self._eof = self._end_due = True
@@ -501,11 +489,9 @@ class SimulatedTransport(asyncio.Transport):
     # --- the end ----------------------------------------------------------------------------------------------
 
     def is_closing(self) -> bool:
-        """See `asyncio.BaseTransport`."""
         return self._closing
 
     def close(self) -> None:
-        """See `asyncio.BaseTransport`."""
         if self._closing or self._lost:
             return
         self._closing = True
@@ -513,7 +499,6 @@ class SimulatedTransport(asyncio.Transport):
         self._flush()
 
     def abort(self) -> None:
-        """See `asyncio.WriteTransport`."""
         if self._lost:
             return
         self._closing = True

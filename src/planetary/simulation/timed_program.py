@@ -22,15 +22,12 @@ class TimedProgram(ProgramRunner):
 
     @property
     def device_name(self) -> str:
-        """See `DeviceProgram`."""
         return "simulated"
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         return self._device.signature(function)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         steps = self._steps.get(function, 0.0)
         if steps:
             self._health.pass_time(steps * self._health.step_s)

@@ -37,7 +37,7 @@ class Ended(Protocol):
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """See `Ended`; `reason` is also that of an error."""
+    """How a run ended; `reason` is also the text of an error."""
 
     ok: bool
     reason: str
@@ -118,11 +118,10 @@ class HostedRun:
 
     # --- a follower of its own gateway --------------------------------------------------------------------------
 
-    def write_round(self, line: RoundMetrics) -> None:
-        """See `Follower`."""
+    def write_round(self, line: RoundMetrics) -> None: ...
 
     def write_event(self, record: Record) -> None:
-        """See `Follower`: the journal has grown."""
+        """The journal has grown."""
         self._tell()
 
     def _tell(self) -> None:

@@ -196,7 +196,6 @@ class JobBook:
         self.assigned: dict[str, str] = {}
 
     def apply(self, record: SiteRecord) -> None:
-        """See `machine.journal.Fold`."""
         match record:
             case JobSubmitted():
                 self._submit(record)

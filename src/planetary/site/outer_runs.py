@@ -51,7 +51,7 @@ class OuterHost(Protocol):
 
 
 class OuterRuns:
-    """See the module. Its methods are called on the event loop."""
+    """The hub's own runs. Methods are called on the event loop."""
 
     def __init__(self, host: OuterHost, hub: JobHub, connect_s: float) -> None:
         """`connect_s`: limit of a handshake."""

@@ -33,9 +33,7 @@ class JobHost(Protocol):
     """The site, as far as jobs of a hub need it."""
 
     @property
-    def book(self) -> JobBook:
-        """Its jobs."""
-        ...
+    def book(self) -> JobBook: ...
 
     @property
     def runs(self) -> Mapping[str, HostedRun]:
@@ -58,7 +56,7 @@ class JobHost(Protocol):
 
 
 class PlacedWork:
-    """See the module. Its methods are called on the event loop.
+    """A site's jobs of its hub. Methods are called on the event loop.
 
     Attributes:
         link: to the hub.

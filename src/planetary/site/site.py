@@ -127,7 +127,7 @@ class SitePeer(msgspec.Struct):
 
 
 class Site:
-    """See the module.
+    """A gateway whose jobs share workers.
 
     Attributes:
         options: that it was made with.
@@ -173,7 +173,7 @@ class Site:
         )
 
     def _knows(self, key: str) -> bool | None:
-        """See `Gateway.knows`: of any run."""
+        """Any run counts."""
         found = {run.gateway.knows(key) for run in self.runs.values()}
         return True if True in found else None if None in found else False
 
@@ -536,7 +536,6 @@ class Site:
     # --- the hub's own runs: see `OuterHost` -------------------------------------------------------------------
 
     async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
-        """See `OuterHost`."""
         config = await asyncio.to_thread(self._fitted, config)
         shown = self._show_outer(job)
         end = RunOutcome(False, "the hub ended")
@@ -550,12 +549,10 @@ class Site:
         return end
 
     def stop_outer(self, name: str, reason: str) -> None:
-        """See `OuterHost`."""
         if name in self.runs:
             self.runs[name].gateway.stop(reason)
 
     async def attend_outer(self, name: str, connection: Connection, hello: m.Hello) -> None:
-        """See `OuterHost`."""
         if (run := self.runs.get(name)) is None:
             no = Refused(code="busy", reason=f"the run of {name} is being opened", retry=True)
             await answer_hello(connection, no, self._timings.connect_s)

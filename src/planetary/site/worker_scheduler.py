@@ -122,7 +122,7 @@ class _Need(msgspec.Struct):
 
 
 class WorkerScheduler:
-    """See the module.
+    """Assigns the workers of a site to runs: a pure machine.
 
     Attributes:
         workers: that are here, or were until a moment ago, by name.
@@ -140,7 +140,6 @@ class WorkerScheduler:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `machine.machine.Machine.handle`."""
         self._out = []
         self._dispatch(event, now)
         self._forget(now)
@@ -149,7 +148,6 @@ class WorkerScheduler:
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         times = [one.gone_at + AWAY_S for one in self.workers.values() if one.gone_at is not None]
         times += [need.smaller_since + RELEASE_S for need in self._needs.values() if need.smaller_since is not None]
         return min(times, default=None)
@@ -163,7 +161,6 @@ class WorkerScheduler:
         return sum(one.goal == run for one in self.workers.values() if not one.trial)
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants("the scheduler of workers", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

@@ -95,7 +95,6 @@ class ApiError(Exception):
         return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")  # half a character is quoted
 
     def response(self) -> Response:
-        """Return the response."""
         return Response(self.body(), self.status, self.headers, "application/json")
 
 

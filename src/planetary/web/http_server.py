@@ -82,7 +82,6 @@ class ThreadServer:
 
     @property
     def url(self) -> str:
-        """See `WebServer`."""
         return f"http://{address_text(self.host, self.port)}"
 
     def close(self) -> None:

@@ -139,7 +139,6 @@ def codes_of(status: int) -> list[str]:
 
 
 def openapi_document(operations: Sequence[Operation], title: str, text: str) -> dict[str, Any]:
-    """Return the document."""
     types = [one for operation in operations for one in (operation.body, operation.answer) if _is_type(one)]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}

@@ -202,7 +202,6 @@ def allocate_any(_message: Message, spec: TensorSpec) -> np.ndarray:
 
 
 def refuse_tensors(message: Message, spec: TensorSpec) -> np.ndarray:
-    """Refuse every tensor."""
     raise RemoteProtocolError(f"reading {type(message).__name__}: it may have no tensors, {spec.name!r} was declared")
 
 

@@ -193,7 +193,6 @@ class _CostHelp(LazyHelp):
     """Has the defaults of a `Workload` in it."""
 
     def text(self) -> str:
-        """See `LazyHelp`."""
         from planetary.moe.cost.cost_table import Workload
 
         return self.format(Workload())

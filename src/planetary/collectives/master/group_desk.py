@@ -49,7 +49,6 @@ class GroupDesk:
     """
 
     def __init__(self, number: int, draw: Callable[[], str], everyone: Callable[[], tuple[int, int, int]]) -> None:
-        """See `GroupMachine`."""
         self.number, self.key = number, draw()
         self.peers: dict[str, Peer] = {}
         self.ring: list[str] = []

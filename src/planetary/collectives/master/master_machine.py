@@ -77,7 +77,6 @@ class MasterMachine:
                 desk.ring.append(member.info.peer)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """See `machine.machine.Machine.handle`."""
         return self._tidy(self._decide(event, now))
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
@@ -103,13 +102,11 @@ class MasterMachine:
                 raise LocalProtocolError(f"the master's machine knows no event {type(event).__name__}")
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         times = [group.next_deadline() for group in self.groups.values()]
         first = min(times, default=math.inf)
         return None if math.isinf(first) else first
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`; includes the groups."""
         check_invariants("the master", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

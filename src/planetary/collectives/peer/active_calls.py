@@ -79,7 +79,6 @@ class ActiveCollective(ActiveCall):
     """
 
     def __init__(self, shell: PeerShell, job: CollectiveJob, stall_s: float) -> None:
-        """`shell` is the peer that calls."""
         self._shell, self._job = shell, job
         self.stall_s = stall_s
         self._backup: np.ndarray | None = None
@@ -92,7 +91,6 @@ class ActiveCollective(ActiveCall):
         self.previous_name = ""
 
     def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
-        """See `ActiveCall.begin`."""
         shell, job, spec = self._shell, self._job, self._job.spec
         topology, rank = shell.ring.topology, shell.ring.rank
         assert topology is not None
@@ -136,7 +134,6 @@ class ActiveCollective(ActiveCall):
 
     @property
     def world_size(self) -> int:
-        """See `ActiveCall.world_size`."""
         return self._world
 
     def bytes_per_s(self, now: float) -> float:
@@ -153,7 +150,7 @@ class ActiveCollective(ActiveCall):
         return now > self._progress_at + self.stall_s
 
     def end(self, ok: bool, value: Any) -> Any:
-        """See `ActiveCall.end`: keep the result or restore."""
+        """Keep the result or restore."""
         operation = self.operation
         try:
             if isinstance(value, m.Contributions):
@@ -184,7 +181,7 @@ class ActiveSync(ActiveCall):
         self._revision = 0
 
     def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
-        """See `ActiveCall.begin`: the state was elected."""
+        """The state was elected."""
         assert isinstance(instruction, e.BeginFetch)
         shell = self._shell
         self._seq, self._revision = instruction.seq, instruction.revision
@@ -208,7 +205,7 @@ class ActiveSync(ActiveCall):
         return lambda: shell.settings.ports.threads.start("planetary state sync", run)
 
     def end(self, ok: bool, value: Any) -> SyncInfo | None:
-        """See `ActiveCall.end`: take over the fetched arrays, or none."""
+        """Take over the fetched arrays, or none."""
         session = self._session
         if session is None:
             return None

@@ -32,7 +32,6 @@ class Calls:
     """
 
     def __init__(self, shell: PeerShell) -> None:
-        """`shell` is the peer that calls."""
         self._shell, self._threads = shell, shell.settings.ports.threads
         self.now = shell.settings.ports.clock.monotonic
 

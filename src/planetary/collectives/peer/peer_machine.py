@@ -70,7 +70,6 @@ class PeerMachine:
     # --- machine.machine.Machine
 
     def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
-        """See `machine.machine.Machine.handle`."""
         match event:
             case e.Received():
                 if event.session == self._link.session:
@@ -122,7 +121,6 @@ class PeerMachine:
         return out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         times = [call.deadline for call in self._calls.values()]
         dial_at = self._link.next_deadline()
         if dial_at is not None and self.error is None:
@@ -133,7 +131,6 @@ class PeerMachine:
         return None if math.isinf(first) else first
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`; includes the connection."""
         self._link.validate()
         check_invariants(f"peer {self.peer}", self._invariants())
 

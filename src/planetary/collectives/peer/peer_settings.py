@@ -12,7 +12,7 @@ from planetary.net.client import Trust
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """See `Communicator` for what each means.
+    """Checked arguments of a `Communicator`, whose docstring explains them.
 
     Attributes:
         master: host and port.

@@ -271,7 +271,6 @@ class PeerShell:
     # --- life
 
     def connect(self, timeout_s: float) -> None:
-        """See `Communicator.connect`."""
         with self.lock:
             if self.registered:
                 raise UserError("the communicator is connected already")

@@ -45,7 +45,7 @@ class RingConnections:
         fault: Callable[[str, str], None],
         spoil: Callable[[BufferedOperation, str, str], None],
     ) -> None:
-        """See `DataPlane` for the callbacks. `lock` guards the peer's state, of which this is a part."""
+        """Callbacks are those of `DataPlane`. `lock` guards the peer's state, of which this is a part."""
         self._settings, self._lock = settings, lock
         self._complete, self._fault, self._spoil = complete, fault, spoil
         self._certificate: PeerCertificate | None = None

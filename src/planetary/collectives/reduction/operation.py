@@ -194,7 +194,6 @@ class BufferedOperation(BufferGuard):
             self.sent += nbytes
 
     def close(self) -> None:
-        """See `BufferGuard.close`."""
         super().close()
         # Pieces in flight are of an operation that failed on all peers: their content does not matter.
         while self._lent:

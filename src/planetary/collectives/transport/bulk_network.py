@@ -80,14 +80,13 @@ class BulkNetwork(Protocol):
 
 
 class AcceptedSocket:
-    """See `Incoming`."""
+    """An accepted bulk connection over a socket."""
 
     def __init__(self, sock: socket.socket, address: tuple[str, int]) -> None:
         self._sock = sock
         self.host, self.address = str(address[0]), f"{address[0]}:{address[1]}"
 
     def open(self, tls: ssl.SSLContext | None, options: SocketOptions, deadline: float) -> DataConnection:
-        """See `Incoming`."""
         sock = self._sock
         near = sock.getpeername()[0] == sock.getsockname()[0]
         prepare(sock, near_options(options) if near else options)
@@ -97,29 +96,25 @@ class AcceptedSocket:
         return DataSocket(sock)
 
     def end(self) -> None:
-        """See `Incoming`."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See `Incoming`."""
         self._sock.close()
 
 
 class ListeningSocket:
-    """See `BulkListener`."""
+    """A bulk listener over a socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.port = int(sock.getsockname()[1])
 
     def accept(self) -> Incoming:
-        """See `BulkListener`."""
         sock, address = self._sock.accept()
         return AcceptedSocket(sock, address)
 
     def close(self) -> None:
-        """See `BulkListener`."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -131,7 +126,6 @@ class Sockets:
     def dial(
         self, host: str, port: int, timeout_s: float, options: SocketOptions, certificate: str | None
     ) -> DataConnection:
-        """See `BulkNetwork`."""
         sock = dial(host, port, timeout_s, options.source)
         try:
             prepare(sock, options)
@@ -144,7 +138,6 @@ class Sockets:
             raise
 
     def listen(self, host: str, port: int) -> BulkListener:
-        """See `BulkNetwork`."""
         return ListeningSocket(listen(host, port))
 
 

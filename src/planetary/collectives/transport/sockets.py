@@ -187,23 +187,18 @@ class DataSocket(DataConnection):
         self._writes.register(sock, select.POLLOUT)
 
     def try_read(self, into: memoryview) -> int:
-        """See `DataConnection`."""
         return self._receive(into, self._no_wait)
 
     def try_write(self, *parts: memoryview) -> int:
-        """See `DataConnection`."""
         return self._send(parts, self._no_wait)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
-        """See `DataConnection`."""
         return bool(self._reads.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
     def wait_writable(self, timeout_s: float | None) -> bool:
-        """See `DataConnection`."""
         return bool(self._writes.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
     def read(self, into: memoryview, timeout_s: float | None) -> None:
-        """See `DataConnection`."""
         if self._tls or timeout_s is None:
             super().read(into, timeout_s)
             return
@@ -216,7 +211,6 @@ class DataSocket(DataConnection):
             done += count
 
     def write(self, timeout_s: float, *parts: memoryview) -> None:
-        """See `DataConnection`."""
         if self._tls:
             super().write(timeout_s, *parts)
             return
@@ -229,7 +223,6 @@ class DataSocket(DataConnection):
             _drop_written(left, count)
 
     def close(self) -> None:
-        """See `DataConnection`."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):

@@ -125,7 +125,6 @@ class DataType(enum.IntEnum):
         return TYPES[OURS[self]]
 
     def to_torch_dtype(self) -> Any:
-        """Return the torch type."""
         import torch  # pyright: ignore[reportMissingImports] - optional
 
         names = {DataType.FLOAT: "float32", DataType.DOUBLE: "float64", DataType.BFLOAT16: "bfloat16"}

@@ -72,7 +72,6 @@ class JaxAuthor:
     def loss_and_gradients(
         self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray | None]]:
-        """See `Author`."""
         wide = self._is_wide(params)
         with jax.enable_x64(wide), jax.default_device(jax.devices("cpu")[0]):
             leaves = self._leaves(params, wide)

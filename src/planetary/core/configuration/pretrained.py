@@ -87,7 +87,6 @@ class Gpt2Layout:
     }
 
     def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layout.options`."""
         _require(published, self._only)
         options = {name: _size(published, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
         inner = published.get("n_inner")
@@ -96,7 +95,6 @@ class Gpt2Layout:
         return {**options, "n_position": _size(published, "n_positions")}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
-        """See `Layout.describes`."""
         return True
 
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -104,7 +102,6 @@ class Gpt2Layout:
         return ("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight")
 
     def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layout.published`."""
         return {
             **{name: options[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
             "n_positions": options["n_position"] or options["sequence_length"],
@@ -112,11 +109,9 @@ class Gpt2Layout:
         }
 
     def own_name(self, stored: str) -> str:
-        """See `Layout.own_name`."""
         return stored.removeprefix(self._prefix)
 
     def stored_name(self, own: str) -> str:
-        """See `Layout.stored_name`."""
         return self._prefix + own
 
 
@@ -138,7 +133,6 @@ class LlamaLayout:
     }
 
     def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layout.options`."""
         _require(published, self._only)
         options: dict[str, Any] = {own: _size(published, name) for own, name in self._sizes.items()}
         options["n_kv_head"] = published.get("num_key_value_heads") or options["n_head"]
@@ -183,7 +177,6 @@ class LlamaLayout:
         return {"attention_bias": bool(options.get("output_bias")), "mlp_bias": bool(options.get("mlp_bias"))}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
-        """See `Layout.describes`."""
         return not options.get("qk_norm") and bool(options.get("qkv_bias")) == bool(options.get("output_bias"))
 
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -192,7 +185,6 @@ class LlamaLayout:
         return ("model.layers.*.self_attn.rotary_emb.inv_freq", *head)
 
     def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layout.published`."""
         scaling = {name: value for name, value in (options["rope_scaling"] or {}).items() if value is not None}
         rope = {"rope_type": "llama3", **scaling} if scaling else {"rope_type": "default"}
         return {
@@ -210,11 +202,9 @@ class LlamaLayout:
         }
 
     def own_name(self, stored: str) -> str:
-        """See `Layout.own_name`."""
         return stored
 
     def stored_name(self, own: str) -> str:
-        """See `Layout.stored_name`."""
         return own
 
 
@@ -232,7 +222,6 @@ class Qwen2Layout(LlamaLayout):
         return {}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
-        """See `Layout.describes`."""
         others = any(options.get(name) for name in ("qk_norm", "output_bias", "mlp_bias"))
         return bool(options.get("qkv_bias")) and not others
 
@@ -256,7 +245,6 @@ class Qwen3Layout(LlamaLayout):
         return {"attention_bias": bool(options.get("output_bias"))}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
-        """See `Layout.describes`."""
         biases = bool(options.get("qkv_bias")) == bool(options.get("output_bias")) and not options.get("mlp_bias")
         return bool(options.get("qk_norm")) and biases
 

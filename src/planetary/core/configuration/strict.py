@@ -66,7 +66,7 @@ FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct
 
 
 def _meant_key(section: str, key: str) -> str:
-    """See `did_you_mean`: the same word in another section beats a similar one in this section."""
+    """The same word in another section beats a similar one in this section."""
     elsewhere = [f"{name}.{key}" for name, fields in FIELDS.items() if key in fields]
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"

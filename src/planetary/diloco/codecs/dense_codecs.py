@@ -22,15 +22,12 @@ class Float32:
     lossy, decay = False, 1.0
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         return 4 * spec.size
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         out.view("<f4")[:] = values.reshape(-1)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         given, out, kernels = data.view("<f4"), np.empty(spec.size, np.float32), tensor_codec.compiled()
         if kernels is None:
             out[:] = given
@@ -40,7 +37,6 @@ class Float32:
         return out.reshape(spec.shape)
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
             return compress_in_numpy(self, spec, update, out)
@@ -54,17 +50,14 @@ class BFloat16:
     _TOGETHER = 1 << 16  # numbers that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         return 2 * spec.size
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         flat, bits = values.reshape(-1), out.view("<u2")
         for first in range(0, flat.size, self._TOGETHER):
             bits[first : first + self._TOGETHER] = f32_to_bf16(flat[first : first + self._TOGETHER])
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         given, kernels = data.view("<u2"), tensor_codec.compiled()
         if kernels is None:
             values = bf16_to_f32(given)
@@ -75,7 +68,6 @@ class BFloat16:
         return values.reshape(spec.shape)
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
             return compress_in_numpy(self, spec, update, out)
@@ -95,23 +87,19 @@ class Integers:
         self._bits = bits
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         return quantise.encoded_bytes(spec.size, self._bits)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         flat = np.ascontiguousarray(values.reshape(-1))
         quantise.encode(flat, self._bits, QuantizationAlgorithm.MIN_MAX, out.data)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         check_finite(spec, quantise.is_finite(data.data, self._bits, spec.size))
         out = np.empty(spec.size, np.float32)
         quantise.decode(data.data, self._bits, out)
         return out.reshape(spec.shape)
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         if quantise.compiled() is None:
             return compress_in_numpy(self, spec, update, out)
         left = np.empty(spec.size, np.float32)
@@ -133,11 +121,9 @@ class Exponents:
     _TOGETHER = 512  # blocks that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         return 4 * self._blocks(spec.size) + -(-spec.size // 2)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         flat, heads = values.reshape(-1), 4 * self._blocks(values.size)
         largest, packed = out[:heads].view("<f4"), out[heads:]
         for first in range(0, len(largest), self._TOGETHER):
@@ -155,7 +141,6 @@ class Exponents:
             packed[begin : begin + len(flat_codes) // 2] = flat_codes[0::2] | flat_codes[1::2] << 4
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         blocks, kernels = self._blocks(spec.size), tensor_codec.compiled()
         largest, packed = data[: 4 * blocks].view("<f4"), data[4 * blocks :]
         check_finite(spec, bool(np.isfinite(largest).all()))
@@ -169,7 +154,6 @@ class Exponents:
         return (levels * largest[:, None]).reshape(-1)[: spec.size].reshape(spec.shape)
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         kernels, heads = tensor_codec.compiled(), 4 * self._blocks(spec.size)
         if kernels is None:
             return compress_in_numpy(self, spec, update, out)

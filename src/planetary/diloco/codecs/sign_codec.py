@@ -33,16 +33,14 @@ _TOGETHER = 64  # blocks that numpy works on at a time: 1 MiB
 
 
 class Signs:
-    """See the module."""
+    """The codec of signs: one bit a number, with error feedback."""
 
     lossy, decay = True, 1.0
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         return _SEED + sum(count * (4 + length // 8) for count, length in _blocks(spec.size)) if spec.size else 0
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         flat = np.ascontiguousarray(values.reshape(-1))
         seed = _write_seed(flat[:BLOCK], out)
         for numbers, scales, signs in _runs(flat.size, out):
@@ -52,7 +50,6 @@ class Signs:
             _encode(rows, random_signs(seed, length), scales, signs)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         out, kernels = np.empty(spec.size, np.float32), tensor_codec.compiled()
         for numbers, scales, signs in _runs(spec.size, data):
             if not (np.isfinite(scales).all() and (scales >= 0).all()):
@@ -69,7 +66,6 @@ class Signs:
         return out.reshape(spec.shape)
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
             return compress_in_numpy(self, spec, update, out)

@@ -25,7 +25,7 @@ _SIGMAS = 6.0  # that the four buckets span
 
 
 class TopK:
-    """See the module; β is 0.95 there."""
+    """The codec of SparseLoCo: each chunk's largest numbers in two bits; error feedback with the paper's β, 0.95."""
 
     lossy, decay = True, 0.95
 
@@ -34,12 +34,10 @@ class TopK:
         self._kept = kept
 
     def nbytes(self, spec: TensorSpec) -> int:
-        """See `Codec`."""
         count = sum(chunks.count * self._kept_of(chunks.length) for chunks in _chunks(spec.shape))
         return _TABLE + -(-count * 12 // 8) + -(-count * 2 // 8)
 
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
-        """See `Codec`."""
         places: list[np.ndarray] = []
         kept: list[np.ndarray] = []
         for chunks in _chunks(values.shape):
@@ -50,7 +48,6 @@ class TopK:
         _write(places, kept, out)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
-        """See `Codec`."""
         groups = list(_chunks(spec.shape))
         count = sum(chunks.count * self._kept_of(chunks.length) for chunks in groups)
         middle = _TABLE + -(-count * 12 // 8)
@@ -70,7 +67,6 @@ class TopK:
         return out
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """See `Codec`."""
         kernels = tensor_codec.compiled()
         if kernels is None:
             return compress_in_numpy(self, spec, update, out)

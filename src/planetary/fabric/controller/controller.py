@@ -93,7 +93,7 @@ class Controller(RunController[RoundsDesk]):
         )
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        """See `RunController`; and that connections agree with the state, and no task waits without a deadline."""
+        """Connections agree with the state, and no task waits without a deadline."""
         yield from super()._invariants()
         wrong = contradiction(self.state)
         yield not wrong, wrong
@@ -467,7 +467,6 @@ class RoundTraining:
 
     @property
     def trained(self) -> OpenRound | None:
-        """The round that is trained."""
         opened = self._desk.state.open
         return None if opened is self.ended else opened
 

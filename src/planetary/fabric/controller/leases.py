@@ -57,7 +57,6 @@ class Leases:
         self.pace = WorkerPaces()
 
     def use_topology(self, topology: Topology) -> None:
-        """See `RoundTraining.use_topology`."""
         self._topology = topology
 
     # --- handing out ------------------------------------------------------------------------------------------

@@ -78,7 +78,6 @@ class Eager(Delayed):
     """
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
-        """See `Overlap`."""
         return LeaseStart(tuple(own), before.tokens) if before is not None and own else LeaseStart()
 
 
@@ -93,7 +92,6 @@ class Streaming(Delayed):
     keeps_values = gives_early = True
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
-        """See `Overlap`."""
         if before is None:
             return LeaseStart()
         missed = tuple(behind) if own else ()
@@ -112,11 +110,10 @@ class Decoupled(Streaming):
     decide = staticmethod(decide_quorum)
 
     def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
-        """See `Overlap`: of the fragment that it counts for, since the worker's version."""
+        """Return the staleness of the fragment that counts, since the worker's version."""
         return policy.missed_of_fragment(max(train.version, train.mixes), train.round)
 
     def sends(self, train: TrainInFlight | None, version: int) -> bool:
-        """See `Overlap`."""
         return train is None or train.mixes == version
 
 

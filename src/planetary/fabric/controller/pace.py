@@ -132,24 +132,20 @@ class EqualShares:
         """`average`: leases of a worker and round."""
         self._average = average
 
-    def observe(self, times: LeaseTimes) -> None:
-        """See `Shares`."""
+    def observe(self, times: LeaseTimes) -> None: ...
 
     def of(self, workers: Sequence[str]) -> dict[str, int]:
-        """See `Shares`."""
         return dict.fromkeys(workers, self._average)
 
     def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
-        """See `Shares`."""
         return min(orphans, self._average)
 
     @property
     def shares_orphans(self) -> bool:
-        """See `Shares`: all others would wait for a whole lease."""
+        """All others would wait for a whole lease."""
         return False
 
     def may_finish(self, trained: int) -> bool:
-        """See `Shares`."""
         return False
 
 
@@ -169,13 +165,11 @@ class MeasuredShares:
         self._transfer_s: dict[str, float] = {}
 
     def observe(self, times: LeaseTimes) -> None:
-        """See `Shares`."""
         for means, value in ((self._step_s, times.step_s), (self._transfer_s, times.transfer_s)):
             before = means.get(times.worker, value)
             means[times.worker] = before + NEWEST * (value - before)
 
     def of(self, workers: Sequence[str]) -> dict[str, int]:
-        """See `Shares`."""
         known = [worker for worker in workers if self._step_s.get(worker, 0.0) > 0]
         equal = dict.fromkeys(workers, self._average)
         if not known:
@@ -194,7 +188,7 @@ class MeasuredShares:
         return _whole(_finishing_together(times, self._average), self._average * len(workers))
 
     def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
-        """See `Shares`: as many as fit until the others end, and at least its part."""
+        """As many as fit until the others end, and at least its part."""
         known = [seconds for seconds in self._step_s.values() if seconds > 0]
         step_s = self._step_s.get(worker, 0.0) or (statistics.median(known) if known else 0.0)
         fit = int(others_end_in_s / step_s) if step_s else 0
@@ -202,11 +196,9 @@ class MeasuredShares:
 
     @property
     def shares_orphans(self) -> bool:
-        """See `Shares`."""
         return True
 
     def may_finish(self, trained: int) -> bool:
-        """See `Shares`."""
         return trained > 0
 
 

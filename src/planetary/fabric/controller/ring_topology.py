@@ -50,7 +50,7 @@ class _Attempt(msgspec.Struct):
 
 
 class Ring(Topology):
-    """See the module.
+    """The topology in which workers reduce their deltas among themselves.
 
     Attributes:
         held: the version that the gateway has.
@@ -85,11 +85,11 @@ class Ring(Topology):
     # --- contributions ----------------------------------------------------------------------------------------
 
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
-        """See `Topology`; the worker keeps its result until it is reduced."""
+        """The worker keeps its result until it is reduced."""
         self._held_by[task] = worker.session
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
-        """See `Topology`: results of workers that are gone, or whose parameters turned out to be others."""
+        """Results of workers that are gone, or whose parameters turned out to be others."""
         tasks = {}
         for contribution in ended.contributions:
             holder = self._desk.workers.get(self._held_by[contribution.task])
@@ -107,16 +107,15 @@ class Ring(Topology):
 
     @property
     def may_close(self) -> bool:
-        """See `Topology`. With overlap every worker must have the parameters that the next outer step starts from."""
+        """With overlap every worker must have the parameters that the next outer step starts from."""
         return not self.overlap.overlaps or all(w.version == self._desk.state.version for w in self._participants())
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
-        """See `Topology`: every worker with the newest parameters takes part."""
+        """Every worker with the newest parameters takes part."""
         self._why = why
         self.begin_again(ended, now)
 
     def begin_again(self, ended: OpenRound, now: float) -> None:
-        """See `Topology`."""
         desk = self._desk
         sessions = tuple(w.session for w in self._partners())
         if sessions != self._group:
@@ -139,7 +138,6 @@ class Ring(Topology):
             )
 
     def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
-        """See `Topology`."""
         match message := event.message:
             case m.ReduceDone():
                 self._done(worker, message)
@@ -171,7 +169,6 @@ class Ring(Topology):
             self.failure = ("numerics", message.reason)
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
-        """See `Topology`."""
         outcome = self._settled(now)
         if outcome is ReductionOutcome.DONE:
             self._desk.append(
@@ -201,15 +198,11 @@ class Ring(Topology):
         return ReductionOutcome.WAIT
 
     def give_up(self) -> Mark:
-        """See `Topology`."""
         self.again_at = None
         return self._marks[self._desk.state.version]
 
     def wait(self, session: int) -> Wait | None:
-        """See `Topology`.
-
-        Among several the collectives' own deadlines tell at least one that it failed; the others answer soon after.
-        """
+        """Among several, the collectives' deadlines tell at least one of the failure; the others answer soon after."""
         attempt, policy = self._attempt, self._desk.policy
         if attempt is None or session not in attempt.waiting:
             return None
@@ -284,7 +277,7 @@ class Ring(Topology):
         return ReductionOutcome.RETRY
 
     def keeps(self, worker: WorkerSession) -> bool:
-        """See `Topology`: its results, until they are reduced."""
+        """Its results, until they are reduced."""
         return worker.session in self._held_by.values()
 
     def _partners(self) -> list[WorkerSession]:
@@ -304,32 +297,29 @@ class Ring(Topology):
     # --- holders of outer states ------------------------------------------------------------------------------
 
     def able_workers(self) -> list[WorkerSession]:
-        """See `Topology`: those that have the newest parameters."""
+        """Those that have the newest parameters."""
         return [w for w in self._desk.ready_workers() if w.version == self._desk.state.version]
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
-        """See `Topology`; a worker that is given a task has them."""
+        """A worker that is given a task has them."""
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
-        """See `Topology`."""
         return self._held_by.get(task) == worker.session
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
-        """See `Topology`. Without overlap a worker's parameters change under it while it reduces."""
+        """Without overlap a worker's parameters change under it while it reduces."""
         return worker.version == version and (self.overlap.overlaps or not self.busy)
 
     def newest(self) -> int:
-        """See `Topology`."""
         workers = self._desk.workers.values()
         return max([self._desk.state.version, *(w.version for w in workers)])
 
     def ready(self, worker: WorkerSession, message: m.Ready) -> None:
-        """See `Topology`: its outer state counts if the digest is the one that was agreed."""
+        """Its outer state counts if the digest is the one that was agreed."""
         if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
             worker.version = message.outer_version
 
     def supply(self, now: float) -> Mark | None:
-        """See `Topology`."""
         desk = self._desk
         if self.busy or desk.state.ends:
             self._bereft_since = None  # the newest version is in the making
@@ -371,7 +361,7 @@ class Ring(Topology):
             worker.version = -1  # it does not have the version that it claims
 
     def went_back(self, version: int) -> None:
-        """See `Topology`; holders of the version still have it, and no result counts any more."""
+        """Holders of the version still have it, and no result counts any more."""
         self._held_by.clear()
         self._marks = {v: mark for v, mark in self._marks.items() if v in (self.held, version)}
         self._digests = {v: digest for v, digest in self._digests.items() if v in (self.held, version)}
@@ -381,14 +371,12 @@ class Ring(Topology):
                 worker.version = -1
 
     def restored(self, mark: Mark, digest: str) -> None:
-        """See `Topology`."""
         self.held = mark.round
         self._marks, self._digests = {mark.round: mark}, {mark.round: digest}
         for worker in self._desk.workers.values():
             worker.version = -1
 
     def next_deadline(self) -> float | None:
-        """See `Topology`."""
         bereft = self._bereft_since
         times = [self.again_at, None if bereft is None else bereft + self._desk.policy.round.grace_s]
         return min((t for t in times if t is not None), default=None)

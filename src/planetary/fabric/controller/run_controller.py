@@ -61,7 +61,6 @@ class RunController(ABC, Generic[DeskT]):
     # --- the machine's interface ------------------------------------------------------------------------------
 
     def handle(self, event: e.Event, now: float) -> Sequence[e.Instruction]:
-        """See `machine.machine.Machine.handle`."""
         self.desk.out = []
         if not self._has_ended:
             self._dispatch(event, now)
@@ -70,7 +69,6 @@ class RunController(ABC, Generic[DeskT]):
         return self.desk.out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         if self._has_ended:
             return None
         times = [self.stalls.next_deadline(), self.membership.desertion_deadline, *self._deadlines()]
@@ -78,7 +76,6 @@ class RunController(ABC, Generic[DeskT]):
         return min((t for t in times if t is not None), default=None)
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants("the controller", self._invariants())
 
     # --- hooks of a kind of run -------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from planetary.machine.events import Received
 
 
 class Star(Topology):
-    """See the module. Any ready worker can be sent any version that the gateway keeps.
+    """The topology in which the gateway merges. Any ready worker can be sent any version that the gateway keeps.
 
     A round that closes is collected, measured, judged and stepped: lost or refused results are withdrawn in between,
     and when nothing is left the round is trained again. In lock-step a result counts when its tensors are here, so that
@@ -31,7 +31,6 @@ class Star(Topology):
     """
 
     def __init__(self, desk: RoundsDesk) -> None:
-        """See `Topology`."""
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
         self._unchanged = unchanged(desk.policy.compression, desk.policy.spec.params)
@@ -52,11 +51,10 @@ class Star(Topology):
         self._stepped = 0  # the newest whose outer step is taken
 
     def able_workers(self) -> list[WorkerSession]:
-        """See `Topology`; none while a version is the newest that exists and not yet the run's: its round ends soon."""
+        """None while a version is the newest that exists and not yet the run's: its round ends soon."""
         return [] if self._stepped > self._desk.state.version else self._desk.ready_workers()
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
-        """See `Topology`."""
         if worker.version == version:
             return
         offer = self._offer(worker, version)
@@ -89,12 +87,12 @@ class Star(Topology):
         return change.whole(version, worker.version)
 
     def lacks_parameters(self, worker: WorkerSession) -> bool:
-        """See `Topology`: it is sent them whole."""
+        """It is sent them whole."""
         had, worker.version = worker.version, -1
         return had >= 0
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
-        """See `Topology`. A worker in the middle of a lease holds other parameters; it evaluates when it is done.
+        """A worker in the middle of a lease holds other parameters; it evaluates when it is done.
 
         A lease that mixes in a version which was not sent yet waits for it alone, so that nothing is put before it.
         """
@@ -102,19 +100,17 @@ class Star(Topology):
         return train is None or (worker.version == version and worker.version >= train.mixes)
 
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
-        """See `Topology`."""
         self._attachments[task] = attachment
         self._trained_by[task] = worker.session
 
     def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
-        """See `Topology`."""
         if self.overlap.overlaps:
             self._arriving[train.task] = worker.session, train.round
             self._trained_by[train.task] = worker.session
         return self.overlap.overlaps
 
     def arrived(self, task: int, event: Received) -> str | None:
-        """See `Topology`. A result that is given again for a later round may begin before the first has ended."""
+        """A result that is given again for a later round may begin before the first has ended."""
         message = event.message
         if not isinstance(message, m.TrainResult) or self._arriving.get(task) != (event.session, message.round):
             return None
@@ -129,15 +125,14 @@ class Star(Topology):
         return event.defect
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
-        """See `Topology`."""
         return self._trained_by.get(task) == worker.session
 
     def keeps(self, worker: WorkerSession) -> bool:
-        """See `Topology`: results that are arriving."""
+        """Results that are arriving."""
         return any(session == worker.session for session, _ in self._arriving.values())
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
-        """See `Topology`: those refused or of no use, and those whose worker was lost before they were here."""
+        """Those refused or of no use, and those whose worker was lost before they were here."""
         reasons = {**self._refused, **self._unusable}
         for task, (session, _) in self._arriving.items():
             if session not in self._desk.workers:
@@ -151,22 +146,19 @@ class Star(Topology):
         return lost
 
     def take_refused(self) -> list[tuple[str, str]]:
-        """See `Topology`."""
         told, self._told = self._told, []
         return told
 
     @property
     def busy(self) -> bool:
-        """See `Topology`."""
         return self._collecting > 0 or self._measuring > 0 or self._stepping > 0
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
-        """See `Topology`."""
         self._why, self._collecting = why, ended.round
         self._measure_complete(ended)
 
     def begin_again(self, ended: OpenRound, now: float) -> None:
-        """See `Topology`: the contributions that are left count."""
+        """The contributions that are left count."""
         if self._collecting:
             self._measure_complete(ended)
         else:
@@ -193,7 +185,6 @@ class Star(Topology):
         return {c.task: c.weight for c in ended.contributions}
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
-        """See `Topology`."""
         if self._collecting:
             if self._is_short_of(ended):
                 return ReductionOutcome.RETRY
@@ -246,12 +237,12 @@ class Star(Topology):
         return {c.task: c.share / most if most > 0 else 1.0 for c in ended.contributions}
 
     def give_up(self) -> Mark | None:
-        """See `Topology`: nothing counts, so the round goes on, or with overlap the run goes back to its start."""
+        """Nothing counts, so the round goes on, or with overlap the run goes back to its start."""
         self._collecting = self._measuring = 0
         return self._mark
 
     def went_back(self, version: int) -> None:
-        """See `Topology`; versions after this one will be others with the same numbers."""
+        """Versions after this one will be others with the same numbers."""
         self._stepped, self._change, self._changed_by = version, (0, self._unchanged), {}
         self._collecting = self._measuring = self._stepping = 0
         for table in (self._arriving, self._unusable, self._trained_by, self._refused):
@@ -263,16 +254,13 @@ class Star(Topology):
             worker.version = -1
 
     def measured(self, round_: int, table: Table) -> None:
-        """See `Topology`."""
         if round_ == self._measuring:
             self._table = table
 
     def stepped(self, done: OuterStepDone) -> None:
-        """See `Topology`."""
         self._stepped, self.delta_norm, self.autocorrelation = done.round, done.delta_norm, done.autocorrelation
         self._change = done.round, done.change
         self._changed_by = {task: self._trained_by[task] for task in done.change.tasks}
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
-        """See `Topology`."""
         self._desk.out.append(KeepParameters((*needed, round_)))

@@ -47,7 +47,7 @@ class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """See `WorkerJob`; a hub that goes on with other sites is joined anew."""
+        """A hub that goes on with other sites is joined anew."""
         return self.artifact, self.hub, msgspec.json.encode(self.sites, order="deterministic").decode()
 
 

@@ -54,7 +54,7 @@ class HubController(Controller):
 
 
 class HubGateway(RoundsGateway):
-    """See the module."""
+    """The gateway of a hub."""
 
     protocol = FEDERATION
     compiles = "the terms of the federation"
@@ -76,18 +76,17 @@ class HubGateway(RoundsGateway):
         return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
     def _is_on_loan(self, hello: m.Hello) -> bool:
-        """See `Gateway`: a site's run ends with the hub's, whatever other runs the hub has."""
+        """A site's run ends with the hub's, whatever other runs the hub has."""
         return super()._is_on_loan(hello) and hello.backend != SITE
 
     def roll_out(self, wanted: StepWanted) -> None:
-        """See `Gateway`."""
         raise ConflictError(
             "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
             code="step_fixed",
         )
 
     def status(self) -> RunStatus:
-        """See `RoundsGateway`; a site of the configuration that has not come is listed, too."""
+        """A site of the configuration that has not come is listed, too."""
         status, start = super().status(), self._start
         if start is None:
             return status
@@ -175,12 +174,11 @@ class Sites(Star):
     """
 
     def __init__(self, desk: RoundsDesk, policy: HubPolicy) -> None:
-        """See `Topology`."""
         super().__init__(desk)
         self._hub = policy
 
     def able_workers(self) -> list[WorkerSession]:
-        """See `Topology`; a site contributes once to a round, since only its next version shows its counted tokens."""
+        """A site contributes once to a round, since only its next version shows its counted tokens."""
         opened = self._desk.state.open
         done = set() if opened is None else {c.worker for c in opened.contributions}
         return [
@@ -190,29 +188,26 @@ class Sites(Star):
         ]
 
     def announce(self, round_: int) -> None:
-        """See `Topology`: nothing leaves before the checkpoint is written."""
+        """Nothing leaves before the checkpoint is written."""
 
     def finished(self, round_: int) -> None:
-        """See `Topology`."""
         for site in self._desk.ready_workers():
             if site.backend == SITE:
                 self.send_parameters(site, round_)
 
     def evaluators(self) -> list[WorkerSession]:
-        """See `Topology`: sites evaluate for themselves."""
+        """Sites evaluate for themselves."""
         return [worker for worker in super().evaluators() if worker.backend != SITE]
 
     def reports_steps(self, worker: WorkerSession) -> bool:
-        """See `Topology`: a site reports its rounds, and keeps no queue of versions."""
+        """A site reports its rounds, and keeps no queue of versions."""
         return worker.backend != SITE
 
     @property
     def is_evaluated(self) -> bool:
-        """See `Topology`."""
         return any(worker.backend != SITE for worker in self._desk.workers.values())
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
-        """See `Topology`."""
         if worker.version == version:
             return
         worker.version = version
@@ -223,7 +218,7 @@ class Sites(Star):
             self._desk.send(worker.session, m.Parameters(version=version, counted=counted), ParametersOf(version))
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
-        """See `Star`; no site weighs more than its share."""
+        """No site weighs more than its share."""
         sites = {c.worker: c for c in ended.contributions}
         shares = {name: self._hub.sites[name].entry.most_share for name in sites}
         weights = capped({name: c.tokens for name, c in sites.items()}, shares)

@@ -23,7 +23,7 @@ SITE = "site"
 
 
 class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
-    """See the module. An inner step of a site is a round of it."""
+    """A hub's constants. An inner step of a site is a round of the site."""
 
     hub: str
     facts: Facts
@@ -32,26 +32,24 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
 
     @property
     def loaded(self) -> str:
-        """See `FabricPolicy`."""
         return "the terms of the federation"
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """See `FabricPolicy`."""
         return (SITE, EVALUATOR)
 
     @property
     def delivers_held_out(self) -> bool:
-        """See `ControllerPolicy`: a worker of the hub has no files of it."""
+        """A worker of the hub has no files of it."""
         return True
 
     @property
     def watches_training_loss(self) -> bool:
-        """See `ControllerPolicy`: a hub may have no worker that evaluates."""
+        """A hub may have no worker that evaluates."""
         return True
 
     def refuse(self, hello: m.Hello) -> m.Refused | None:
-        """See `FabricPolicy`: gateways whose names are in the configuration may join, and workers that evaluate."""
+        """Gateways whose names are in the configuration may join, and workers that evaluate."""
         if hello.backend != SITE:
             if hello.worker not in self.sites:
                 return super().refuse(hello)
@@ -72,11 +70,11 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         return None
 
     def steps_of(self, worker: str, leases: int) -> int:
-        """See `ControllerPolicy`: rounds between two contributions."""
+        """Rounds between two contributions."""
         return self.sites[worker].entry.every_rounds or self.inner_steps
 
     def defect_of(self, result: m.TrainResult, steps: int, *, ends_early: bool) -> str:
-        """See `ControllerPolicy`; a site that was cut off brings more rounds than it was asked for."""
+        """A site that was cut off brings more rounds than it was asked for."""
         if result.steps < 1 or result.tokens < 1:
             return f"it counts {result.tokens} tokens in {result.steps} rounds"
         if result.through < result.tokens:
@@ -84,7 +82,6 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         return ""
 
     def job(self, artifact: str, reference: str) -> m.Message:
-        """See `FabricPolicy`."""
         job = super().job(artifact, reference)
         if artifact != self.site_artifact:
             return job
@@ -93,7 +90,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         return SiteJob(**fields, hub=self.hub, facts=self.facts, sites=self.sites)
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        """See `FabricPolicy`: a site has everything."""
+        """A site has everything."""
         return artifact != self.site_artifact and super().may_fetch(digest, artifact, reference)
 
 

@@ -28,7 +28,6 @@ class SiteStar(Star):
         self._is_due = is_due
 
     def announce(self, round_: int) -> None:
-        """See `Topology`."""
         if not self._is_due(round_):
             super().announce(round_)
 
@@ -39,7 +38,7 @@ class SiteStar(Star):
 
 
 class SiteController(Controller):
-    """See the module.
+    """The controller of a site: trains in rounds, and meets its hub between two of them.
 
     Attributes:
         border: the site's dealings with its hub.
@@ -56,7 +55,6 @@ class SiteController(Controller):
         offered: Offered | None,
         patience_s: float,
     ) -> None:
-        """See `Controller` and `Border`."""
         super().__init__(policy, state, now, unreported)
         self.border = Border(self.desk, anchor, offered, patience_s, now)
         self._may_pass = False
@@ -74,7 +72,7 @@ class SiteController(Controller):
         return (*super()._deadlines(), self.border.next_deadline() if between and not self._may_pass else None)
 
     def _startup_tick(self) -> float | None:
-        """See `Controller`: a deadline that has passed while the hub is waited for would be due for ever."""
+        """A deadline that has passed while the hub is waited for would be due for ever."""
         return None if self.border.wait() else super()._startup_tick()
 
     def _take_event(self, event: e.Event, now: float) -> None:

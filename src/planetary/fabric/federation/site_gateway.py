@@ -29,7 +29,7 @@ from planetary.fabric.worker.worker_events import TrainingDone
 
 
 class SiteGateway(RoundsGateway):
-    """See the module."""
+    """The gateway of a site."""
 
     def __init__(
         self, config: Config, options: GatewayOptions, security: Security, *, site: UplinkOptions, **parts: Any
@@ -103,7 +103,7 @@ class SiteGateway(RoundsGateway):
         )
 
     def _unfit(self, made: Prepared) -> str:
-        """See `RoundsGateway`: the facts that the hub compares at a border must not change."""
+        """The facts that the hub compares at a border must not change."""
         assert self.prepared is not None
         if facts_of(made.config, made) == facts_of(self.config, self.prepared):
             return ""

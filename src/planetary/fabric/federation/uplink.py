@@ -146,11 +146,10 @@ class Uplink:
     # --- as a `RoleLoader` ------------------------------------------------------------------------------------
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`: a site has its own training step."""
+        """A site has its own training step."""
         return ()
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         assert isinstance(job, SiteJob)
         name = self._options.name
         if self.hub not in ("", job.hub):
@@ -229,52 +228,48 @@ class SiteWork:
             self._task = 0
 
     def use_parameters(self, params: Callable[[], Tensors]) -> None:
-        """See `LeaseWork`; a site needs to know of which version they are."""
+        """A site needs to know of which version they are."""
         raise NotImplementedError
 
     def take_ahead(self, take: Callable[[], None]) -> None:
-        """See `LeaseWork`; a site gets whole parameters."""
+        """A site gets whole parameters."""
         raise NotImplementedError
 
     def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
-        """See `LeaseWork`."""
         self._task = task.task
         self.report(w.StepDone(task.task, 0, None))
         self._post(s.HubAsks(task))
 
     def count_in(self, task: int, round_: int) -> None:
-        """See `LeaseWork`; a hub's tasks have one round."""
+        """A hub's tasks have one round."""
 
     def give_again(self, task: int, round_: int) -> None:
-        """See `LeaseWork`; a hub's tasks have one round."""
+        """A hub's tasks have one round."""
 
     def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
-        """See `LeaseWork`; a hub has no fragments."""
+        """A hub has no fragments."""
         self.report(w.TaskBroke(task.task, "internal", "a site mixes nothing in"))
 
     def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
-        """See `LeaseWork`; a hub asks for no evaluation."""
+        """A hub asks for no evaluation."""
         self.report(w.TaskBroke(task.task, "internal", "a site evaluates nothing for its hub"))
 
     def stop(self, task: int) -> None:
-        """See `LeaseWork`."""
         self._post(s.HubAsksNoMore(task))
         self.report(w.TaskStopped(task))
 
     def finish(self, task: int) -> None:
-        """See `LeaseWork`; leases of a hub are not cut off."""
+        """Leases of a hub are not cut off."""
 
     def end_parameters(self, payload: Payload) -> Tensors:
-        """See `LeaseWork`."""
         assert isinstance(payload, EndParametersOf)
         return self._ends.pop(payload.task)
 
-    def close(self) -> None:
-        """See `LeaseWork`."""
+    def close(self) -> None: ...
 
 
 class SiteRole(TrainingRole):
-    """See `Role`."""
+    """The role of a site as a worker of its hub."""
 
     def __init__(
         self,
@@ -290,7 +285,6 @@ class SiteRole(TrainingRole):
         self._counted: dict[int, int] = {}  # version -> tokens of this site in it
 
     def carry_out(self, instruction: Instruction) -> None:
-        """See `Role`."""
         if not isinstance(instruction, w.UseParameters):
             super().carry_out(instruction)
             return

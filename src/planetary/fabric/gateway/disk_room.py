@@ -64,7 +64,7 @@ class DiskRoom:
         self.free: int | None = None
 
     def check(self, params: tuple[TensorSpec, ...], keep: int, copies: int = 2) -> tuple[str, bool]:
-        """See `room_for`; "" for a disk of unknown size. Raises `ResourceError`."""
+        """Return `room_for` of this disk; no warning where its size is unknown. Raises `ResourceError`."""
         checkpoints = self._folder / CHECKPOINTS
         self.checkpoint_bytes = checkpoint_bytes(params, copies)
         self.look()

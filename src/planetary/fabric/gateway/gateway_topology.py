@@ -88,18 +88,14 @@ class StarGateway:
     def __init__(self, codec: str = "none") -> None:
         self._codec = codec
 
-    def start(self) -> None:
-        """See `GatewayTopology`."""
+    def start(self) -> None: ...
 
-    def stop(self) -> None:
-        """See `GatewayTopology`."""
+    def stop(self) -> None: ...
 
     def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
-        """See `GatewayTopology`."""
         return policy
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-        """See `GatewayTopology`."""
         return params if self._codec == "none" else (PayloadForm(self._codec, params).spec,)
 
 
@@ -116,20 +112,16 @@ class RingGateway:
         self._master = make_master(address_text(host, config.sync.port), authority=authority)
 
     def start(self) -> None:
-        """See `GatewayTopology`."""
         self._master.start()
 
     def stop(self) -> None:
-        """See `GatewayTopology`."""
         self._master.stop()
 
     def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
-        """See `GatewayTopology`."""
         port = int(self._master.address.rpartition(":")[2])
         return msgspec.structs.replace(policy, ring=ring_policy(self._config, policy.spec.params, state, port))
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-        """See `GatewayTopology`."""
         return state_specs(params, optimizer_of(self._config.outer))
 
 

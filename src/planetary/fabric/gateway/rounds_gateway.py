@@ -91,7 +91,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         topology: TopologyOf = topology_of,
         export_step: ExportStep = export_apart,
     ) -> None:
-        """See `Gateway`; the other arguments are functions that a simulation replaces."""
+        """A simulation replaces the functions among the arguments."""
         super().__init__(config, options, security, system=system)
         self._prepare_run, self._compile_apart, self._export_step = prepare, compile_for, export_step
         self.roll_out_stage = RollOut()
@@ -152,7 +152,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     # --- another training step --------------------------------------------------------------------------------
 
     def roll_out(self, wanted: StepWanted) -> None:
-        """See `Gateway`: the step is made, compiled and verified, then used from the next round on."""
+        """The step is made, compiled and verified, then used from the next round on."""
         controller, stage = self.controller, self.roll_out_stage
         if controller is None or self.ended_at is not None:
             raise ConflictError(

@@ -23,7 +23,7 @@ from planetary.fabric.protocol.messages import Compression, Relay
 
 
 class Broadcast(Protocol):
-    """See the module.
+    """The form in which the gateway sends new versions.
 
     Attributes:
         change: to the newest version.
@@ -75,35 +75,28 @@ class WholeVersions:
 
     @property
     def shown(self) -> Tensors:
-        """See `Broadcast`."""
         return {}
 
     def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
-        """See `Broadcast`: in their own element types."""
+        """In their own element types."""
         return published_params(self._specs, params)
 
-    def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None:
-        """See `Broadcast`."""
+    def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None: ...
 
-    def dropped(self, attachment: int) -> None:
-        """See `Broadcast`."""
+    def dropped(self, attachment: int) -> None: ...
 
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
-        """See `Broadcast`."""
         if self._fragments.count > 1:
             specs = self._fragments.of_round(round_)
             self.change, self._changes[round_] = CodedChange(), published_params(specs, step.state.params)
 
     def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
-        """See `Broadcast`."""
         return self._changes[version]
 
     def keep(self, versions: Sequence[int]) -> None:
-        """See `Broadcast`."""
         self._changes = {v: change for v, change in self._changes.items() if v in versions}
 
     def go_back(self, params: Tensors) -> None:
-        """See `Broadcast`."""
         self._changes, self.change = {}, WHOLE
 
 
@@ -119,20 +112,17 @@ class CodedChanges(WholeVersions):
 
     @property
     def shown(self) -> Tensors:
-        """See `Broadcast`."""
         return {name: values for part in self._parts for name, values in part.params.items()}
 
     def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
-        """See `Broadcast`: as float32, to which changes are added."""
+        """As float32, to which changes are added."""
         return self.shown
 
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
-        """See `Broadcast`."""
         payload, digest = self._parts[self._fragments.number_of(round_)].advance(step.state.params)
         self.change, self._changes[round_] = CodedChange(digest=digest), {PAYLOAD: payload}
 
     def go_back(self, params: Tensors) -> None:
-        """See `Broadcast`."""
         super().go_back(params)
         for part, specs in zip(self._parts, self._fragments.parts, strict=True):
             part.params = _of(specs, params)
@@ -150,20 +140,18 @@ class RelayedUpdates(WholeVersions):
         self._payloads: dict[int, tuple[np.ndarray, str]] = {}  # by attachment, with the digest
 
     def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
-        """See `Broadcast`: the master copy, from which workers take outer steps."""
+        """The master copy, from which workers take outer steps."""
         return params
 
     def attached(self, attachment: int, payload: np.ndarray | None, digest: str) -> None:
-        """See `Broadcast`; a contribution without a payload is refused, and never counts."""
+        """A contribution without a payload is refused, and never counts."""
         if payload is not None:
             self._payloads[attachment] = payload, digest
 
     def dropped(self, attachment: int) -> None:
-        """See `Broadcast`."""
         self._payloads.pop(attachment, None)
 
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
-        """See `Broadcast`."""
         assert step.coefficients is not None
         tasks = tuple(sorted(parts))
         payloads = {task: self._payloads.pop(parts[task]) for task in tasks}
@@ -179,7 +167,6 @@ class RelayedUpdates(WholeVersions):
         self._changes[round_] = {COEFFICIENTS: step.coefficients, **tensors}
 
     def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
-        """See `Broadcast`."""
         left_out = {relayed_name(task) for task in own}
         return {name: values for name, values in self._changes[version].items() if name not in left_out}
 

@@ -110,12 +110,10 @@ class StepRecord(PreparedRecord, frozen=True):
 
     @property
     def module(self) -> str:
-        """See `PreparedRecord`."""
         return self.spec.stablehlo_digest
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """See `PreparedRecord`."""
         return tuple(filter(None, (self.module, self.params, self.buffers)))
 
 

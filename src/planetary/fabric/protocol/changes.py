@@ -108,7 +108,6 @@ class CodedChange(Change, frozen=True, kw_only=True):
     digest: str = ""
 
     def offer(self, version: int, since: int, own: Collection[int]) -> Offer:
-        """See `Change`."""
         return Offer(m.Parameters(version=version, since=since, digest=self.digest), ChangeOf(version))
 
 
@@ -129,7 +128,6 @@ class RelayedChange(Change, frozen=True, kw_only=True):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """See `Change`."""
         return self.relay.tasks
 
     def offer(self, version: int, since: int, own: Collection[int]) -> Offer:

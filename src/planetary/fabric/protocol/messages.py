@@ -212,7 +212,6 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """See `WorkerJob`."""
         topology = "star" if self.ring is None else "ring"
         seed = (str(self.seed),) if self.spec.keys else ()
         return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start, *seed
@@ -485,7 +484,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """See `WorkerJob`; a role is made for its plan."""
+        """A role is made for its plan."""
         return self.artifact, self.plan
 
 

@@ -147,12 +147,10 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """See `FabricPolicy`."""
         return ("trainer",)
 
     @property
     def codecs(self) -> set[str]:
-        """See `FabricPolicy`."""
         return self.compression.codecs
 
     @property
@@ -189,7 +187,6 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return ""
 
     def job(self, artifact: str, reference: str) -> Message:
-        """See `FabricPolicy`."""
         return TrainingJob(
             run=self.run,
             artifact=artifact,
@@ -208,7 +205,6 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        """See `FabricPolicy`."""
         return digest in (artifact, reference, self.buffers) and bool(digest)
 
     def rates_of(self, round_: int) -> float:

@@ -126,7 +126,7 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """See `KindMetrics`: rewards, and the mean staleness of the groups, in versions."""
+        """Rewards, and the mean staleness of the groups, in versions."""
         groups = sum(self.staleness.values())
         return {
             "sampled reward": self.reward,

@@ -45,7 +45,7 @@ SUPERVISOR: Table = {
 
 
 class SupervisorMachine:
-    """See the module. The first event is a `Tick`.
+    """The supervisor, as a pure machine. The first event is a `Tick`.
 
     Attributes:
         name: of the worker.
@@ -76,20 +76,17 @@ class SupervisorMachine:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `machine.machine.Machine.handle`."""
         self._out = []
         if self.phase is not SupervisorPhase.ENDED:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         if self.phase in {SupervisorPhase.STOPPING, SupervisorPhase.ENDED}:
             return None
         return min((t for t in (self._link.next_deadline(), self._start_at) if t is not None), default=None)
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`; includes the connection."""
         self._link.validate()
         check_invariants(f"supervisor {self.name}", self._invariants())
 

@@ -25,7 +25,7 @@ class _StepCandidate:
         self._folder = folder
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`; the step's digest may suffice to look up the choice."""
+        """The step's digest may suffice to look up the choice."""
         assert isinstance(job, m.TrainingJob)
         if not job.reference:
             return _NothingToTry(self._folder).blobs(job)
@@ -33,7 +33,6 @@ class _StepCandidate:
         return TrainingLoader().blobs(job)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         assert isinstance(job, m.TrainingJob)
         try:
             step = OpenStep(job, place, open_executor)
@@ -54,12 +53,10 @@ class _NothingToTry:
         self._folder = folder
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`."""
         write_answer(self._folder / "job", Loaded(""))
         raise NothingToDo(f"there is no step in a {type(job).__name__} that could be timed")
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         raise NothingToDo("there is no step that could be timed")
 
 

@@ -118,26 +118,22 @@ class WholeParameters:
         self._newest: Tensors = {}
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        """See `Exchange`."""
         return self._specs.get(name)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
-        """See `Exchange`."""
         self._newest = tensors
 
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """See `Exchange`; end parameters have no part that could be told apart."""
+        """End parameters have no part that could be told apart."""
         _refuse_chain(after)
         return self._newest
 
     def mix(self, params: Tensors, version: int) -> Tensors:
-        """See `Exchange`."""
         raise _no_fragments(version)
 
     def give(self, trained: Trained) -> Outgoing:
-        """See `Exchange`."""
         return Outgoing(trained.ends)
 
 
@@ -154,7 +150,6 @@ class IncomingVersions:
         self.masters: Mapping[str, np.ndarray] = {}
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        """See `Exchange`."""
         if message.codec:
             return self._start.spec if self._start is not None and name == PAYLOAD else None
         if message.since >= 0:
@@ -162,7 +157,6 @@ class IncomingVersions:
         return next((spec for spec in self._whole_specs() if spec.name == name), None)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
-        """See `Exchange`."""
         if message.since >= 0:
             if not self.masters or not tensors:
                 raise _lacking(message)
@@ -226,7 +220,6 @@ class RelayedIncoming(IncomingVersions):
         self._own: dict[int, tuple[int, np.ndarray, str]] = {}  # task -> its round, its payload and the digest
 
     def sent(self, trained: Trained, payload: np.ndarray, digest: str) -> None:
-        """See `IncomingVersions`."""
         self._own[trained.task] = trained.round, payload, digest
 
     def _whole_specs(self) -> Iterable[TensorSpec]:
@@ -329,20 +322,16 @@ class CodedUpdates:
         self.residual: Tensors | None = None
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        """See `Exchange`."""
         return self._down.expects(message, name)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
-        """See `Exchange`."""
         self._held = {task: held for task, held in self._held.items() if held.round > message.version}
         self._down.take(message, tensors)
 
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """See `Exchange`.
-
-        The worker's part is its delta with the error feedback, all that it has trained and no version contains. The
+        """The worker's part is its delta with the error feedback, all that it has trained and no version contains. The
         aggregate will contain the decoded payload, and the error feedback carries the rest into the next start.
         """
         _refuse_chain(after)
@@ -354,11 +343,9 @@ class CodedUpdates:
         return published_params(self._specs, masters)
 
     def mix(self, params: Tensors, version: int) -> Tensors:
-        """See `Exchange`."""
         raise _no_fragments(version)
 
     def give(self, trained: Trained) -> Outgoing:
-        """See `Exchange`."""
         start, ends = (
             {spec.name: in_float32(spec.dtype, params[spec.name]) for spec in self._specs}
             for params in (trained.start, trained.ends)
@@ -390,12 +377,10 @@ class FragmentUpdates:
         self.residual: Tensors | None = None  # of all fragments; zeros of those that were not sent yet
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        """See `Exchange`."""
         found = (part.expects(message, name) for part in self._carried(message))
         return next((spec for spec in found if spec is not None), None)
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
-        """See `Exchange`."""
         if 0 <= message.since != self._version:
             raise RemoteProtocolError(
                 f"parameters {message.version} came as a fragment for version {message.since}, and this worker has "
@@ -412,7 +397,6 @@ class FragmentUpdates:
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """See `Exchange`."""
         if not after:
             return {name: values for part in self._parts for name, values in part.start().items()}
         if after not in self._ends:
@@ -423,7 +407,6 @@ class FragmentUpdates:
         return params
 
     def mix(self, params: Tensors, version: int) -> Tensors:
-        """See `Exchange`."""
         shared = self._parts[self._fragments.number_of(version)].start()
         taken = {
             spec.name: mixed(spec, params[spec.name], shared[spec.name], self._mixing)
@@ -432,7 +415,6 @@ class FragmentUpdates:
         return {**params, **taken}
 
     def give(self, trained: Trained) -> Outgoing:
-        """See `Exchange`."""
         self._ends = {task: held for task, held in self._ends.items() if held[0] >= trained.round - 1}
         self._ends[trained.task] = trained.round, trained.ends
         part = self._parts[self._fragments.number_of(trained.round)]

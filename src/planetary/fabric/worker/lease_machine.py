@@ -83,7 +83,6 @@ class LeaseMachine:
         self._out: list[Instruction] = []
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
-        """See `RoleMachine`."""
         assert isinstance(job, m.TrainingJob)
         self._out = []
         self._session, self._job = session, job
@@ -91,7 +90,6 @@ class LeaseMachine:
         return self._out
 
     def disconnected(self) -> list[Instruction]:
-        """See `RoleMachine`."""
         self._out = []
         self._session, self._trained_last = None, 0
         self._queue.clear()
@@ -100,7 +98,6 @@ class LeaseMachine:
         return self._out
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """See `RoleMachine`."""
         self._out = []
         match event:
             case Received():
@@ -128,7 +125,6 @@ class LeaseMachine:
         return self._out
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants("the worker's role", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

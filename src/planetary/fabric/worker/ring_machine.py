@@ -34,7 +34,6 @@ class RingMachine(LeaseMachine):
     """
 
     def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
-        """See `LeaseMachine`."""
         super().__init__(ready, progress_every_s=progress_every_s)
         self._of_ring: deque[m.RingState | m.SendOuterState | m.Reduce] = deque()
         self._reducing: m.Reduce | None = None
@@ -42,13 +41,11 @@ class RingMachine(LeaseMachine):
         self._versions: tuple[int, ...] = ()  # whose parameters it has
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
-        """See `RoleMachine`."""
         assert isinstance(job, m.TrainingJob)
         assert job.ring is not None
         return [FollowRing(job.ring), *super().connected(session, job)]
 
     def disconnected(self) -> list[Instruction]:
-        """See `RoleMachine`."""
         self._of_ring.clear()
         self._reducing = None
         return [LeaveRing(), *super().disconnected()]

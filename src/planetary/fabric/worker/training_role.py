@@ -35,49 +35,27 @@ class LeaseWork(Protocol):
 
     exchange: Exchange
 
-    def use_parameters(self, params: Callable[[], Tensors]) -> None:
-        """See `Compute`."""
-        ...
+    def use_parameters(self, params: Callable[[], Tensors]) -> None: ...
 
-    def take_ahead(self, take: Callable[[], None]) -> None:
-        """See `Compute`."""
-        ...
+    def take_ahead(self, take: Callable[[], None]) -> None: ...
 
-    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
-        """See `Compute`."""
-        ...
+    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None: ...
 
-    def count_in(self, task: int, round_: int) -> None:
-        """See `Compute`."""
-        ...
+    def count_in(self, task: int, round_: int) -> None: ...
 
-    def give_again(self, task: int, round_: int) -> None:
-        """See `Compute`."""
-        ...
+    def give_again(self, task: int, round_: int) -> None: ...
 
-    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
-        """See `Compute`."""
-        ...
+    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None: ...
 
-    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
-        """See `Compute`."""
-        ...
+    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None: ...
 
-    def stop(self, task: int) -> None:
-        """See `Compute`."""
-        ...
+    def stop(self, task: int) -> None: ...
 
-    def finish(self, task: int) -> None:
-        """See `Compute`."""
-        ...
+    def finish(self, task: int) -> None: ...
 
-    def end_parameters(self, payload: e.Payload) -> Tensors:
-        """See `Compute`."""
-        ...
+    def end_parameters(self, payload: e.Payload) -> Tensors: ...
 
-    def close(self) -> None:
-        """See `Compute`."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenExecutor = Callable[..., Executor]
@@ -95,7 +73,6 @@ class TrainingRole:
         self.machine: LeaseMachine = LeaseMachine(ready, progress_every_s=PROGRESS_EVERY_S)
 
     def carry_out(self, instruction: e.Instruction) -> None:
-        """See `Role`."""
         match instruction:
             case w.UseParameters():
                 self._compute.use_parameters(self._start_from(instruction))
@@ -125,11 +102,9 @@ class TrainingRole:
 
     @property
     def tensors(self) -> Callable[[e.Payload], Tensors]:
-        """See `Role`."""
         return self._compute.end_parameters
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """See `Role`."""
         match message:
             case m.Parameters():
                 return self._compute.exchange.expects(message, tensor.name)
@@ -140,14 +115,11 @@ class TrainingRole:
                 return None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        """See `Role`."""
         self._place.post(e.Received(session, message, self._keep(message, tensors)))
 
-    def sent(self, message: m.Message) -> None:
-        """See `Role`."""
+    def sent(self, message: m.Message) -> None: ...
 
     def close(self) -> None:
-        """See `Role`."""
         self._compute.close()
 
     def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
@@ -219,7 +191,6 @@ class RingRole(TrainingRole):
         self.machine = RingMachine(ready, progress_every_s=PROGRESS_EVERY_S)
 
     def carry_out(self, instruction: e.Instruction) -> None:
-        """See `Role`."""
         match instruction:
             case w.UseOuterState():
                 self._ring.use(instruction.version, instruction.versions)
@@ -237,7 +208,6 @@ class RingRole(TrainingRole):
 
     @property
     def tensors(self) -> Callable[[e.Payload], Tensors]:
-        """See `Role`."""
         return self._tensors_of
 
     def _tensors_of(self, payload: e.Payload) -> Tensors:
@@ -246,7 +216,6 @@ class RingRole(TrainingRole):
         return self._compute.end_parameters(payload)
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """See `Role`."""
         if isinstance(message, m.RingState):
             return next(
                 (spec for spec in state_specs(self._spec.params, self._outer) if spec.name == tensor.name), None
@@ -254,7 +223,6 @@ class RingRole(TrainingRole):
         return super().expects(message, tensor)
 
     def close(self) -> None:
-        """See `Role`."""
         self._ring.close()
         super().close()
 
@@ -314,12 +282,10 @@ class TrainingLoader:
         self._open_executor, self._make_communicator = open_executor, make_communicator
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`."""
         assert isinstance(job, m.TrainingJob)
         return job.artifact, job.buffers, job.reference
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         assert isinstance(job, m.TrainingJob)
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"

@@ -25,9 +25,7 @@ class RoleMachine(Protocol):
         """Take an event that is not the connection's or the job's; of `Received`, only those of the session."""
         ...
 
-    def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
-        ...
+    def validate(self) -> None: ...
 
 
 class LoadJob(Instruction, frozen=True):
@@ -51,19 +49,16 @@ class IndependentMachine:
     """The machine of a role that decides by itself. See `RoleMachine`."""
 
     def connected(self, session: int, job: WorkerJob) -> list[Instruction]:
-        """See `RoleMachine`."""
         return [RoleConnected()]
 
     def disconnected(self) -> list[Instruction]:
-        """See `RoleMachine`."""
         return [RoleDisconnected()]
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """See `RoleMachine`."""
         return []
 
     def validate(self) -> None:
-        """See `RoleMachine`; the role's own machine checks its invariants."""
+        """The role's own machine checks its invariants."""
 
 
 class JobLoaded(Event, frozen=True):

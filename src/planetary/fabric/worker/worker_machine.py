@@ -40,7 +40,7 @@ WORKER: Table = {
 
 
 class WorkerMachine:
-    """See the module. The first event is a `Tick`.
+    """The worker's side of the protocol, as a pure machine. The first event is a `Tick`.
 
     Attributes:
         name: of the worker.
@@ -66,18 +66,16 @@ class WorkerMachine:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `machine.machine.Machine.handle`. The first event is a `Tick`."""
+        """The first event is a `Tick`."""
         self._out = []
         if self.phase is not WorkerPhase.ENDED:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         return None if self.phase is WorkerPhase.ENDED else self._link.next_deadline()
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`; includes connection and role."""
         if self.phase is WorkerPhase.ENDED:
             return
         self._link.validate()

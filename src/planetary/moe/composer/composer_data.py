@@ -18,7 +18,7 @@ HELD_OUT = -1
 
 
 class ComposerData:
-    """See the module. A batch is tokens and targets, i32 [batch, T] each."""
+    """Batches of a composer: tokens and targets, i32 [batch, T] each."""
 
     def __init__(self, plan: MixturePlan) -> None:
         self._plan = plan

@@ -119,7 +119,7 @@ class ComposerPost:
 
 
 class ComposerDriver:
-    """See the module.
+    """Carries out a composer machine's instructions.
 
     Args:
         plan: of the mixture.
@@ -505,7 +505,6 @@ class ComposerRole:
         return self._driver
 
     def carry_out(self, instruction: Instruction) -> None:
-        """See `Role`."""
         match instruction:
             case RoleConnected():
                 self._send(self._driver.claims(self._ready), None)
@@ -515,24 +514,20 @@ class ComposerRole:
                 pass
 
     def tensors(self, payload: Payload) -> Tensors:
-        """See `Role`; the driver sends its own."""
+        """The driver sends its own."""
         raise LocalProtocolError(f"a composer's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """See `Role`."""
         fits = isinstance(message, m.RoleMessage) and tensor.name == "payload" and tensor.nbytes <= MAX_PAYLOAD_BYTES
         return TensorSpec("payload", "ui8", (tensor.size,)) if fits else None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        """See `Role`."""
         self._driver.receive(message, tensors["payload"].data if tensors else memoryview(b""))
 
     def sent(self, message: m.Message) -> None:
-        """See `Role`."""
         self._driver.sent(message)
 
     def close(self) -> None:
-        """See `Role`."""
         with self._lock:
             self._closed = True
         self._compute.shutdown(wait=True)

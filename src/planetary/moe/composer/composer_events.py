@@ -175,7 +175,6 @@ SURROGATES: Upload = "surrogates", "", 0
 
 
 def fragment_upload(tier: str, fragment: int) -> Upload:
-    """Return the upload of a fragment."""
     return "fragment", tier, fragment
 
 

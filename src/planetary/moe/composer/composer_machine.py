@@ -159,7 +159,7 @@ class SketchWindow:
 
 
 class ComposerMachine:
-    """See the module.
+    """A composer, as a pure machine.
 
     Attributes:
         plan: of the mixture.

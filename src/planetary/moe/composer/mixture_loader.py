@@ -43,18 +43,17 @@ class OpenProgram(Protocol):
 
 
 class MixtureLoader:
-    """See `RoleLoader`."""
+    """Loads a worker's role in a mixture."""
 
     def __init__(self, open_program: OpenProgram | None = None) -> None:
         """`open_program`: loads a program on a device; None: as `runtime.program_runner`."""
         self._open = open_program
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`."""
         return job.artifact, job.reference
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`: load the mixture's program, and compare it on this device with the reference."""
+        """Load the mixture's program, and compare it on this device with the reference."""
         from planetary.moe.composer.composer_driver import ComposerRole
         from planetary.moe.plan.mixture_plan import MixturePlan
         from planetary.moe.program.part import loaded_program

@@ -194,7 +194,7 @@ class SendOwn(Protocol):
 
 
 class SurrogateTraffic:
-    """See the module. All methods are for the compute thread.
+    """Surrogates on their way to and from a composer. All methods are for the compute thread.
 
     Args:
         plan: of the mixture.

@@ -56,7 +56,7 @@ FromComposer = (
 
 
 class MixtureController(RunController[MixtureDesk]):
-    """See the module. Times are monotonic seconds."""
+    """The controller of a mixture, as a pure machine. Times are monotonic seconds."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class MixtureController(RunController[MixtureDesk]):
         yield from self.patience.waits()
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        """See `RunController`; and that only live workers compose, each its own shard."""
+        """Only live workers compose, each its own shard."""
         yield from super()._invariants()
         self.syncing.machine.validate()
         lost = sorted(self.composing.keys() - self.desk.workers.keys())
@@ -319,7 +319,7 @@ class MixtureController(RunController[MixtureDesk]):
             self._end("peer", why)
 
     def _is_idle(self, worker: WorkerSession) -> bool:
-        """See `RunController`: a run that would end without a composer keeps it."""
+        """A run that would end without a composer keeps it."""
         pace = self.policy.plan.pace
         return worker.session not in self.composing or not pace.end_without_composer(worker.worker, worker.leaving)
 

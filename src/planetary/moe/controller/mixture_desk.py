@@ -63,7 +63,7 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
             self.send(session, *make())
 
     def payload_sent(self, session: int, message: m.Message) -> bool:
-        """See `Desk.payload_sent`; then send the state that superseded the payload meanwhile."""
+        """Then send the state that superseded the payload meanwhile."""
         in_turn = super().payload_sent(session, message)
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None
@@ -76,6 +76,5 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
         return {name for payload in self.under_way.payloads() for name in _names(payload)}
 
     def forget(self, session: int) -> None:
-        """See `Desk.forget`."""
         super().forget(session)
         self._newest = {key: make for key, make in self._newest.items() if key[0] != session}

@@ -33,11 +33,9 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """See `FabricPolicy`."""
         return tuple(self.plan.training.expert_optimizer.roles)
 
     def job(self, artifact: str, reference: str) -> MixtureJob:
-        """See `FabricPolicy`."""
         return MixtureJob(
             run=self.run,
             artifact=artifact,

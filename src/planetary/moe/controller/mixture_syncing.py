@@ -38,7 +38,7 @@ from planetary.moe.protocol import mixture_messages as mm
 
 
 class Syncing:
-    """See the module."""
+    """The mixture controller's part for the syncer's machine."""
 
     def __init__(
         self, desk: MixtureDesk, rounds: MixtureRounds, offload: Offload, composing: dict[int, Composing], now: float

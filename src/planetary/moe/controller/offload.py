@@ -147,7 +147,7 @@ def _pool_of(plan: MixturePlan) -> SketchPool:
 
 
 class Offload:
-    """See the module."""
+    """The mixture controller's part for expert workers."""
 
     def __init__(
         self,

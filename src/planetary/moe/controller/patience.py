@@ -60,7 +60,6 @@ class Patience:
         self._arriving.setdefault(session, set()).add(message)
 
     def arrived(self, session: int, message: int, now: float) -> None:
-        """A message is here."""
         if message in self._arriving.get(session, ()):
             self._arriving[session].discard(message)
             self._lives(session, now)

@@ -295,7 +295,7 @@ class _Shard:
 
 
 class SyncerMachine:
-    """See the file's docstring. Times are monotonic seconds.
+    """The syncer, as a pure machine. Times are monotonic seconds.
 
     Attributes:
         policy: the limits.
@@ -351,7 +351,6 @@ class SyncerMachine:
         return min(times, default=None)
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants("the syncer", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

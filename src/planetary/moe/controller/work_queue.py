@@ -78,7 +78,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
 
 
 class WorkQueue:
-    """See the file's docstring. One thread at a time; several processes may have the same file open.
+    """The queue of expert work. One thread at a time; several processes may have the same file open.
 
     Args:
         path: of the SQLite file; made if it is not there.

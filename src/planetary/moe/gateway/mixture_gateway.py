@@ -129,7 +129,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         compile_for: CompileFor = compile_mixture,
         open_queue: Callable[[Path], WorkQueue] = WorkQueue,
     ) -> None:
-        """See `Gateway`; the other arguments are functions that a simulation replaces.
+        """A simulation replaces the functions among the arguments.
 
         Raises:
             UserError: the payload store's URL is unusable.
@@ -177,7 +177,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     @property
     def demand(self) -> Demand:
-        """See `Gateway.demand`: a worker for every composer, and the expert workers."""
+        """A worker for every composer, and the expert workers."""
         moe = self.config.moe
         return Demand(least=moe.composers + min(moe.expert_workers, 1), most=moe.composers + moe.expert_workers)
 

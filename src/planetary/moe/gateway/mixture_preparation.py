@@ -84,7 +84,6 @@ class ProgramRecord(PreparedRecord, frozen=True):
 
     @property
     def module(self) -> str:
-        """See `PreparedRecord`."""
         return self.digest
 
 

@@ -126,62 +126,51 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     sketches_expire: ClassVar[bool] = True
     detects_stuck_composers: ClassVar[bool] = True
 
-    def check_cadence(self, cadence: Cadence) -> None:
-        """See `Pace`."""
+    def check_cadence(self, cadence: Cadence) -> None: ...
 
-    def check_resumable(self) -> None:
-        """See `Pace`."""
+    def check_resumable(self) -> None: ...
 
     def quorum(self, composers: int, configured: int) -> int:
-        """See `Pace`."""
         return configured
 
     def run_steps(self, done: int, others: int, shards: int) -> int:
-        """See `Pace`; the mean over all shards."""
+        """The mean over all shards."""
         return (done + others) // shards
 
     def may_finish(self, confirmed: bool) -> bool:
-        """See `Pace`; a composer guesses the others' steps."""
+        """A composer guesses the others' steps."""
         return confirmed
 
     def blocked_by(self, missing: Iterable[str]) -> str:
-        """See `Pace`."""
         return ""
 
     def skips_upload(self, in_flight: int) -> bool:
-        """See `Pace`; the next one will be newer."""
+        """The next one will be newer."""
         return in_flight > 0
 
     def may_offer(self, has_room: bool) -> bool:
-        """See `Pace`."""
         return has_room
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """See `Pace`; merges that have arrived are part of the publications."""
+        """Merges that have arrived are part of the publications."""
         return [*adopt(), *publish()]
 
     def fits_after_merges(self, replicas: int) -> bool:
-        """See `Pace`."""
         return False
 
     def holds_back(self, fitted: int, done: int) -> bool:
-        """See `Pace`."""
         return False
 
     def pool(self, composers: int, refresh: int) -> SketchPool:
-        """See `Pace`."""
         return RecentSketches(refresh)
 
     def made_with(self, current: int, version: int) -> int:
-        """See `Pace`."""
         return version
 
     def end_without_work(self, what: str) -> str:
-        """See `Pace`."""
         return ""
 
     def end_without_composer(self, worker: str, reason: str) -> str:
-        """See `Pace`."""
         return ""
 
 
@@ -196,7 +185,6 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
     detects_stuck_composers: ClassVar[bool] = False
 
     def check_cadence(self, cadence: Cadence) -> None:
-        """See `Pace`."""
         if cadence.router == 1:
             raise UserError(
                 "moe.router_every = 1 in lock step averages gradients inside every step, as bench/parallax.py does in "
@@ -205,62 +193,55 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
             )
 
     def check_resumable(self) -> None:
-        """See `Pace`."""
         raise UserError(
             'a run with moe.pace = "lockstep" cannot go on: its composers are not all saved after the same step; start '
             "it again"
         )
 
     def quorum(self, composers: int, configured: int) -> int:
-        """See `Pace`."""
         return composers
 
     def run_steps(self, done: int, others: int, shards: int) -> int:
-        """See `Pace`; all are at the same step."""
+        """All are at the same step."""
         return done
 
     def may_finish(self, confirmed: bool) -> bool:
-        """See `Pace`; its own count is that of all composers."""
+        """Its own count is that of all composers."""
         return True
 
     def blocked_by(self, missing: Iterable[str]) -> str:
-        """See `Pace`."""
         return next(iter(missing), "")
 
     def skips_upload(self, in_flight: int) -> bool:
-        """See `Pace`; the others wait for each of them."""
+        """The others wait for each of them."""
         return False
 
     def may_offer(self, has_room: bool) -> bool:
-        """See `Pace`; the next step waits for the answer to this one's."""
+        """The next step waits for the answer to this one's."""
         return True
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """See `Pace`; merges are of every composer's publication at this step."""
+        """Merges are of every composer's publication at this step."""
         return [*publish(), *adopt()]
 
     def fits_after_merges(self, replicas: int) -> bool:
-        """See `Pace`."""
         return replicas > 1
 
     def holds_back(self, fitted: int, done: int) -> bool:
-        """See `Pace`; a fit after a step is for the next one."""
+        """A fit after a step is for the next one."""
         return fitted > done
 
     def pool(self, composers: int, refresh: int) -> SketchPool:
-        """See `Pace`."""
         return StepSketches(composers)
 
     def made_with(self, current: int, version: int) -> int:
-        """See `Pace`; nothing moves on before work is used, so it is never late."""
+        """Nothing moves on before work is used, so it is never late."""
         return current
 
     def end_without_work(self, what: str) -> str:
-        """See `Pace`."""
         return f"no expert worker could improve {what} in any attempt; in lock step all composers wait for them"
 
     def end_without_composer(self, worker: str, reason: str) -> str:
-        """See `Pace`."""
         return f"composer {worker} was lost ({reason}), and in lock step the others cannot continue"
 
 

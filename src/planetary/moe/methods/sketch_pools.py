@@ -45,7 +45,6 @@ class OwnSketches:
     """`moe.sketches = "owner"`: each sketch improves its own composer's experts."""
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
-        """See `SketchPool`."""
         return [SketchBatch(sketch.shard, sketch.version, (sketch.payload,))]
 
 
@@ -61,7 +60,7 @@ class StepSketches:
         self._steps: dict[tuple[int, int], dict[int, OfferedSketch]] = {}  # by step and layer, then shard
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
-        """See `SketchPool`; work of all shards when the last one's sketch has arrived."""
+        """Work of all shards when the last one's sketch has arrived."""
         place = sketch.step, sketch.layer
         found = self._steps.setdefault(place, {})
         found[sketch.shard] = sketch
@@ -85,7 +84,6 @@ class RecentSketches:
         self._newest: dict[int, dict[int, OfferedSketch]] = {}  # by layer and shard
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
-        """See `SketchPool`."""
         newest = self._newest.setdefault(sketch.layer, {})
         newest[sketch.shard] = sketch
         near = [one for _, one in sorted(newest.items()) if abs(one.progress - sketch.progress) <= self._reach]

@@ -54,7 +54,7 @@ OwnerMap = tuple[tuple[int, ...], ...]
 
 
 class MixturePlan(msgspec.Struct, frozen=True):
-    """See the module. It is the same for all and never changes during a run.
+    """The plan of a mixture. It is the same for all participants and never changes during a run.
 
     Attributes:
         model: its sizes; `batch_size` is one composer's.

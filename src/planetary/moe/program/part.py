@@ -26,32 +26,25 @@ class ProgramPart(Runner):
 
     @property
     def program(self) -> Program:
-        """See `Runner`."""
         return self._program
 
     @property
     def device_name(self) -> str:
-        """See `DeviceProgram`."""
         return self._run.device_name
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """See `Runner`."""
         return self._run(f"{self._part}_{function}", tensors)
 
     def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
         return signature(self.program, function)
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        """See `DeviceProgram`."""
         return self._run.put(spec, array)
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """See `DeviceProgram`."""
         return self._run.get(spec, handle)
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         return self._run.invoke(f"{self._part}_{function}", arguments)
 
 

@@ -49,11 +49,9 @@ class Resident:
     roles: ClassVar[Mapping[str, frozenset[str]]] = {COMPOSER: frozenset({"composer", "expert", "whole"})}
 
     def streamed_layers(self, layers: int) -> range:
-        """See `ExpertOptimizer`."""
         return range(0)
 
     def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
-        """See `ExpertOptimizer`."""
         return experts
 
 
@@ -69,11 +67,10 @@ class Offloaded:
     }
 
     def streamed_layers(self, layers: int) -> range:
-        """See `ExpertOptimizer`."""
         return range(layers)
 
     def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
-        """See `ExpertOptimizer`; each layer's experts are payloads of their own."""
+        """Each layer's experts are payloads of their own."""
         return {}
 
 

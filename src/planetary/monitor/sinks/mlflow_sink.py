@@ -27,11 +27,9 @@ class Mlflow(Sink):
         self._id = ""
 
     def load(self) -> None:
-        """See `Sink`."""
         self._mlflow = extra_module("mlflow", "mlflow")
 
     def open(self, run: SinkRun) -> None:
-        """See `Sink`."""
         self._client = self._mlflow.MlflowClient(tracking_uri=self._options.uri or None)
         experiment = self._client.get_experiment_by_name(self._options.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(self._options.experiment)
@@ -45,7 +43,6 @@ class Mlflow(Sink):
             self._client.log_param(self._id, key, str(value)[:LONGEST])
 
     def write_round(self, line: RoundMetrics) -> None:
-        """See `Sink`."""
         now_ms = int(1000 * SystemClock().wall())
         metric = self._mlflow.entities.Metric
         metrics = [metric(name, value, now_ms, line.round) for name, value in scalars_of(line).items()]
@@ -53,10 +50,8 @@ class Mlflow(Sink):
             self._client.log_batch(self._id, metrics=metrics[first : first + BATCH])
 
     def write_event(self, record: Record) -> None:
-        """See `Sink`."""
         if isinstance(record, RunFinished):
             self._client.set_tag(self._id, "planetary.outcome", record.reason)
 
     def close(self, ok: bool) -> None:
-        """See `Sink`."""
         self._client.set_terminated(self._id, "FINISHED" if ok else "FAILED")

@@ -35,11 +35,9 @@ class OpenTelemetry(Sink):
         self._events: Any = None
 
     def load(self) -> None:
-        """See `Sink`."""
         extra_module("opentelemetry.sdk.metrics", "opentelemetry")
 
     def open(self, run: SinkRun) -> None:
-        """See `Sink`."""
         metrics = extra_module("opentelemetry.sdk.metrics", "opentelemetry")
         resources = extra_module("opentelemetry.sdk.resources", "opentelemetry")
         resource = resources.Resource.create({"service.name": "planetary", "planetary.run": run.name})
@@ -51,7 +49,6 @@ class OpenTelemetry(Sink):
         self._events = self._meter.create_counter("planetary.events", description="events of the journal")
 
     def write_round(self, line: RoundMetrics) -> None:
-        """See `Sink`."""
         self._set("planetary.round", line.round, {})
         for name, value in scalars_of(line).items():
             head, _, rest = name.partition("/")
@@ -62,12 +59,10 @@ class OpenTelemetry(Sink):
                 self._set(f"planetary.{name.replace('/', '.')}", value, {})
 
     def write_event(self, record: Record) -> None:
-        """See `Sink`."""
         if news_of(record):
             self._events.add(1, {"event": str(type(record).__struct_config__.tag)})
 
     def close(self, ok: bool) -> None:
-        """See `Sink`."""
         self._provider.shutdown()
 
     def _set(self, name: str, value: float, attributes: dict[str, str]) -> None:

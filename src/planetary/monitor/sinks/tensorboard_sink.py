@@ -21,26 +21,21 @@ class Tensorboard(Sink):
         self._round = 0
 
     def load(self) -> None:
-        """See `Sink`."""
         extra_module("tensorboardX", "tensorboard")
 
     def open(self, run: SinkRun) -> None:
-        """See `Sink`."""
         module = extra_module("tensorboardX", "tensorboard")
         self._writer = module.SummaryWriter(str(run.folder / (self._options.folder or "tensorboard")))
 
     def write_round(self, line: RoundMetrics) -> None:
-        """See `Sink`."""
         for name, value in scalars_of(line).items():
             self._writer.add_scalar(name, value, line.round)
         self._writer.flush()
         self._round = line.round
 
     def write_event(self, record: Record) -> None:
-        """See `Sink`."""
         if text := news_of(record):
             self._writer.add_text("events", text, self._round, walltime=record.t)
 
     def close(self, ok: bool) -> None:
-        """See `Sink`."""
         self._writer.close()

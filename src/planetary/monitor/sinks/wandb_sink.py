@@ -25,11 +25,9 @@ class Wandb(Sink):
         self._events: Counter[str] = Counter()
 
     def load(self) -> None:
-        """See `Sink`."""
         extra_module("wandb", "wandb")
 
     def open(self, run: SinkRun) -> None:
-        """See `Sink`."""
         wandb = extra_module("wandb", "wandb")
         self._run = wandb.init(
             project=self._options.project,
@@ -46,17 +44,14 @@ class Wandb(Sink):
         self._run.define_metric("*", step_metric="round")
 
     def write_round(self, line: RoundMetrics) -> None:
-        """See `Sink`."""
         events = {f"events/{name}": count for name, count in self._events.items()}
         self._run.log({"round": line.round, **scalars_of(line), **events})
 
     def write_event(self, record: Record) -> None:
-        """See `Sink`."""
         if news_of(record):
             self._events[str(type(record).__struct_config__.tag)] += 1
         if isinstance(record, RunFinished):
             self._run.summary["outcome"] = record.reason
 
     def close(self, ok: bool) -> None:
-        """See `Sink`."""
         self._run.finish(exit_code=0 if ok else 1)

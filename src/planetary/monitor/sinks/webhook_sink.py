@@ -30,22 +30,18 @@ class Webhook(Sink):
         self._url, self._run = "", ""
 
     def load(self) -> None:
-        """See `Sink`."""
         name = self._options.url_env
         self._url = self._options.url or os.environ.get(name, "")
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"the environment variable {name} has no URL with http:// or https:// for the webhook")
 
     def open(self, run: SinkRun) -> None:
-        """See `Sink`."""
         self._run = run.name
 
     def wants(self, item: RoundMetrics | Record) -> bool:
-        """See `Sink`."""
         return isinstance(item, Record) and type(item).__struct_config__.tag in self._options.events
 
     def write_event(self, record: Record) -> None:
-        """See `Sink`."""
         event = str(type(record).__struct_config__.tag)
         text = news_of(record) or event.replace("_", " ")
         body = {"run": self._run, "text": f"{self._run}: {text}", **msgspec.to_builtins(record)}

@@ -92,7 +92,7 @@ class SamplingTask:
 
 
 class ReinforcementController(RunController[ReinforcementDesk]):
-    """See `RunController`.
+    """The controller of reinforcement learning, as a pure machine.
 
     Attributes:
         pool: groups that are neither trained nor dropped.
@@ -103,7 +103,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     """
 
     def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float, newest: RoundMetrics | None = None) -> None:
-        """See `RunController`. `newest`: metrics of the version that a resumed run begins with."""
+        """`newest`: metrics of the version that a resumed run begins with."""
         super().__init__(desk, grace_s, now)
         self.pool = Pool()
         self.round: PolicyRound | None = None

@@ -155,16 +155,13 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def loaded(self) -> str:
-        """See `FabricPolicy`."""
         return "the policy's functions"
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """See `FabricPolicy`."""
         return ("actor", "learner")
 
     def job(self, artifact: str, reference: str) -> m.Message:
-        """See `FabricPolicy`."""
         return PolicyJob(
             run=self.run,
             artifact=artifact,

@@ -40,15 +40,13 @@ class DrawnProblems:
 
     @property
     def held_out_count(self) -> int:
-        """See `Problems`."""
         return self._count
 
     def train(self, number: int) -> Problem:
-        """See `Problems`."""
         return self._task.problem(np.random.default_rng((self._seed, 0, number)))
 
     def held_out(self, number: int) -> Problem:
-        """See `Problems`; the same for every seed, so that runs can be compared."""
+        """The same for every seed, so that runs can be compared."""
         return self._task.problem(np.random.default_rng((0, _HELD_OUT, number)))
 
 
@@ -70,17 +68,14 @@ class FileProblems:
 
     @property
     def held_out_count(self) -> int:
-        """See `Problems`."""
         return len(self._held)
 
     def train(self, number: int) -> Problem:
-        """See `Problems`."""
         epoch, place = divmod(number - 1, len(self._rows))
         order = np.random.default_rng((self._seed, 0, epoch)).permutation(len(self._rows))
         return self._rows[order[place]]
 
     def held_out(self, number: int) -> Problem:
-        """See `Problems`."""
         return self._held[number]
 
 

@@ -95,7 +95,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         compile_for: CompileFor = compile_policy,
         make_judges: MakeJudges = JudgeProcesses,
     ) -> None:
-        """See `Gateway`. `prepare` loads the policy and builds its functions, `compile_for` compiles them."""
+        """`prepare` loads the policy and builds its functions, `compile_for` compiles them."""
         super().__init__(config, options, security, system=system)
         self._prepare_policy, self._compile_policy, self._make_judges = prepare, compile_for, make_judges
         self._texts: Texts | None = None

@@ -37,7 +37,7 @@ LoadFolder = Callable[[Path], TracedModel]
 
 @dataclass(frozen=True)
 class PreparedPolicy:
-    """See `PreparedRun`; there is no data.
+    """The parts of a run of reinforcement learning. There is no data.
 
     Attributes:
         model: the policy, with its initial parameters.
@@ -60,7 +60,6 @@ class PreparedPolicy:
 
     @property
     def param_count(self) -> int:
-        """See `PreparedRun`."""
         return self.model.param_count
 
 

@@ -145,7 +145,7 @@ def divergence_of(samples: np.ndarray, others: np.ndarray, own: np.ndarray) -> f
 
 
 class LoadedPolicy:
-    """See the module.
+    """A policy on a device. Used by one thread at a time.
 
     Attributes:
         sampling: computes calls of the serving functions.

@@ -13,19 +13,17 @@ if TYPE_CHECKING:
 
 
 class PolicyLoader:
-    """See `RoleLoader`."""
+    """Loads a worker's role in reinforcement learning."""
 
     def __init__(self, open_policy: OpenPolicy | None = None) -> None:
         """`open_policy`: loads and checks a policy's functions on a device; None: `open_checked_program`."""
         self._open = open_policy
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`."""
         assert isinstance(job, PolicyJob)
         return tuple(blob for blob in (job.artifact, job.reference) if blob)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         from planetary.fabric.worker.checked_program import open_checked_program
         from planetary.rl.worker.rl_role import load
 

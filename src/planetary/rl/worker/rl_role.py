@@ -57,7 +57,7 @@ def load(job: PolicyJob, place: Workplace, open_policy: OpenPolicy) -> Role:
 
 
 class PolicyRole:
-    """See the module, and `fabric.worker.role.Role`. Tasks are computed in a thread, in order of arrival."""
+    """A worker's role in reinforcement learning. Tasks are computed in a thread, in order of arrival."""
 
     def __init__(self, policy: LoadedPolicy, ready: PolicyReady, send: Send, system: System) -> None:
         """`ready`: the worker's description of itself, sent with each connection."""
@@ -68,7 +68,7 @@ class PolicyRole:
         self._compute = system.threads("compute")
 
     def carry_out(self, instruction: Instruction) -> None:
-        """See `Role`. A connection's end orphans its tasks, which the gateway gives to others: they are dropped."""
+        """A connection's end orphans its tasks, which the gateway gives to others: they are dropped."""
         match instruction:
             case RoleConnected():
                 self._connection = next(self._connections)
@@ -79,25 +79,21 @@ class PolicyRole:
                 pass
 
     def tensors(self, payload: Payload) -> Tensors:
-        """See `Role`; results are sent with their bytes."""
+        """Results are sent with their bytes."""
         raise LocalProtocolError(f"this role's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """See `Role`."""
         fits = isinstance(message, PolicyWeights | SampleTexts | LearnTexts) and tensor.nbytes <= MOST_PAYLOAD
         return TensorSpec("payload", "ui8", tensor.shape) if fits and tensor.name == "payload" else None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        """See `Role`."""
         if isinstance(message, PolicyWeights | SampleTexts | LearnTexts):
             payload = tensors["payload"].tobytes() if "payload" in tensors else b""
             self._compute.submit(self._work, self._connection, message, payload)
 
-    def sent(self, message: m.Message) -> None:
-        """See `Role`."""
+    def sent(self, message: m.Message) -> None: ...
 
     def close(self) -> None:
-        """See `Role`."""
         self._compute.shutdown(wait=True, cancel_futures=True)
 
     # --- in the thread ----------------------------------------------------------------------------------------

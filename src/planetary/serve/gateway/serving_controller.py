@@ -86,16 +86,13 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def loaded(self) -> str:
-        """See `FabricPolicy`."""
         return "the model"
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """See `FabricPolicy`."""
         return ("server",)
 
     def job(self, artifact: str, reference: str) -> m.Message:
-        """See `FabricPolicy`."""
         return ServingJob(
             run=self.run,
             artifact=artifact,
@@ -107,7 +104,6 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        """See `FabricPolicy`."""
         return digest in (artifact, reference, self.weights, self.trial) and bool(digest)
 
 
@@ -133,7 +129,7 @@ class UnderWay:
 
 
 class ServingController(RunController[ServingDesk]):
-    """See `RunController`.
+    """The controller of a served model, as a pure machine.
 
     Attributes:
         scheduler: texts and the workers that compute them.
@@ -141,7 +137,6 @@ class ServingController(RunController[ServingDesk]):
     """
 
     def __init__(self, desk: ServingDesk, grace_s: float, now: float) -> None:
-        """See `RunController`."""
         super().__init__(desk, grace_s, now)
         self.scheduler = Scheduler(desk.policy.shape, desk.policy.vocabulary)
         self.tokens = 0

@@ -92,13 +92,12 @@ class PreparedServing:
 
     @property
     def param_count(self) -> int:
-        """See `PreparedRun`."""
         return self.model.param_count
 
 
 @dataclass
 class ServingStart:
-    """See `RunStart`: every start is a new one."""
+    """The start of a served model: every start is a new one."""
 
     records: list[Record]
     metrics: list[RoundMetrics] = field(default_factory=list)
@@ -119,7 +118,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         *,
         system: System = SYSTEM,
     ) -> None:
-        """See `Gateway`. `load` reads the model that the configuration names; in a thread."""
+        """`load` reads the model that the configuration names; in a thread."""
         super().__init__(config, options, security, system=system)
         self._load = load
         self._texts = 0
@@ -133,39 +132,33 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
 
     @property
     def shape(self) -> ServingShape | None:
-        """See `Service`."""
         return None if self.prepared is None else self.prepared.shape
 
     @property
     def is_ready(self) -> bool:
-        """See `Service`."""
         return self.controller is not None and bool(self.controller.scheduler.seats)
 
     @property
     def why_not_ready(self) -> str:
-        """See `Service`."""
         if self.is_ready:
             return ""
         return self.stage if self.controller is None else self.compiling[0] or self.controller.stalls.why
 
     @property
     def waiting(self) -> int:
-        """See `Service`."""
         return 0 if self.controller is None else len(self.controller.scheduler.waiting)
 
     @property
     def running(self) -> int:
-        """See `Service`."""
         return 0 if self.controller is None else self.controller.scheduler.running
 
     @property
     def cache_used(self) -> float:
-        """See `Service`."""
         return 0.0 if self.controller is None else self.controller.scheduler.used_share
 
     @property
     def demand(self) -> Demand:
-        """See `Gateway.demand`: a worker for every full batch of texts, and one at least."""
+        """A worker for every full batch of texts, and one at least."""
         texts = self.running + self.waiting
         return Demand(least=1, most=max(1, -(-texts // self.config.serve.batch)))
 
@@ -200,7 +193,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     # --- the run ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """See `Gateway.open`; the endpoint answers from now on, at first that the model is not ready."""
+        """The endpoint answers from now on, at first that the model is not ready."""
         await super().open()
         self._http = await Endpoint.start(self, self.config.serve)
         self.endpoint, self.web_app = self._http.url, self._http.app()

@@ -111,7 +111,6 @@ class _PlainDict:
         return dict(*pairs, **named)
 
     def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
-        """See `dict.fromkeys`."""
         return dict.fromkeys(*arguments)
 
 

@@ -53,7 +53,7 @@ class ResponseFormat(msgspec.Struct, frozen=True):
 
 
 class JsonConstraint:
-    """See `Constraint`. It follows one text; a text that goes on elsewhere is followed on."""
+    """The grammar of one text; a text that goes on elsewhere is followed on."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         """`matcher`: llguidance's, at its beginning."""
@@ -61,7 +61,6 @@ class JsonConstraint:
         self._taken = 0
 
     def allowed(self, generated: Sequence[int]) -> np.ndarray:
-        """See `Constraint`."""
         self._follow(generated)
         found = np.zeros(self._vocabulary, bool)
         if not self._matcher.is_stopped():
@@ -71,7 +70,6 @@ class JsonConstraint:
         return found
 
     def is_complete(self, generated: Sequence[int]) -> bool:
-        """See `Constraint`."""
         self._follow(generated)
         return bool(self._matcher.is_stopped())
 

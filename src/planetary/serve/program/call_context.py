@@ -59,17 +59,15 @@ class PagedContext:
 
     @property
     def positions(self) -> jax.Array:
-        """See `Context`."""
         return self._positions().astype(jnp.float32)
 
     def rows(self, table: jax.Array) -> jax.Array:
-        """See `Context`."""
         # Clipped before it is looked up: a look-up that becomes a selection would find nothing beyond the table, and a
         # chunk's unused end may be there.
         return jnp.take(table, jnp.clip(self._positions(), 0, table.shape[0] - 1), axis=0, mode="clip")
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """See `Context`. One softmax over cached and new keys."""
+        """One softmax over cached and new keys."""
         batch, count, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
@@ -102,7 +100,6 @@ class PagedContext:
         return jnp.take(rows, places, axis=0, mode="clip").reshape(len(self._pages), groups, -1, width)
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
         self.hidden = x
         return x if self._every else last_of(x, self._length)
 
@@ -148,12 +145,12 @@ class RecalledContext(PagedContext):
         cache: jax.Array,
         *recalled: jax.Array,
     ) -> None:
-        """See `PagedContext`; `recalled` is `recall`'s: keys [B, G, D, T] and values [B, G, T, D] of each layer."""
+        """`recalled` is `recall`'s: keys [B, G, D, T] and values [B, G, T, D] of each layer."""
         super().__init__(tokens, start, length, pages, cache)
         self._keys, self._values = recalled[::2], recalled[1::2]
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """See `Context`. One softmax over cached keys and the new one."""
+        """One softmax over cached keys and the new one."""
         batch, _, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
@@ -201,7 +198,7 @@ def recall(pages: jax.Array, cache: jax.Array) -> tuple[jax.Array, ...]:
 
 
 class StateContext:
-    """See `models.context.RecurrentContext`, and `PagedContext`."""
+    """The context of a model with a state in place of a cache, in calls of the serving functions."""
 
     hidden: jax.Array
 
@@ -235,26 +232,23 @@ class StateContext:
 
     @property
     def counted(self) -> jax.Array:
-        """See `RecurrentContext`."""
         return jnp.arange(self._count)[None, :] < self._length[:, None]
 
     def recall(self, index: int, shape: Sequence[int]) -> jax.Array:
-        """See `RecurrentContext`. States are recalled once each, in the order of their numbers."""
+        """States are recalled once each, in the order of their numbers."""
         begin, self._read = self._read, self._read + math.prod(shape)
         return self._old[:, begin : self._read].reshape(self._batch, *shape)
 
     def keep(self, index: int, state: jax.Array) -> None:
-        """See `RecurrentContext`."""
         self._new[index] = state.reshape(self._batch, -1)
 
     def latest(self, x: jax.Array, count: int) -> jax.Array:
-        """See `RecurrentContext`. Picked by a product with ones and zeros: a gather of rows is slower."""
+        """Picked by a product with ones and zeros: a gather of rows is slower."""
         places = self._length[:, None] + jnp.arange(count)[None, :]
         chosen = places[:, :, None] == jnp.arange(x.shape[1])[None, None, :]
         return jnp.einsum("bkt,btc->bkc", chosen.astype(x.dtype), x)
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
         self.hidden = x
         return x if self._every else last_of(x, self._length)
 
@@ -268,7 +262,7 @@ class StateContext:
 
 
 class WholeCall(WholeText):
-    """See `Context`; every call has the whole text, of which the first `length` tokens count. There is no cache."""
+    """The context of a call with the whole text, of which the first `length` tokens count. There is no cache."""
 
     hidden: jax.Array
 
@@ -282,12 +276,11 @@ class WholeCall(WholeText):
         *,
         every: bool = False,
     ) -> None:
-        """See `StateContext`; `start` is 0 and `pages` are none."""
+        """`start` is 0 and `pages` are none."""
         super().__init__(tokens)
         self._count, self._cache, self._every = length, cache, every
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
         self.hidden = x
         return x if self._every else last_of(x, self._count)
 

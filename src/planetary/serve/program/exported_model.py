@@ -70,7 +70,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedModel(ServedModel):
-    """See the module, and `ServedModel`.
+    """A served model in a folder of portable files.
 
     Attributes:
         folder: it was read from.
@@ -83,11 +83,10 @@ class ExportedModel(ServedModel):
     functions: Program = field(repr=False)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `ServedModel`."""
         return self.values
 
     def shape(self, serve: ServeConfig) -> ServingShape:
-        """See `ServedModel`.
+        """Return the shape of the folder's functions.
 
         Raises:
             UserError: the configuration asks for other functions than the folder has.
@@ -103,11 +102,10 @@ class ExportedModel(ServedModel):
         return self.manifest.shape
 
     def program(self, shape: ServingShape) -> Program:
-        """See `ServedModel`."""
         return self.functions
 
     def trial(self, shape: ServingShape) -> ServingTrial:
-        """See `ServedModel`. Raises `TrustError` for a damaged file."""
+        """Raises `TrustError` for a damaged file."""
         return decode_trial(_checked(self.folder, TRIAL, self.manifest), shape)
 
 

@@ -87,7 +87,6 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     @property
     def cache(self) -> TensorSpec:
-        """The cache."""
         return TensorSpec(CACHE, self.element, (self.pages, *self.page_shape))
 
     def page_of(self, position: int) -> int:

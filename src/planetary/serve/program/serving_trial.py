@@ -56,7 +56,6 @@ def trial_length(shape: ServingShape) -> int:
 
 
 def encode_trial(trial: ServingTrial) -> bytes:
-    """Return its bytes."""
     return msgspec.msgpack.encode(trial)
 
 

@@ -17,12 +17,10 @@ class TextMemory(msgspec.Struct, frozen=True, tag_field="kind"):
 
     @property
     def is_shared(self) -> bool:
-        """See the class."""
         return False
 
     @property
     def remembers(self) -> bool:
-        """See the class."""
         return True
 
     def pages_for(self, tokens: int) -> int:
@@ -35,11 +33,9 @@ class KeysAndValues(TextMemory, frozen=True, tag="keys and values"):
 
     @property
     def is_shared(self) -> bool:
-        """See `TextMemory`."""
         return True
 
     def pages_for(self, tokens: int) -> int:
-        """See `TextMemory`."""
         return -(-tokens // PAGE)
 
 
@@ -47,7 +43,6 @@ class RecurrentState(TextMemory, frozen=True, tag="state"):
     """A state of fixed size: one page, whatever the text's length."""
 
     def pages_for(self, tokens: int) -> int:
-        """See `TextMemory`."""
         return min(tokens, 1)
 
 
@@ -56,11 +51,9 @@ class NoMemory(TextMemory, frozen=True, tag="nothing"):
 
     @property
     def remembers(self) -> bool:
-        """See `TextMemory`."""
         return False
 
     def pages_for(self, tokens: int) -> int:
-        """See `TextMemory`."""
         return 0
 
 

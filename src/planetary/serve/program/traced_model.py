@@ -38,7 +38,7 @@ MOST_ACCEPTED = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TracedModel(ServedModel):
-    """See the module, and `ServedModel`.
+    """A served model whose functions are traced from its code.
 
     Attributes:
         decode: its forward pass; see `models.context`.
@@ -53,12 +53,11 @@ class TracedModel(ServedModel):
     only_length: int = 0
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See `ServedModel`."""
         leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
         return {spec.name: np.asarray(leaf, order="C").view(host_dtype(spec.dtype)) for spec, leaf in leaves}
 
     def shape(self, serve: ServeConfig) -> ServingShape:
-        """See `ServedModel`.
+        """Return the shape of the functions to trace.
 
         Raises:
             UserError: the context or the cache is too small, or the context larger than the model can take.
@@ -106,7 +105,6 @@ class TracedModel(ServedModel):
         return usual
 
     def program(self, shape: ServingShape) -> Program:
-        """See `ServedModel`."""
         return serving_program(self.decode, self.params, self.specs, shape)
 
     def trial(self, shape: ServingShape) -> ServingTrial:
@@ -176,7 +174,6 @@ class _KeepsHidden(WholeText):
     hidden: jax.Array
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
         self.hidden = x
         return x
 

@@ -31,7 +31,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """See `WorkerJob`; other weights are another role, with an empty cache."""
+        """Other weights are another role, with an empty cache."""
         return (*super().loads, self.weights)
 
     @staticmethod

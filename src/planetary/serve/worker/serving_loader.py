@@ -8,15 +8,13 @@ from planetary.serve.protocol.serving_messages import ServingJob
 
 
 class ServingLoader:
-    """See `RoleLoader`."""
+    """Loads the role of a worker that serves."""
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """See `RoleLoader`."""
         assert isinstance(job, ServingJob)
         return job.artifact, job.reference, job.weights, *([job.trial] if job.trial else [])
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         from planetary.serve.worker.serving_role import load
 
         assert isinstance(job, ServingJob)

@@ -175,7 +175,7 @@ class LoadedModel:
 
 
 class ServingRole:
-    """See the module, and `fabric.worker.role.Role`."""
+    """The role of a serving worker."""
 
     def __init__(self, model: LoadedModel, ready: ServingReady, send: Send) -> None:
         """`ready`: the worker's message for every new connection."""
@@ -186,7 +186,7 @@ class ServingRole:
         self._thread.start()
 
     def carry_out(self, instruction: Instruction) -> None:
-        """See `Role`. The gateway forgets whose pages are whose when a connection ends, so nothing is kept."""
+        """The gateway forgets whose pages are whose when a connection ends, so nothing is kept."""
         match instruction:
             case RoleConnected():
                 self._send(self._ready, None)
@@ -196,23 +196,20 @@ class ServingRole:
                 pass
 
     def tensors(self, payload: Payload) -> Tensors:
-        """See `Role`; results are sent with their bytes."""
+        """Results are sent with their bytes."""
         raise LocalProtocolError(f"a serving role's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        """See `Role`; calls have no tensors."""
+        """Calls have no tensors."""
         return None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        """See `Role`."""
         if isinstance(message, ComputeCall):
             self._calls.put(message)
 
-    def sent(self, message: m.Message) -> None:
-        """See `Role`."""
+    def sent(self, message: m.Message) -> None: ...
 
     def close(self) -> None:
-        """See `Role`."""
         self._calls.put(None)
         self._thread.join()
 

@@ -48,7 +48,7 @@ def call_on_loop(process: Process, coroutine: Coroutine[Any, Any, T], timeout_s:
 
 
 class SimulatedBackgroundLoop:
-    """See `net.loop_thread.LoopThread`: its tasks are a part of the process, which can end before the rest."""
+    """A loop thread whose tasks are a part of the simulated process, which can end before the rest."""
 
     def __init__(self, process: Process, network: SimulatedNetwork, name: str) -> None:
         """Begin."""
@@ -58,7 +58,6 @@ class SimulatedBackgroundLoop:
         network.of(self._part)  # whose connections and listeners end with it
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """See `BackgroundLoop`."""
         if self.stopped:
             coroutine.close()
             raise ClosedError("the connection was closed here")
@@ -68,12 +67,10 @@ class SimulatedBackgroundLoop:
             raise ClosedError("the connection was closed here") from None
 
     def post(self, action: Callable[..., object], *arguments: Any) -> None:
-        """See `BackgroundLoop`."""
         if not self.stopped:
             self._part.in_context(lambda: self._loop.call_soon(action, *arguments))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """See `BackgroundLoop`."""
         if self._part.alive:
             thread = current_thread()
             if thread is None:
@@ -82,7 +79,6 @@ class SimulatedBackgroundLoop:
         return not self._part.alive
 
     def stop(self, timeout_s: float) -> None:
-        """See `BackgroundLoop`."""
         if self.stopped:
             return
         self.stopped = True
@@ -119,11 +115,9 @@ class NetworkHere:
         self._network = network
 
     async def dial(self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
-        """See `Network`."""
         return await NetworkOf(self._network, current_process()).dial(make, host, port, tls)
 
     async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
-        """See `Network`."""
         return await NetworkOf(self._network, current_process()).listen(make, host, port, tls, door)
 
 
@@ -147,7 +141,6 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
     # --- see `DataConnection`
 
     def try_read(self, into: memoryview) -> int:
-        """See `DataConnection`."""
         received = self._received
         if not received:
             if self._over and len(into):
@@ -162,7 +155,6 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
         return count
 
     def try_write(self, *parts: memoryview) -> int:
-        """See `DataConnection`."""
         if self._over or self._transport is None:
             raise PeerError(f"writing: {self._over or 'it is not connected'}")
         if self._full:
@@ -174,15 +166,12 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
         return len(data)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
-        """See `DataConnection`."""
         return self._wait(lambda: bool(self._received or self._over), timeout_s)
 
     def wait_writable(self, timeout_s: float | None) -> bool:
-        """See `DataConnection`."""
         return self._wait(lambda: bool(not self._full or self._over), timeout_s)
 
     def close(self) -> None:
-        """See `DataConnection`."""
         self._received.clear()
         self._end("it was closed here")
         if self._transport is not None:
@@ -191,7 +180,6 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
     # --- see `asyncio.Protocol`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=0, low=0)
@@ -199,7 +187,6 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self._over:
             return
         self._received += data
@@ -209,19 +196,15 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
         self._wake()
 
     def eof_received(self) -> None:
-        """See `asyncio.Protocol`."""
         self._end("the connection was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._end(str(exc) if exc is not None else "the connection was closed")
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         self._full = False
         self._wake()
 
@@ -252,28 +235,21 @@ class SimulatedDataConnection(DataConnection, asyncio.Protocol):
 
 
 class _Accepted:
-    """See `Incoming`."""
-
     def __init__(self, connection: SimulatedDataConnection, number: int) -> None:
         self.host, self.address = HOST, f"{HOST}#{number}"
         self._connection = connection
 
     def open(self, tls: ssl.SSLContext | None, options: SocketOptions, deadline: float) -> DataConnection:
-        """See `Incoming`."""
         return self._connection
 
     def end(self) -> None:
-        """See `Incoming`."""
         self._connection.close()
 
     def close(self) -> None:
-        """See `Incoming`."""
         self._connection.close()
 
 
 class _BulkListener:
-    """See `BulkListener`."""
-
     def __init__(self, process: Process) -> None:
         self.port = 0
         self.listener: Listener | None = None
@@ -294,7 +270,6 @@ class _BulkListener:
         return connection
 
     def accept(self) -> Incoming:
-        """See `BulkListener`."""
         thread = current_thread()
         assert thread is not None, "the event loop would wait here, where only a thread may"
         while not self._came:
@@ -305,7 +280,6 @@ class _BulkListener:
         return _Accepted(self._came.popleft(), self._accepted)
 
     def close(self) -> None:
-        """See `BulkListener`."""
         self._closed = True
         if self.listener is not None:
             self.listener.close()
@@ -328,7 +302,6 @@ class SimulatedBulkNetwork:
     def dial(
         self, host: str, port: int, timeout_s: float, options: SocketOptions, certificate: str | None
     ) -> DataConnection:
-        """See `BulkNetwork`."""
         if host != HOST or certificate is not None:
             raise UserError(f"the simulated network has plain connections to {HOST} only, asked for was {host}")
         connection = SimulatedDataConnection(self._process)
@@ -341,7 +314,6 @@ class SimulatedBulkNetwork:
         return connection
 
     def listen(self, host: str, port: int) -> BulkListener:
-        """See `BulkNetwork`."""
         made = _BulkListener(self._process)
         made.listener = call_on_loop(self._process, self._network.listen(self._process, made.make, port), None)
         made.port = made.listener.address[1]

@@ -35,7 +35,7 @@ class SimulatedThreads:
         self._preempted: dict[SimulatedThread, None] = {}
 
     def start(self, name: str, work: Callable[[], object]) -> Thread:
-        """See `Threads`. An exception of `work` is one of the event loop: nothing may fail unseen."""
+        """An exception of `work` is one of the event loop: nothing may fail unseen."""
 
         def guarded() -> None:
             try:
@@ -46,23 +46,18 @@ class SimulatedThreads:
         return _Started(self._process.start_thread(name, guarded))
 
     def sleep(self, seconds: float) -> None:
-        """See `Threads`."""
         self.current().wait(lambda _: None, seconds)
 
     def lock(self) -> Lock:
-        """See `Threads`."""
         return SimulatedLock(self)
 
     def rlock(self) -> Lock:
-        """See `Threads`."""
         return SimulatedLock(self, reentrant=True)
 
     def condition(self) -> Condition:
-        """See `Threads`."""
         return SimulatedCondition(self)
 
     def queue(self) -> Queue[Any]:
-        """See `Threads`."""
         return SimulatedQueue(self)
 
     # --- for the locks
@@ -109,7 +104,7 @@ class SimulatedThreads:
 
 
 class SimulatedLock:
-    """See `core.threads.Lock`."""
+    """A lock between simulated threads."""
 
     def __init__(self, threads: SimulatedThreads, *, reentrant: bool = False) -> None:
         self._threads, self._reentrant = threads, reentrant
@@ -118,7 +113,6 @@ class SimulatedLock:
         self._waiting: list[Callable[[], None]] = []
 
     def acquire(self, blocking: bool = True) -> bool:
-        """See `Lock`."""
         threads, thread = self._threads, current_thread()
         if self._reentrant and self._depth and self._holder is thread:
             self._depth += 1
@@ -136,7 +130,6 @@ class SimulatedLock:
         return True
 
     def release(self) -> None:
-        """See `Lock`."""
         if not self._depth:
             if not self._threads.alive:
                 return  # its stack is unwound
@@ -156,7 +149,7 @@ class SimulatedLock:
 
 
 class SimulatedCondition:
-    """See `core.threads.Condition`."""
+    """A condition between simulated threads."""
 
     def __init__(self, threads: SimulatedThreads) -> None:
         self._threads = threads
@@ -170,7 +163,6 @@ class SimulatedCondition:
         self._lock.release()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """See `Condition`."""
         threads = self._threads
         if current_thread() is None:
             self._lock.release()
@@ -191,14 +183,13 @@ class SimulatedCondition:
         return found
 
     def notify_all(self) -> None:
-        """See `Condition`."""
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
             resume()
 
 
 class SimulatedQueue:
-    """See `core.threads.Queue`."""
+    """A queue between simulated threads."""
 
     def __init__(self, threads: SimulatedThreads) -> None:
         self._threads = threads
@@ -206,31 +197,25 @@ class SimulatedQueue:
         self._waiting: list[Callable[[], None]] = []
 
     def put(self, item: Any) -> None:
-        """See `Queue`."""
         self._items.append(item)
         waiting, self._waiting = self._waiting, []
         for resume in waiting:
             resume()
 
     def get(self) -> Any:
-        """See `Queue`."""
         while not self._items:
             self._threads.current().wait(self._waiting.append)
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """See `Queue`."""
         return not self._items
 
 
 class _Started:
-    """See `core.threads.Thread`."""
-
     def __init__(self, thread: SimulatedThread) -> None:
         self._thread = thread
 
     def join(self, timeout: float | None = None) -> None:
-        """See `Thread`."""
         caller = current_thread()
         if caller is None:
             raise RuntimeError("the event loop would wait here, where only a thread may")

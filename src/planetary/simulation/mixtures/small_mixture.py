@@ -131,14 +131,13 @@ def small_functions(plan: MixturePlan) -> dict[str, FunctionSpec]:
 
 
 class SmallProgram(KnownProgram):
-    """See the module."""
+    """The functions of a mixture in NumPy."""
 
     def __init__(self, model: LatentMoeConfig, functions: dict[str, FunctionSpec]) -> None:
         super().__init__(b"a small known program", functions)
         self._model = model
 
     def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
-        """See `KnownProgram`."""
         spec = self.signature(function)
         match function.partition("_")[2]:
             case "gradients" if "tokens" in given:
@@ -232,7 +231,6 @@ class SmallMixture:
     cache = None
 
     def __init__(self, config: Config) -> None:
-        """`config`: of `small_mixture`."""
         data = _small_data()
         plan = plan_of(config, data)
         functions = small_functions(plan)
@@ -241,11 +239,9 @@ class SmallMixture:
         self.prepared = PreparedMixture(config, data, plan, self._run.program, record)
 
     def artifact(self, store: BlobStore) -> str:
-        """See `MixtureTraining`."""
         return store.put(b"a small known program")
 
     def open_program(self) -> Runner:
-        """See `MixtureTraining`."""
         return self._run
 
 

@@ -80,7 +80,7 @@ class PolicyCluster(SimulatedCluster[PolicyGateway]):
 
     @property
     def metrics(self) -> dict[int, RoundMetrics]:
-        """See `SimulatedCluster`; a round whose version was evaluated has a second line, which counts."""
+        """A round whose version was evaluated has a second line, which counts."""
         path = self.run_folder / METRICS
         return {line.round: line for line in read_json_lines(path, RoundMetrics)} if path.exists() else {}
 
@@ -129,12 +129,10 @@ class SimulatedJudges:
         self._training = training
 
     async def judge(self, cases: Sequence[Case]) -> list[Judged]:
-        """See `Judges`."""
         await asyncio.sleep(JUDGE_S)
         return [self._training.judge(case.completions, case.meta) for case in cases]
 
-    async def close(self) -> None:
-        """See `Judges`."""
+    async def close(self) -> None: ...
 
 
 class DoubtfulLoader(PolicyLoader):
@@ -150,7 +148,6 @@ class DoubtfulLoader(PolicyLoader):
         return run, DeviceReport("simulated", "nothing", 0.0)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
         return super().load(job, replace(place, send=partial(self._send, place)))
 
     def _send(self, place: Workplace, message: m.Message, packed: Packed | None) -> None:
@@ -173,7 +170,6 @@ class DoubtfulProgram(TimedProgram):
         self._number, self._lies = number, lies
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
         if function not in (TRAIN, SCORE) and self._lies.get(self._number) == "other_weights":
             table, *others = arguments
             arguments = [np.roll(table, 1, axis=1), *others]

@@ -72,19 +72,15 @@ class DigitTokens:
     added = ((), ())
 
     def encode(self, text: bytes) -> np.ndarray:
-        """See `Tokenizer`."""
         return np.array([END if byte == ord("\n") else byte - ord("0") for byte in text], np.uint32)
 
     def decode(self, ids: Sequence[int]) -> bytes:
-        """See `Tokenizer`."""
         return bytes(ord("\n") if one == END else ord("0") + one for one in ids)
 
     def token_bytes(self, token: int) -> bytes:
-        """See `Tokenizer`."""
         return self.decode([token])
 
     def to_json(self) -> bytes:
-        """See `Tokenizer`."""
         return b"{}"
 
 
@@ -94,11 +90,9 @@ class DigitProblems:
     held_out_count = 3
 
     def train(self, number: int) -> Problem:
-        """See `Problems`."""
         return _problem(7 * number)
 
     def held_out(self, number: int) -> Problem:
-        """See `Problems`."""
         return _problem(31 * number + 5)
 
 
@@ -120,14 +114,13 @@ def decode(params: Any, tokens: Any, context: Any) -> Any:
 
 
 class SmallPolicyProgram(KnownProgram):
-    """See the module."""
+    """The functions of a policy in NumPy."""
 
     def __init__(self, functions: Mapping[str, FunctionSpec]) -> None:
         """`functions`: signatures by name."""
         super().__init__(b"a small known policy", functions)
 
     def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
-        """See `KnownProgram`."""
         return {TRAIN: _trained, SCORE: _scored}.get(function, _continued)(given)
 
 
@@ -178,7 +171,6 @@ class SmallPolicy:
     """A run of `SmallPolicyProgram`s, and the results that its journal determines."""
 
     def __init__(self, config: Config) -> None:
-        """`config`: of `small_policy`."""
         serving = ServingShape(
             vocabulary=VOCABULARY,
             window=PAGE,

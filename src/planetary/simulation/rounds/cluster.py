@@ -56,7 +56,6 @@ class DoubtfulWork:
         self.world_size = self.sent_bytes = self.received_bytes = 0
 
     def wait(self) -> None:
-        """See `Work`."""
         work = self._work
         work.wait()
         self.world_size, self.sent_bytes, self.received_bytes = work.world_size, work.sent_bytes, work.received_bytes
@@ -89,7 +88,6 @@ class DoubtfulCommunicator(Communicator):
         self._health, self._device_s, self._sums = health, device_s, sums
 
     def all_reduce_async(self, array: np.ndarray, **options: Any) -> Any:
-        """See `Communicator`."""
         sleep(self._device_s())
         sums = self._sums.setdefault(array.tobytes(), [])
         return DoubtfulWork(super().all_reduce_async(array, **options), array, self._health, sums)

@@ -21,7 +21,7 @@ from planetary.simulation.world import World
 
 
 class SimFederation:
-    """See the module.
+    """A simulated federation.
 
     Attributes:
         hub: a cluster whose workers are the sites.

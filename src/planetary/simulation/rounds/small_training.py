@@ -101,40 +101,31 @@ class SmallExecutor:
         self._values = np.zeros(SIZE, np.float32)
 
     def peak_memory(self) -> int:
-        """See `Executor`."""
         return 0
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
-        """See `Executor`."""
         self.set_params(params)
 
     def set_params(self, params: Tensors) -> None:
-        """See `Executor`."""
         self._values = joined(self.spec, params)
 
-    def reset_opt_state(self) -> None:
-        """See `Executor`."""
+    def reset_opt_state(self) -> None: ...
 
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
-        """See `Executor`."""
         difference = self._values - _goal(batch)
         self._values = (self._values - self._pull * difference).astype(np.float32)
         return StepResult(LEAST_LOSS + float(np.square(difference, dtype=np.float64).mean()), 1.0)
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """See `Executor`."""
         return LEAST_LOSS + float(np.square(self._values - GOAL, dtype=np.float64).mean())
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return split(self.spec, self._values)
 
     def read_opt_state(self) -> dict[str, np.ndarray]:
-        """See `Executor`."""
         return {}
 
-    def close(self) -> None:
-        """See `Executor`."""
+    def close(self) -> None: ...
 
 
 GOAL = np.linspace(3, 1, 8, dtype=np.float32)
@@ -173,26 +164,22 @@ class SmallTraining:
     cache = None
 
     def __init__(self, config: Config) -> None:
-        """`config`: of `small_config`."""
         self.prepared = _prepared(config, spec_of(config))
         self.fragments = Fragments(self.spec.params, config.sync.fragments)
 
     def prepared_with(self, own: StepRecord | None) -> Prepared:
-        """See `Training`."""
         return self.prepared if own is None else dataclasses.replace(_prepared(self.config, own.spec), record=own)
 
     def another_step(self, overrides: Sequence[str]) -> Prepared:
-        """See `Training`: the first override is the digest of one of `STEPS`."""
+        """The first override is the digest of one of `STEPS`."""
         if overrides[0] not in STEPS:
             raise UserError(f"there is no step {overrides[0]!r}")
         return _prepared(self.config, msgspec.structs.replace(self.spec, stablehlo_digest=overrides[0]))
 
     def artifact(self, store: BlobStore, spec: StepSpec) -> str:
-        """See `Training`."""
         return store.put(b"a small known function, " + spec.stablehlo_digest.encode())
 
     def open_executor(self, spec: StepSpec) -> Executor:
-        """See `Training`."""
         return SmallExecutor(spec)
 
     @property

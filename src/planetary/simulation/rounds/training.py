@@ -62,17 +62,14 @@ class StepTraining:
         return other
 
     def prepared_with(self, own: StepRecord | None) -> Prepared:
-        """See `Training`: there is one executor, and one step."""
+        """There is one executor, and one step."""
         return self.prepared
 
     def another_step(self, overrides: Sequence[str]) -> Prepared:
-        """See `Training`."""
         raise UserError("the workers of this simulation share one executor, which has one training step")
 
     def artifact(self, store: BlobStore, spec: StepSpec) -> str:
-        """See `Training`."""
         return spec.stablehlo_digest
 
     def open_executor(self, spec: StepSpec) -> Executor:
-        """See `Training`."""
         return View(self._device)

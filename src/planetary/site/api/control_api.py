@@ -108,7 +108,6 @@ class InferenceOperations:
         self._site, self._access = site, access
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         return tuple(
             Operation(
                 method=method,

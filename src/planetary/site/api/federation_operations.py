@@ -60,13 +60,12 @@ class PeerList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FederationOperations:
-    """See the module."""
+    """Operations on federations."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
         return (
             read(

@@ -19,14 +19,13 @@ from planetary.web.operations import Operation
 
 
 class InviteOperations:
-    """See the module. Of a gateway without TLS, which has none, they are refused."""
+    """Operations on invites. A gateway without TLS has no invites and refuses them."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._clock = SystemClock()
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         return (
             Operation(
                 method="GET",

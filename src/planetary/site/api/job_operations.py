@@ -30,13 +30,12 @@ from planetary.web.operations import BYTES, TEXT, Operation, Parameter
 
 
 class JobOperations:
-    """See the module."""
+    """Operations on jobs."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="jobs", scope=Scope.READ)
 
         def submit(path: str, name: str, text: str, controller: str) -> Operation:

@@ -39,14 +39,13 @@ KEEP_ALIVE_S = 15.0
 
 
 class ObservingOperations:
-    """See the module."""
+    """Operations that observe."""
 
     def __init__(self, site: Site, *, lab: str) -> None:
         """`lab`: PCP's `lab_id`."""
         self._site, self._lab = site, lab
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="observing", scope=Scope.READ)
         probe = partial(Operation, method="GET", group="probes", scope=None, answer=ProbeAnswer)
         after = Parameter(name="after", text="Only events after so many; Last-Event-ID counts more.", kind=int)

@@ -58,13 +58,12 @@ class HubSiteList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementOperations:
-    """See the module. A gateway that is no hub refuses them (409)."""
+    """Operations on jobs that a hub places. A gateway that is no hub refuses them (409)."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
         change = partial(Operation, method="POST", group="federation", scope=Scope.SUBMIT, status=202)
         state = Parameter(name="state", text="Only jobs in this state.")

@@ -45,7 +45,6 @@ class CheckpointOperations:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="checkpoints", scope=Scope.READ, refuses=(404,))
         return (
             read(
@@ -96,7 +95,6 @@ class ArtifactOperations:
         self._store = BlobStore(site.options.cache / "blobs")
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="artifacts", scope=Scope.READ, refuses=(404,))
         return (
             read(

@@ -25,13 +25,12 @@ from planetary.web.operations import Operation
 
 
 class StepOperations:
-    """See the module."""
+    """Operations on the training steps of a job's run."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         change = partial(
             Operation,
             method="POST",

@@ -18,13 +18,12 @@ from planetary.web.operations import Operation
 
 
 class WorkerOperations:
-    """See the module."""
+    """Operations on workers."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     def operations(self) -> Sequence[Operation]:
-        """See `web.operations.Operations`."""
         admin = partial(Operation, group="workers", scope=Scope.ADMIN, answer=SiteWorker, refuses=(404, 409))
         post = partial(admin, method="POST", status=202)
         site = self._site

@@ -78,7 +78,7 @@ class EndJob(Instruction, frozen=True):
 
 
 class HubLinkMachine:
-    """See the module. The first event is a `Tick`.
+    """A gateway's link to its hub, as a pure machine. The first event is a `Tick`.
 
     Attributes:
         hub: identity of the hub that the attempts are of; "" before the first connection of the gateway's life.
@@ -106,18 +106,15 @@ class HubLinkMachine:
         return self._link.connected and not self.away
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `machine.machine.Machine.handle`."""
         self._out = []
         if not self.ended:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         return None if self.ended or self._news is None else self._link.next_deadline()
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         self._link.validate()
         check_invariants(f"the link of {self._name}", self._invariants())
 

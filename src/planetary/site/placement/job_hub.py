@@ -115,7 +115,7 @@ class SiteLine(msgspec.Struct):
 
 
 class JobHub:
-    """See the module. Its methods are called on the event loop.
+    """The shell of a hub that places jobs. Methods are called on the event loop.
 
     Attributes:
         book: the jobs.

@@ -328,7 +328,6 @@ class PlacementBook:
         self.used: dict[str, tuple[int, int]] = {}
 
     def apply(self, record: HubRecord) -> None:
-        """See `machine.journal.Fold`."""
         match record:
             case HubNamed():
                 self.hub = record.hub

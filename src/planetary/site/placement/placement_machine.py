@@ -118,7 +118,7 @@ class SiteSession(msgspec.Struct):
 
 
 class PlacementMachine:
-    """See the module.
+    """A hub that places jobs, as a pure machine.
 
     Attributes:
         book: the jobs; only records change it.
@@ -143,7 +143,6 @@ class PlacementMachine:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `machine.machine.Machine.handle`."""
         self._out = []
         self._dispatch(event, now)
         self._take_held(now)
@@ -153,7 +152,6 @@ class PlacementMachine:
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
         times = [at for job in self.book.jobs.values() if (at := self._lost_at(job)) is not None]
         times += [until for until, _ in self._rests.values()]
         times += [self._free_at(job) for job in self._held]
@@ -195,7 +193,6 @@ class PlacementMachine:
         return self.sites[name].carried + (used if day == self._day else 0)
 
     def validate(self) -> None:
-        """See `machine.machine.Machine.validate`."""
         check_invariants("the hub", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

@@ -49,14 +49,14 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint's metadata: everything besides its tensors."""
 
     round: int  # the last finished round
-    config_hash: str  # of the configuration that it was trained with; see `config.config_hash`
+    config_hash: str  # hash of the training configuration; see `config.config_hash`
     model: str  # a name for people
     model_digest: str  # sha256 of the training step's StableHLO
-    param_specs: tuple[TensorSpec, ...]  # in the model's own element types; the files hold float32
+    param_specs: tuple[TensorSpec, ...]  # shapes in the model's own element types; the files hold float32
     data_key: str  # identifies the prepared token files: equal keys mean equal tokens in equal order
     controller: msgspec.Raw  # JSON: the controller's own state, with the lease ledger and the token count
     random_state: dict[str, Any]  # state on which every later draw depends, e.g. the run's seed
-    versions: dict[str, str] = {}  # of the software that wrote it; filled in when empty
+    versions: dict[str, str] = {}  # software versions of the writer; filled in when empty
 
 
 class TensorFileRecord(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ TOLERANCE = 0.05
 Rounding makes 10⁻⁵ in float32. Where one token of a batch takes another way, every gradient changes a little.
 """
 SPARED_SHARE = 8  # no more than one number in so many is spared
-_SCALE = 0.1  # of normal arguments
+_SCALE = 0.1  # scale of normal arguments
 _NUDGE = 2.0**-18  # relative, in float32: the rounding of a contraction over some thousand terms
 
 Arrays = Mapping[str, np.ndarray]
@@ -119,8 +119,8 @@ class ProgramReference(msgspec.Struct, frozen=True):
     """The expected results of the trial of one program, for any device."""
 
     stablehlo: str  # digest of the module
-    integers_below: int  # as in `ProgramSpec`
-    functions: dict[str, tuple[ExpectedResult, ...]]  # in the order of the function's results
+    integers_below: int  # bound as in `ProgramSpec`
+    functions: dict[str, tuple[ExpectedResult, ...]]  # expected results by function, in order
     against: str  # the execution that it comes from, e.g. "XLA"
 
     def errors(self, name: str, function: FunctionSpec, run: Run) -> dict[str, float]:

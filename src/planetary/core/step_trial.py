@@ -171,7 +171,7 @@ class StepReference(msgspec.Struct, frozen=True):
     stablehlo: str  # digest of the step
     values: dict[str, ParameterValues]
     scalars: dict[str, float]
-    accepted: dict[str, Accepted]  # of the scalars
+    accepted: dict[str, Accepted]  # accepted errors of the scalars
     tensors: dict[str, ExpectedResult]
     against: str  # the execution that it comes from, e.g. "XLA"
 

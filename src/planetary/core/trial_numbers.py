@@ -44,7 +44,7 @@ class ExpectedResult(msgspec.Struct, frozen=True):
 
     changes: bytes
     block: int
-    accepted: Accepted  # of one of these numbers
+    accepted: Accepted  # accepted error of one number
 
     def fits(self, size: int) -> bool:
         """Whether it can be that of a tensor of `size` elements."""

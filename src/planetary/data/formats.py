@@ -25,7 +25,7 @@ from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
 from planetary.data.files import CHUNK_BYTES, SourceFile
 
-_ROWS = 1024  # of a table at a time
+_ROWS = 1024  # table rows per read
 _MEMBER_TEXTS = (".txt", ".text", ".md")
 _MEMBER_RECORDS = (".json", ".jsonl", ".ndjson")
 
@@ -35,7 +35,7 @@ class Document(msgspec.Struct, frozen=True):
 
     name: str  # key of the decision whether the whole text is held out
     text: bytes
-    last: bool = True  # whether the text ends here
+    last: bool = True  # the text ends here
 
 
 Documents: TypeAlias = Callable[[IO[bytes], SourceFile, str], Iterator[Document]]
@@ -211,7 +211,7 @@ def tar(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
     in .txt and .md are texts then, and one archive cannot have both.
     """
     endings, inner = _members(field)
-    seen: dict[bool, str] = {}  # whether a member holds records -> the first such member
+    seen: dict[bool, str] = {}  # member kind, records or not -> the first such member
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:

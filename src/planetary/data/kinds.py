@@ -112,7 +112,7 @@ def _is_separated(separator: str) -> Callable[[bytes], bool]:
     return sniff
 
 
-_NAME = re.compile(r"[A-Za-z_][\w.-]*(?: [\w.-]+)?")  # of a column
+_NAME = re.compile(r"[A-Za-z_][\w.-]*(?: [\w.-]+)?")  # column name
 
 
 def _is_markup(head: bytes) -> bool:

@@ -148,7 +148,7 @@ class _Flat(msgspec.Struct, frozen=True):
     `train` and `held_out` have an entry for each source: where its whole blocks are.
     """
 
-    tokens: tuple[np.ndarray, np.ndarray]  # of the two files: documents to train on, and held-out ones
+    tokens: tuple[np.ndarray, np.ndarray]  # open files: training documents, and held-out ones
     read: tuple[int, ...]  # tokens of each source
     train: tuple[_Blocks, ...]
     held_out: tuple[_Blocks, ...]
@@ -370,7 +370,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     key: str  # sha256 (hex) of everything the files depend on: equal keys mean equal tokens in equal order
     folder: Path
     documents: int
-    notes: tuple[str, ...] = ()  # for each source a line: its kind, and how its first text begins
+    notes: tuple[str, ...] = ()  # line for each source: its kind, and how its first text begins
 
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
         """Return which lease stands for which tokens; raises `UserError` for less than one slice.

@@ -32,9 +32,9 @@ class SourceContents(msgspec.Struct, frozen=True):
     """Digest of the contents of a source, and its files."""
 
     digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
-    nbytes: int  # as stored
+    nbytes: int  # stored size
     files: tuple[SourceFile, ...]  # empty for the standard library
-    kinds: tuple[str, ...]  # of the files: names of `kinds.DataKind`
+    kinds: tuple[str, ...]  # file kinds: names of `kinds.DataKind`
 
     @property
     def has_many_documents(self) -> bool:

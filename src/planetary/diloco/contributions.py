@@ -27,7 +27,7 @@ class Contribution(msgspec.Struct, frozen=True):
 
     task: int
     tokens: int  # target tokens behind it
-    tensors: Tensors  # by parameter name: ends in the parameters' own element types, deltas in float32
+    tensors: Tensors  # tensors by parameter name: ends in the parameters' own element types, deltas in float32
     steps: int = 1  # inner steps behind it
     form: Literal["ends", "deltas"] = "ends"
 

@@ -22,7 +22,7 @@ _MOST_PRODUCTS = 1 << 17
 class Table(msgspec.Struct, frozen=True):
     """Inner products of deltas, in float64."""
 
-    tasks: tuple[int, ...]  # of the contributions, ascending
+    tasks: tuple[int, ...]  # tasks of the contributions, ascending
     products: tuple[tuple[float, ...], ...]  # [n][n], symmetric: of the deltas of two contributions
     start_norm: float  # Euclidean norm of the parameters at the start of the round
     size: int  # how many numbers a delta has

@@ -30,8 +30,8 @@ from planetary.diloco.deltas import Table
 
 LONGEST = 4.0  # a delta may be so many times as long as is usual, or as short
 LONGEST_LATER = 10.0  # the same where it is compared with the rounds before
-LONGEST_AT_FIRST = 10.0  # in the first round of one or two workers: times the length of the parameters themselves
-LEAST_COSINE = 0.25  # of the usual cosine among the others, and ...
+LONGEST_AT_FIRST = 10.0  # limit in the first round of one or two workers: times the length of the parameters themselves
+LEAST_COSINE = 0.25  # fraction of the usual cosine among the others, and ...
 DEVIATIONS = 4.0  # ... so many standard deviations below it
 COPY = 0.999  # a cosine above which two deltas are one
 NOT_ALIKE = 0.9  # where the usual cosine is below it; above, equal work gives equal deltas
@@ -48,7 +48,7 @@ class Claim(msgspec.Struct, frozen=True):
     task: int
     worker: str
     loss: float  # mean training loss that its worker reports, nats per token
-    share: float = 1.0  # its inner steps against those of an average contribution; 0: none are behind its delta
+    share: float = 1.0  # inner steps relative to an average contribution; 0: none are behind the delta
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -56,16 +56,16 @@ class Measure(msgspec.Struct, frozen=True):
 
     task: int
     worker: str
-    loss: float  # as its worker reports it, nats per token
+    loss: float  # loss in the worker's report, nats per token
     delta_norm: float  # Euclidean norm of the start of the round minus its end parameters
-    cosine: float | None  # of its delta with the mean of those that count; None: one of them is zero
+    cosine: float | None  # cosine of the delta and the mean of those that count; None: one of them is zero
     refused: str = ""  # why it does not count; "": it does
 
 
 class Judgement(msgspec.Struct, frozen=True):
     """The verdict on a round's contributions."""
 
-    measures: tuple[Measure, ...]  # in the order of the claims
+    measures: tuple[Measure, ...]  # measures in the order of the claims
     length: float  # the median length of those that count, divided by `scale` and √share; 0: nothing counts
 
     @property

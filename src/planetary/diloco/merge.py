@@ -23,7 +23,7 @@ TableOf = Callable[[], Table]
 ProductsOf = Callable[[], np.ndarray]
 """Makes the inner products of one tensor's deltas, float64 [n, n], for rules that need them."""
 
-CLIPPING_STEPS = 5  # of `CentredClipping`; the weights have settled to three digits by then
+CLIPPING_STEPS = 5  # steps of `CentredClipping`; the weights have settled to three digits by then
 
 
 class MergeRule(Protocol):

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 LOSS_MARGIN = 0.25  # nats per token that a loss may always rise
-MOST_RETREATS = 3  # of a run; after them a somewhat higher loss is attributed to the learning rates
-PATIENCE = 4.0  # by which the rise that is allowed grows then
-CAUTIOUS_ROUNDS = 8  # after a version that was of no use
+MOST_RETREATS = 3  # retreats per run; after them a somewhat higher loss is attributed to the learning rates
+PATIENCE = 4.0  # growth of the allowed rise after that
+CAUTIOUS_ROUNDS = 8  # cautious rounds after a useless version
 CAUTIOUS_RULE = "median"  # how their contributions are merged
 
 

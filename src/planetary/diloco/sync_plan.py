@@ -27,7 +27,7 @@ OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
 WELL_USED = 0.95  # utilisation that a recommendation asks for
 TOLERATED = 5.0  # percent of loss measured here, above which a preset is not recommended
 _DAY_S = 86_400.0
-_SIDE = 4096  # of the matrices that a model of a given size is taken to have
+_SIDE = 4096  # assumed side of a model's matrices
 
 GAPS: Mapping[str, tuple[str, str]] = {
     "ddp": ("0", "the reference"),

@@ -40,7 +40,7 @@ class Opened(Event, frozen=True):
     """A connection was made; the handshake has been passed by the transport."""
 
     session: int
-    run: str = ""  # that the other side named
+    run: str = ""  # run named by the other side
 
 
 class Received(Event, frozen=True):
@@ -54,8 +54,8 @@ class Received(Event, frozen=True):
     message: Message
     defect: str = ""
     attachment: int = 0
-    payload: str = ""  # its name, of a message whose tensors are in the payload store by now
-    payload_bytes: int = 0  # that came with it then
+    payload: str = ""  # name of a payload whose bytes are in the payload store by now
+    payload_bytes: int = 0  # size of the payload in the message
     host: str = ""  # the address that it came from, where the participant has to know it
 
 
@@ -65,7 +65,7 @@ class Closed(Event, frozen=True):
     session: int
     reason: str
     refused: bool = False
-    kind: str = ""  # of the failure for which a worker was refused
+    kind: str = ""  # kind of failure for which a worker was refused
     silent_s: float | None = None  # seconds since anything came from the other side; None: not known
 
 
@@ -116,4 +116,4 @@ class Exit(Instruction, frozen=True):
     ok: bool
     reason: str
     error: type[PlanetaryError] | None = None  # what it ends with, when that is not ok
-    status: int = 0  # of a supervisor's last worker process
+    status: int = 0  # exit status of a supervisor's last worker process

@@ -24,7 +24,7 @@ def pause_before(attempt: int, first_s: float, limit_s: float, who: str) -> floa
 class LinkState(StrEnum):
     """The state of a connection that this side makes."""
 
-    WAITING = "waiting"  # for the end of the pause before the next attempt
+    WAITING = "waiting"  # pause before the next attempt
     DIALLING = "dialling"
     CONNECTED = "connected"
 
@@ -52,9 +52,9 @@ class Redial:
         self.state = LinkState.WAITING
         self.session = 0
         self._who, self._first_s, self._limit_s = who, first_s, limit_s
-        self._attempts = 0  # since the last connection
+        self._attempts = 0  # attempts since the last connection
         self._due: float | None = 0.0  # when to dial, while waiting
-        self._lost_at: float | None = None  # since when there is no connection
+        self._lost_at: float | None = None  # start of the time without a connection
 
     @property
     def connected(self) -> bool:

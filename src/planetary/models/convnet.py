@@ -32,7 +32,7 @@ class ConvNetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_stage: int = 3
     n_block: int = 2  # residual blocks of a stage
     width: int = 64
-    n_group: int = 8  # of channels, in each normalisation
+    n_group: int = 8  # channel groups in each normalisation
     image_size: int = 32
     n_channel: int = 3
     n_class: int = 10

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.initial import Params
 
-HIDDEN_SCORE = -1e30  # of a key that a query must not see; its exponential is exactly 0
+HIDDEN_SCORE = -1e30  # score of a key that a query must not see; its exponential is exactly 0
 
 
 def layer_norm(params: Params, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:

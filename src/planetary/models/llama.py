@@ -137,7 +137,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_head: int = 4
     n_kv_head: int = 2  # keys and values; each serves n_head / n_kv_head queries
     n_embd: int = 256
-    n_hidden: int = 688  # of the MLP; about 8/3 of n_embd makes it as large as a plain one of 4 * n_embd
+    n_hidden: int = 688  # width of the MLP; about 8/3 of n_embd makes it as large as a plain one of 4 * n_embd
     rope_base: float = 10_000.0
     vocab_size: int = 256
     sequence_length: int = 128

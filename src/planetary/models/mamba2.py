@@ -26,8 +26,8 @@ from planetary.models.initial import Params, draw, normal, ones, uniform, zeros
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.model_options import configure, require_counts
 
-STEP_RANGE = (1e-3, 1e-1)  # of Δ at the start, spread evenly on a logarithmic scale
-DECAY_RANGE = (1.0, 16.0)  # of -A at the start
+STEP_RANGE = (1e-3, 1e-1)  # range of Δ at the start, spread evenly on a logarithmic scale
+DECAY_RANGE = (1.0, 16.0)  # range of -A at the start
 
 
 class Mamba2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -37,7 +37,7 @@ class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_embd: int = 256
     n_expert: int = 8
     n_active: int = 2  # experts per token
-    n_hidden: int = 128  # of one expert
+    n_hidden: int = 128  # width of one expert
     balance: float = 0.01  # weight of the load-balancing loss; 0: none
     rope_base: float = 10_000.0
     vocab_size: int = 256

@@ -25,11 +25,11 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     lost_at: float  # Unix time in seconds
     reason: str
-    lease: int | None  # that it held; None: it was idle or evaluating
-    detected_s: float | None = None  # from its last sign of life until it counted as lost
-    reassigned_s: float | None = None  # until the lease was given to a worker again
-    trained_again_s: float | None = None  # until that worker began the lease's first inner step
-    rejoined_s: float | None = None  # until a worker of the same name was ready again
+    lease: int | None  # lease of the lost worker; None: it was idle or evaluating
+    detected_s: float | None = None  # time from its last sign of life to its loss
+    reassigned_s: float | None = None  # time until the lease was given to a worker again
+    trained_again_s: float | None = None  # time until that worker began the lease's first inner step
+    rejoined_s: float | None = None  # time until a worker of the same name was ready again
 
 
 def recoveries(events: Iterable[Event]) -> list[Recovery]:
@@ -94,7 +94,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were trained and do not count."""
 
     rounds: int = 0  # finished ones that a run went back from, or that a resumed run trains again
-    tokens: int = 0  # of these rounds, of contributions that were withdrawn or void, and of steps of lost leases
+    tokens: int = 0  # tokens of these rounds, of withdrawn or void contributions, and of steps of lost leases
 
 
 def losses(events: Iterable[Event], inner_steps: int) -> Loss:
@@ -150,18 +150,18 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part in a run. Means are over its contributions; None where nothing was measured."""
 
     worker: str
-    address: str  # that it connected from last
-    contributions: int  # that count
-    refused: int  # that do not
+    address: str  # last address of the worker
+    contributions: int  # counted contributions
+    refused: int  # refused contributions
     tokens: int
     step_s: float | None  # seconds of an inner step, mean
     transfer_s: float | None  # seconds of transfers, mean
-    share: float | None  # of the rounds' time in inner steps and transfers, mean
-    waited_s: float  # for which rounds waited for it alone, sum
+    share: float | None  # mean fraction of the rounds' time in inner steps and transfers
+    waited_s: float  # total time in which rounds waited for it alone
     version_lag: float | None  # versions that its parameters were behind the newest, mean
     lost: int  # how often
     left: int  # how often it was moved, drained or restarted
-    slow_rounds: int  # between a mark and its end, with the round of the mark
+    slow_rounds: int  # rounds between a mark and its end, with the round of the mark
     slow: str  # why it was slow when it was marked last; "": it never was
 
 
@@ -223,13 +223,13 @@ BYTES_PER_FLOAT = 4
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """Losses in nats per token; None where nothing was measured."""
 
-    train_loss: float | None  # of the last round
+    train_loss: float | None  # loss of the last round
     eval_loss: float | None  # held-out, of the newest parameters that were evaluated
-    eval_round: int | None  # after which they were taken
+    eval_round: int | None  # round of the evaluation
     bigram_loss: float | None  # held-out, of a bigram model of the tokens, fitted on all of the training data
     below_bigram: float | None  # bigram_loss - eval_loss: positive is better than the bigram model
-    baseline_eval_loss: float | None  # of one worker without DiLoCo after as many tokens; None: it has not trained them
-    baseline_tokens: int | None  # that the baseline has trained; other than the run's if that went on since
+    baseline_eval_loss: float | None  # loss of one worker without DiLoCo after as many tokens; None: not trained
+    baseline_tokens: int | None  # tokens of the baseline; other than the run's if that went on since
     gap_to_baseline: float | None  # eval_loss / baseline_eval_loss - 1: 0.02 is 2 % worse; at equal tokens only
 
 
@@ -238,11 +238,11 @@ class SpeedReport(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: int
     tokens: int
-    seconds: float  # from start to end, summed over the run's sessions; the pause before a resume does not count
-    training_seconds: float  # in rounds
-    first_round_s: float | None  # from the start of the run to the end of its first round
-    tokens_per_s: float | None  # in rounds
-    compute_fraction: float | None  # of the workers' time in rounds that was spent in inner steps
+    seconds: float  # duration summed over the run's sessions, without the pauses before resumes
+    training_seconds: float  # duration of the rounds
+    first_round_s: float | None  # time from the start of the run to the end of its first round
+    tokens_per_s: float | None  # speed in rounds
+    compute_fraction: float | None  # fraction of the workers' time in rounds that was spent in inner steps
 
 
 class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,11 +268,11 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_failed: int
     resumes: int
     rounds_lost: int  # finished ones that the run went back from, or trained again after a resume
-    tokens_lost: int  # that were trained and do not count
-    detected: Spread  # from the last sign of life of a lost worker until the gateway counted it as lost
-    reassigned: Spread  # until the lost worker's lease was given out again
-    trained_again: Spread  # until its first inner step began
-    rejoined: Spread  # until the worker itself was back
+    tokens_lost: int  # tokens that were trained and do not count
+    detected: Spread  # time from the last sign of life of a lost worker to its loss at the gateway
+    reassigned: Spread  # time until the lost worker's lease was given out again
+    trained_again: Spread  # time until its first inner step began
+    rejoined: Spread  # time until the worker itself was back
     each: tuple[Recovery, ...]
 
 
@@ -281,16 +281,16 @@ class MixtureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
     surrogate_error: float | None  # mean relative error in the last round
-    merges: dict[str, int]  # by tier
+    merges: dict[str, int]  # merges by tier
     refused: dict[str, int]  # messages of composers that did not count, by reason
-    updates: dict[str, int]  # of experts by expert workers: "accepted", and reasons of refusals
-    refused_sketches: dict[str, int]  # that composers offered for expert workers, by reason
+    updates: dict[str, int]  # expert updates by expert workers: "accepted", and reasons of refusals
+    refused_sketches: dict[str, int]  # composers' refused sketches by reason
     sketch_bytes: int
-    updates_per_s: dict[str, float]  # over the time in rounds
+    updates_per_s: dict[str, float]  # rate over the time in rounds
     # Held-out, where composers were last asked: with own experts and others' surrogates, and with surrogates only
     mixed_losses: tuple[float | None, ...]
     surrogate_losses: tuple[float | None, ...]
-    routing_overlap: float | None  # of two composers' choices, when they were last compared
+    routing_overlap: float | None  # agreement of two composers' choices in the newest comparison
     routing_divergence: float | None  # KL, nats
 
 
@@ -303,7 +303,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     speed: SpeedReport
     traffic: TrafficReport
     faults: Faults
-    workers: tuple[WorkerPart, ...]  # by name; empty where the kind of run does not measure them
+    workers: tuple[WorkerPart, ...]  # workers by name; empty where the kind of run does not measure them
     mixture: MixtureReport | None
     setup: RunFacts | None
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_BACKDATE = datetime.timedelta(days=1)  # for workers whose clock is slow
+_BACKDATE = datetime.timedelta(days=1)  # tolerance for workers with slow clocks
 
 
 def serving_context(pair: Path) -> ssl.SSLContext:

@@ -35,10 +35,10 @@ class Tuning:
     """How patient one side of a connection is, and how much it holds for its reader."""
 
     write_stall_s: float = 30.0  # the peer is lost when it takes not one byte for so long
-    linger_s: float = 1.0  # for the peer to close its side after a goodbye
+    linger_s: float = 1.0  # time for the peer to close its side after a goodbye
     unread_messages: int = 256  # beyond these, and
     unread_bytes: int = 256 * MIB  # these, nothing more is taken from the socket
-    posted_bytes: int = 64 * MIB  # of posted messages: beyond these the peer is lost
+    posted_bytes: int = 64 * MIB  # limit of posted messages' size: beyond it the peer is lost
 
 
 class Connection:
@@ -85,7 +85,7 @@ class Connection:
         self._error: Exception | None = None  # set once; the connection is over
         self._lost = self._loop.create_future()  # done when the socket is gone
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._scratch = memoryview(bytearray(16 * KIB))  # for bytes that begin a frame, and for all after the end
+        self._scratch = memoryview(bytearray(16 * KIB))  # first bytes of a frame, and all after the end
         self._in_scratch = False
 
         self._unread: deque[ReceivedMessage] = deque()

@@ -33,7 +33,7 @@ class TokenCheck:
     secret: bytes
     authority_fingerprint: bytes
     revoked: Container[str] = ()  # ids of invites
-    identified: bool = False  # whether a client has to prove which machine it is
+    identified: bool = False  # a client has to prove the identity of its machine
     known: Callable[[str], bool | None] = lambda key: False
     lapses: bool = True
 

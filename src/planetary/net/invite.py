@@ -33,8 +33,8 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The contents of a token. Only the gateway can verify that it is genuine."""
 
     authority: str  # SHA-256 of the authority's certificate, hexadecimal
-    id: str  # by which it can be revoked
-    roles: tuple[Role, ...]  # in which its holder may join
+    id: str  # id for a revocation
+    roles: tuple[Role, ...]  # roles of the invite's holder
     expires: int  # Unix time in seconds; 0: never
     node: str = ""  # the only node that may join with it; "": any
 

@@ -17,7 +17,7 @@ from planetary.net.strangers import Door, Place
 log = logging.getLogger(__name__)
 
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_RESOURCES_S = 0.05  # until some may be free again
+_RESOURCES_S = 0.05  # time until some may be free again
 
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 MakeGuest = Callable[[Place], asyncio.BaseProtocol]

@@ -41,8 +41,8 @@ class Sender:
         self._outbox = Outbox(protocol)
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: dict[QueuedMessage, asyncio.Future[None]] = {}
-        self._frame: Frame | None = None  # on its way into the transport
-        self._pieces: deque[bytes | memoryview] = deque()  # of that frame, still to be written
+        self._frame: Frame | None = None  # frame on its way into the transport
+        self._pieces: deque[bytes | memoryview] = deque()  # unwritten pieces of that frame
         self._pump_due = False
         self._paused = False
         self._stall_timer: asyncio.TimerHandle | None = None

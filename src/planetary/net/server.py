@@ -27,9 +27,9 @@ OnConnection = Callable[[Connection], Awaitable[None]]
 class ServerLimits:
     """The limits on a server's cost for strangers."""
 
-    connections: int = 1024  # at the same time, strangers after their TLS handshake included
-    strangers: StrangerLimits = field(default=StrangerLimits())  # until `Connection.accept_peer` is called
-    messages: Limits = field(default=STRANGER)  # of a stranger
+    connections: int = 1024  # connections at the same time, strangers after their TLS handshake included
+    strangers: StrangerLimits = field(default=StrangerLimits())  # limits until `Connection.accept_peer` is called
+    messages: Limits = field(default=STRANGER)  # message limits of a stranger
 
 
 class Server:

@@ -9,12 +9,12 @@ from planetary.wire.message import Message
 class Greeting(Message, frozen=True, kw_only=True):
     """Base of a protocol's first message, client to server."""
 
-    role: str  # that the client asks for, and that its invite token has to allow
+    role: str  # requested role, which the client's invite token has to allow
     protocol: int
     software: str  # version of planetary
     token: str  # invite token; empty only on loopback without TLS
     identity: str = ""  # public key of the sender's machine, hexadecimal; see `net.identity`
-    proof: str = ""  # that the sender has that key: its signature, hexadecimal
+    proof: str = ""  # proof of the sender's key: a signature, hexadecimal
 
     def sender(self) -> str:
         """Return who introduces itself, for people."""
@@ -34,8 +34,8 @@ class Refused(Message, frozen=True, kw_only=True):
 
     code: str  # "protocol", "token", "busy" or "finished"; a package that refuses for more reasons has its own
     reason: str  # one sentence for people: expected value, actual value, which side to upgrade
-    retry: bool = False  # whether trying again later can help
-    kind: str = ""  # of the failure for which the client is banned
+    retry: bool = False  # trying again later can help
+    kind: str = ""  # kind of failure for which the client is banned
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

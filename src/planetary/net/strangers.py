@@ -64,9 +64,9 @@ class Door:
         """Start without strangers."""
         self.limits = limits
         self._lock = threading.Lock()
-        self._places: dict[Place, None] = {}  # in the order in which they came
+        self._places: dict[Place, None] = {}  # places in the order of arrival
         self._by_host: collections.Counter[str] = collections.Counter()
-        self._turned_away: collections.Counter[str] = collections.Counter()  # by reason, since the last line
+        self._turned_away: collections.Counter[str] = collections.Counter()  # refusals by reason, since the last line
         self._logged_at: float | None = None
 
     @property

@@ -115,7 +115,7 @@ def _stop_all() -> None:
         run.end(EXIT_LIMIT_S)
 
 
-STOP_ELSEWHERE_S = 30.0  # for a gateway of another program to end after SIGTERM
+STOP_ELSEWHERE_S = 30.0  # time for a gateway of another program to end after SIGTERM
 _POLL_S = 0.2
 
 

@@ -107,7 +107,7 @@ def _executor(artifact: Path, spec: StepSpec) -> Executor:
     return PjrtExecutor(artifact, spec)
 
 
-_PROGRAMS: dict[str, Runner] = {}  # at most one, by digest
+_PROGRAMS: dict[str, Runner] = {}  # at most one runner, by digest
 
 
 def _program(prepared: PreparedMixture) -> Runner:

@@ -18,7 +18,7 @@ from planetary.monitor.run_folder import EVENTS, METRICS, load_history
 from planetary.net.http_opener import opener_for
 
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 16 << 20  # of a status; far more than any real one
+_MOST_BYTES = 16 << 20  # size of a status; far more than any real one
 
 
 def status_source(place: str) -> Callable[[], RunStatus]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from planetary.runtime.executor import Executor
 
 PJRT_TARGET = "stablehlo"  # a PJRT worker gets the portable artifact, and compiles it itself
-CPU_BACKENDS = ("cpu", "pjrt:cpu")  # whose workers share the cores of their machine
-_LISTING_S = 30.0  # for a driver to list its devices
+CPU_BACKENDS = ("cpu", "pjrt:cpu")  # backends whose workers share the cores of their machine
+_LISTING_S = 30.0  # time for a driver to list its devices
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 

@@ -26,10 +26,10 @@ _TIMED_RATE = 1e-3  # learning rate of timed steps; small, so that random batche
 class DeviceReport(msgspec.Struct, frozen=True):
     """The findings of the check of a step on one device."""
 
-    device: str  # as its driver names it
+    device: str  # device name from the driver
     worst_tensor: str
-    worst_error: float  # as a fraction of the accepted error
-    seconds: float = 0.0  # of one call of a program's largest function, once it is warm; 0: not measured
+    worst_error: float  # fraction of the accepted error
+    seconds: float = 0.0  # duration of one warm call of a program's largest function; 0: not measured
 
     @property
     def summary(self) -> str:

@@ -99,7 +99,7 @@ class ResidentTensors:
         self._program = program
         self._device: dict[str, tuple[TensorSpec, Handle]] = {}
         self._host: dict[str, np.ndarray] = {}
-        self._signatures: dict[str, tuple[FunctionSpec, tuple[int, ...]]] = {}  # with the arguments replaced
+        self._signatures: dict[str, tuple[FunctionSpec, tuple[int, ...]]] = {}  # signatures with the arguments replaced
 
     def put(self, tensors: Tensors) -> None:
         """Replace tensors. An array that is here already is not sent again."""

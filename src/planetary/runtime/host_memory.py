@@ -8,7 +8,7 @@ import functools
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-_NEVER = -1  # as glibc's unsigned size: larger than any block
+_NEVER = -1  # glibc's unsigned size: larger than any block
 
 
 @functools.cache

@@ -74,8 +74,8 @@ class _Threads:
     count: int | None = None
 
 
-_devices: dict[tuple[str, int], Any] = {}  # by driver
-_names: dict[tuple[str, int], str] = {}  # of the same devices, as their drivers report them
+_devices: dict[tuple[str, int], Any] = {}  # devices by driver and number
+_names: dict[tuple[str, int], str] = {}  # drivers' names of the same devices
 
 
 def open_device(backend: str, device_id: int, threads: int | None) -> Any:

@@ -14,12 +14,12 @@ FaultKind = Literal[
     "kill_worker",  # the process dies at once, as by SIGKILL
     "hang_worker",  # the process lives and answers the network, but its task makes no progress
     "slow_worker",  # every later step of the process takes five times as long
-    "poison_worker",  # its next result contains a NaN
-    "drop_link",  # its connections break
-    "partition",  # its node is cut off for a while
+    "poison_worker",  # NaN in the worker's next result
+    "drop_link",  # broken connections
+    "partition",  # node cut off for a while
     "mute_node",  # nothing that its node sends arrives for a while; it still receives
     "deafen_node",  # nothing arrives at its node for a while; its messages arrive
-    "repeat_result",  # its last result is sent again
+    "repeat_result",  # second copy of the last result
     "flip_blob",  # a bit changes in a file of its node's cache
     "stop_gateway",  # the gateway is asked to stop, as by SIGTERM, and started again with --resume
     "kill_gateway",  # the gateway dies and is started again with --resume

@@ -30,8 +30,8 @@ BELIEVED = frozenset({"ReduceDone"})
 """Classes that are not forged: a ring's worker is believed about its own state unless most differ; see "flip_bit"."""
 EDGES = (0, -1, 1, 2**31, 2**53, 2**63 - 1)
 MOST_REMEMBERED = 20  # messages of a class, and values of a field, of all workers
-SHARE = 0.5  # of the messages that a forging worker sends forgeries after
-VALUE = np.float32(1000.0)  # of every number in forged tensors
+SHARE = 0.5  # fraction of a forging worker's messages with forgeries after them
+VALUE = np.float32(1000.0)  # every number in forged tensors
 
 
 def is_forged(tensors: Tensors) -> bool:
@@ -64,7 +64,7 @@ class Forgery:
         """Draw from a source of its own: a cluster without forgers has the story that it had."""
         self._random = random.Random(f"forgeries {self.seed}")
         self._messages: dict[type[Message], deque[tuple[str, Message]]] = {}
-        self._values: dict[str, deque[int]] = {}  # by name of the field
+        self._values: dict[str, deque[int]] = {}  # values by name of the field
         self._forms: dict[type[Message], dict[str, tuple[tuple[int, ...], np.dtype]]] = {}
 
     def observe(self, worker: str, message: Message) -> None:

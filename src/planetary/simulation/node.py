@@ -28,9 +28,9 @@ from planetary.simulation.world import World
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
-STEP_S = 0.2  # of a healthy worker
-START_S = 0.6  # from the start of a process to its first connection
-LOAD_S = 0.3  # at most, for a worker's reads in a thread
+STEP_S = 0.2  # step time of a healthy worker
+START_S = 0.6  # time from the start of a process to its first connection
+LOAD_S = 0.3  # longest time of a worker's reads in a thread
 GIVE_UP_S = 60.0
 STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
 
@@ -125,12 +125,12 @@ class SimulatedNode:
         self.blobs = folder / self.node
         self.worker: Process | None = None
         self.shell: SimulatedWorker | None = None
-        self.step_s = step_s  # of a healthy worker process, on average
+        self.step_s = step_s  # mean step time of a healthy worker process
         self.health = Health(step_s)
         self.started, self.hangs = 0, False
         self.disk = SimulatedDisk(world.random, struck, world.clock)
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
-        self._spread = spread  # of a process's own step time around `step_s`
+        self._spread = spread  # spread of a process's own step time around `step_s`
         self._do, self._observe, self._ended, self._forgery = work, observe, ended, forgery
         self.supervisor = self.join()
 

@@ -247,12 +247,12 @@ class SimulatedThread(Executor):
         self._work: deque[tuple[_Result[Any], Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._busy = False  # whether the thread is in the midst of a call
-        self._due = False  # whether a resumption is scheduled
-        self._turn = 0  # which parking it is; a timer of an earlier one resumes nothing
-        self._hurry = False  # whether a caller waits for the end: sleeping takes no time
+        self._busy = False  # the thread is in the midst of a call
+        self._due = False  # a resumption is scheduled
+        self._turn = 0  # number of the parking; a timer of an earlier parking resumes nothing
+        self._hurry = False  # a caller waits for the end: sleeping takes no time
         self._closed = False
-        self._over = False  # whether the real thread does nothing any more
+        self._over = False  # the real thread does nothing any more
         self._hangs_until = 0.0
         self._until_idle: list[Callable[[], None]] = []
 

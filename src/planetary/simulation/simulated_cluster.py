@@ -40,9 +40,9 @@ from planetary.simulation.world import World
 from planetary.wire.protocol import Protocol
 
 PORT = 18010
-RESTART_GATEWAY_S = 1.5  # until a person, or systemd, starts it again with --resume
+RESTART_GATEWAY_S = 1.5  # time until a person, or systemd, starts the gateway again with --resume
 COMPILE_S = 3.0
-THREAD_S = 0.1  # at most, for the gateway's calls in a thread, and as much until it sees the result
+THREAD_S = 0.1  # longest time of the gateway's calls in a thread, and as much until it sees the result
 RESTART_S = (0.1, 5.0)  # pauses of the supervisors
 
 GatewayT = TypeVar("GatewayT", bound=Gateway[Any, Any, Any])

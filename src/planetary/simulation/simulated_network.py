@@ -23,10 +23,10 @@ from planetary.net.strangers import Door, Place
 from planetary.simulation.event_loop import CURRENT, SimulatedLoop
 from planetary.simulation.process import Process
 
-HOST = "127.0.0.1"  # of every simulated machine: connections are plain, which `planetary.net` allows on loopback only
+HOST = "127.0.0.1"  # host of every simulated machine: `planetary.net` allows plain connections on loopback only
 WINDOW = 256 * 1024  # bytes under way on a connection in one direction; more waits with the sender
-SEGMENT_S = 0.2  # of a slow line, that its bytes arrive in
-FIRST_PORT = 20_000  # that is given where any free one is asked for
+SEGMENT_S = 0.2  # interval of arrivals on a slow line
+FIRST_PORT = 20_000  # first port for listeners that ask for any free one
 
 
 class SimulatedLink(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class SimulatedNetwork:
         self.bytes_per_s = 1e9
         self.delay_s = delay_s
         self._cut: dict[tuple[str, str], int] = {}  # direction -> how many faults cut it now
-        self._rates: dict[tuple[str, str], float] = {}  # of slow directions
+        self._rates: dict[tuple[str, str], float] = {}  # rates of slow directions
         self._links: dict[str, SimulatedLink] = {}  # node -> its link
         self._busy: dict[tuple[str, str], float] = {}  # (node, "out" or "in") -> until when its link carries bytes
         self._listeners: dict[int, SimulatedListener] = {}
@@ -69,7 +69,7 @@ class SimulatedNetwork:
         self._healed: list[asyncio.Future[None]] = []
         self._ports = FIRST_PORT
         self._slow: dict[str, float] = {}  # node -> how many times as long its packets take
-        self.context = copy_context()  # of arrivals: belongs to no process
+        self.context = copy_context()  # context of arrivals: belongs to no process
         self.context.run(CURRENT.set, None)
 
     def of(self, process: Process) -> NetworkOf:
@@ -288,7 +288,7 @@ class SimulatedTransport(asyncio.Transport):
         self.process = process
         self._network, self._loop = network, network.loop
         self._protocol: Any = None
-        self._under_way: deque[tuple[float, bytes | Exception]] = deque()  # with the time of arrival
+        self._under_way: deque[tuple[float, bytes | Exception]] = deque()  # bytes under way and their time of arrival
         self._arrival: asyncio.TimerHandle | None = None
         self._in_flight = 0  # bytes that the other end's protocol has not taken
         self._unsent: deque[bytes] = deque()

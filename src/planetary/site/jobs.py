@@ -22,7 +22,7 @@ MOST_DEATHS = 2
 class JobState(StrEnum):
     """Whether a job runs."""
 
-    QUEUED = "queued"  # its controller has as many as it runs at once
+    QUEUED = "queued"  # the job's controller has as many jobs as it runs at once
     RUNNING = "running"
     CANCELLING = "cancelling"  # it is to end; a checkpoint or round under way is finished first
     FINISHED = "finished"
@@ -49,7 +49,7 @@ class HubAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """The placement that a job comes from."""
 
     hub: str  # identity
-    job: str  # its name at the hub
+    job: str  # job name at the hub
     attempt: int
 
 
@@ -58,12 +58,12 @@ class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
 
     job: str  # unique in the site; the name of its run's folder
     controller: str  # "training", "rl" or "inference"
-    kind: str  # of run
-    folder: str  # of the run
+    kind: str  # kind of run
+    folder: str  # run folder
     config: str  # the resolved configuration, TOML
     priority: int
     by: str = ""  # name of the token
-    resume: bool = False  # of a run that was there before
+    resume: bool = False  # resumption of an existing run
     placed: HubAttempt | None = None  # None: it was submitted here
 
 
@@ -160,7 +160,7 @@ class Job(msgspec.Struct, kw_only=True):
     by: str = ""
     reason: str = ""  # why it ended, or is to end
     resume: bool = False
-    placed: HubAttempt | None = None  # by a hub
+    placed: HubAttempt | None = None  # attempt of a hub
     progress: int = -1  # when it was started last, see `JobStarted`
     stopped: bool = False  # the site has stopped in order since then
     deaths: int = 0  # deaths of the site while it ran, in a row, without progress

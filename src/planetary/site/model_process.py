@@ -41,8 +41,8 @@ GB = 10**9
 class PreparationLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`preparation`: limits of the process that runs the code of a submitted job."""
 
-    deadline_s: Positive = 4 * 3600.0  # until data, model and training step are prepared
-    memory_gb: NotNegative = 0.0  # in 1e9 bytes; 0: four fifths of the memory that is free at its start
+    deadline_s: Positive = 4 * 3600.0  # limit of the preparation of data, model and training step
+    memory_gb: NotNegative = 0.0  # memory in 1e9 bytes; 0: four fifths of the free memory at the start
 
 
 class _Request(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ class OuterRuns:
         """`connect_s`: limit of a handshake."""
         self._host, self._hub, self._connect_s = host, hub, connect_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._members: dict[str, Mapping[str, int]] = {}  # with which each run began
+        self._members: dict[str, Mapping[str, int]] = {}  # members of each run at its start
 
     def look(self) -> None:
         """Begin, stop and end runs, as the book says. Called every moment."""

@@ -30,11 +30,11 @@ PRIORITIES: Mapping[str, int] = {"inference": 100, "training": 0, "rl": 0}
 class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`controllers.training`, `.rl` and `.inference`: the jobs of one kind."""
 
-    enabled: bool = False  # whether it takes jobs
+    enabled: bool = False  # the controller takes jobs
     config_path: str = ""  # configuration of the job that it begins with, and of a submission without one; empty: none
     service_id: str = ""  # name of that job; empty: the run's
-    workers: Count | None = None  # that the job of `config_path` is to have; without: as its configuration says
-    should_resume: bool = False  # whether that job goes on with a run that is there
+    workers: Count | None = None  # planned workers of the job of `config_path`; without: as its configuration says
+    should_resume: bool = False  # resume an existing run of that job
     # of its jobs, unless they say otherwise; without: 100 for inference, 0 for the others
     priority: Priority | None = None
     parallel: Count = 1  # jobs that run at once
@@ -91,11 +91,11 @@ ANY_DATA = "*"
 class SitePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`federation.sites`: one site of a hub, and the jobs that may be placed there."""
 
-    name: Text  # that the site has at the hub
+    name: Text  # site name at the hub
     # "judged": nothing compares the results of a job that one site has alone, so that this one gets only jobs that
     # accept it (`needs.trust`)
     trust: Trust = "full"
-    roles: tuple[WorkerRole, ...] = ()  # of workers that jobs may be given there; empty: all
+    roles: tuple[WorkerRole, ...] = ()  # worker roles for jobs there; empty: all
     # of the site (site://NAME) that jobs placed there may read; "*": all; empty: none
     data_sets: tuple[str, ...] = (ANY_DATA,)
     # bytes that may cross its line to the hub in a day (UTC), both ways, in 1e9; once they have, it gets no further job
@@ -107,13 +107,13 @@ class SitePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`federation`: the hub that places jobs on this gateway, or, of a hub, the sites below."""
 
-    enabled: bool | None = None  # whether there is a link to `upstream`; without: where `upstream` is given
+    enabled: bool | None = None  # link to `upstream`; without: where `upstream` is given
     upstream: str | None = None  # "HOST:PORT" of the hub; without: as `--hub`
     token_env: str | None = None  # environment variable with the hub's invite
     token_file: str | None = None  # file with it, in place of `token_env`; without: as `--hub-token-file`
     site: str = ""  # name of this gateway at the hub, as `--site`; empty: `gateway_id`
     data_sets: dict[str, str] = {}  # name -> path, folder, pattern or URL of data that jobs read as site://NAME
-    sites: tuple[SitePolicy, ...] = ()  # of a hub: those that may join
+    sites: tuple[SitePolicy, ...] = ()  # hub only: sites that may join
     heartbeat_interval_ms: int | None = None  # PCP's, without effect
 
     @property
@@ -125,14 +125,14 @@ class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The top of the file: the gateway itself."""
 
-    gateway_id: str  # its name
-    lab_id: str = ""  # of its owner, for people
+    gateway_id: str  # gateway name
+    lab_id: str = ""  # owner, for people
     controllers: Controllers = Controllers()
     api: Api = Api()
     worker_fabric: WorkerFabric = WorkerFabric()
     federation: Federation = Federation()
     preparation: PreparationLimits = PreparationLimits()
-    api_token_env: str | None = None  # as `api.token_env`, which counts where both are given
+    api_token_env: str | None = None  # name as in `api.token_env`, which counts where both are given
     runs_dir: str = "runs"  # folders of the jobs' runs, and the site's journal
     graph_backend: Literal["memory", "neo4j"] | None = None  # PCP's, without effect
     policy_store_path: str | None = None  # PCP's, without effect

@@ -33,8 +33,8 @@ class WorkerCame(Event, frozen=True, kw_only=True):
     """A worker is here, and waits to be placed."""
 
     worker: str
-    roles: tuple[str, ...] = ()  # that its operator allows; empty: all
-    trial: bool = False  # of a backend: it takes no place
+    roles: tuple[str, ...] = ()  # roles allowed by the operator; empty: all
+    trial: bool = False  # trial of a backend: it takes no place
 
 
 class WorkerWent(Event, frozen=True):
@@ -51,7 +51,7 @@ class RunWants(Event, frozen=True, kw_only=True):
     priority: int
     least: int
     most: int | None  # None: any number
-    roles: tuple[str, ...] = ()  # of its workers; empty: there is one role only
+    roles: tuple[str, ...] = ()  # roles of its workers; empty: there is one role only
     without: frozenset[str] = frozenset()  # workers that it does not use any more
 
 
@@ -80,7 +80,7 @@ class PlaceWorker(Instruction, frozen=True):
 
     worker: str
     run: str
-    source: str  # that it worked for before
+    source: str  # previous run of the worker
     why: str
 
 
@@ -117,7 +117,7 @@ class SeenWorker(msgspec.Struct):
 class _Need(msgspec.Struct):
     order: int
     wants: RunWants
-    most: int | None  # that is planned with: smaller ones count after a while only
+    most: int | None  # planned workers: smaller numbers count after a while only
     smaller_since: float | None = None
 
 

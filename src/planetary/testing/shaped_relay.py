@@ -117,7 +117,7 @@ class Flow:
         self._held = 0
         self._resting = True
         self._ends_at = math.inf
-        self.ended = False  # whether the end has entered
+        self.ended = False  # the end has entered
 
     @property
     def held(self) -> int:
@@ -273,7 +273,7 @@ class PipeLine:
             self._pool.give(self._pipes.popleft())
 
 
-_READ_MOST = 512 << 10  # of one flow in a turn
+_READ_MOST = 512 << 10  # bytes of one flow in a turn
 _IDLE_S = 0.2  # how long `close` may be noticed late if its wake-up is lost
 _CONNECT_S = 5.0
 _ANYWHERE = ""
@@ -315,7 +315,7 @@ class ShapedRelay:
         self._selector = selectors.DefaultSelector()
         self._halves: dict[socket.socket, tuple[_Half, _Half]] = {}  # socket -> (reads from it, writes to it)
         self._interest: dict[socket.socket, int] = {}
-        self._busy: dict[_Half, None] = {}  # with a deadline or a blocked sink; in the order in which they are served
+        self._busy: dict[_Half, None] = {}  # halves with a deadline or a blocked sink, in the order of service
         self._new: list[tuple[socket.socket, Mapping[str, RelayRoute]]] = []
         self._lock = threading.Lock()
         self._closing = False

@@ -11,7 +11,7 @@ import msgspec
 class Order(Enum):
     """When a message is sent that was queued behind others."""
 
-    AHEAD = auto()  # at once, before all payloads that wait
+    AHEAD = auto()  # at once, before all waiting payloads
     IN_TURN = auto()  # after all that were queued before it and are sent in turn
     BESIDE = auto()  # after those that are sent beside the others; both share the line
 

@@ -83,7 +83,7 @@ class GroupMachine:
         self._watch = LinkWatch(self.desk, self.links, remeasure_s)
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
-        self._declined: dict[Key, list[DeclinedCall]] = {}  # in the order in which peers come to them
+        self._declined: dict[Key, list[DeclinedCall]] = {}  # declined calls, in the order in which peers come to them
 
     # --- events
 

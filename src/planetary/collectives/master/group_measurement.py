@@ -47,7 +47,7 @@ class LinkWatch:
         """`period_s`: seconds from one measurement to the next; 0 for none."""
         self._desk, self._links, self._period = desk, links, period_s
         self._probe: _Probe | None = None
-        self._due = math.inf  # of the next measurement; infinite until there is a ring to watch
+        self._due = math.inf  # time of the next measurement; infinite until there is a ring to watch
         self._pause = 1  # times `period_s`
         self._tried: dict[Pair, float] = {}  # when a link was last measured here
         self._solving = False

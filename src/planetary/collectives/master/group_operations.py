@@ -162,7 +162,7 @@ def _description(entry: ArrayEntry) -> str:
     return f"{entry.dtype}{list(entry.shape)}{'' if entry.digest else ' (may differ)'}"
 
 
-_VERDICT_S = 0.25  # for the master's connection to a peer that others do not reach any more to break, too
+_VERDICT_S = 0.25  # time for the master's connection to an unreachable peer to break, too
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
 
 
@@ -172,7 +172,7 @@ class LinkFault:
 
     reporter: str
     blamed: str
-    name: str  # of the blamed peer
+    name: str  # name of the blamed peer
     reason: str
     verdict_at: float  # the blamed peer lives if it is not lost until then
 
@@ -184,7 +184,7 @@ class Running:
     title: str
     peers: tuple[str, ...]
     verify: bool = False
-    revision: int | None = None  # of a synchronisation
+    revision: int | None = None  # revision after a synchronisation
     content: str = ""  # digest of the state that it elected
     done: dict[str, m.Done | m.SyncDone] = field(default_factory=dict)
     state: str = "running"
@@ -204,7 +204,7 @@ class GroupOperations:
         self.running: dict[int, Running] = {}
         self.decided: dict[int, None] = {}
         self._desk, self._links = desk, links
-        self._seeking = False  # whether a way around a broken link is being sought
+        self._seeking = False  # search for a way around a broken link is under way
 
     def begin(self, operation: Running) -> int:
         """Add an operation and return its number, under which its peers are to begin it."""

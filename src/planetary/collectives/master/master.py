@@ -99,7 +99,7 @@ log = logging.getLogger(__name__)
 
 _HEARD = frozenset(get_args(m.FromPeer))  # asked of each message: a union takes ten times as long
 _FIRST_MESSAGE_S = 10.0
-_LINGER_S = 2.0  # for a peer that is to go to read why
+_LINGER_S = 2.0  # time for a dismissed peer to read the reason
 
 
 class Master:

@@ -37,7 +37,7 @@ class MemberRecord(msgspec.Struct, frozen=True):
     info: PeerInfo
     secret: str
     digests: tuple[str, ...]
-    agreed: bool = False  # whether the group's revision is of a synchronisation that it took part in
+    agreed: bool = False  # the group's revision comes from a synchronisation with this peer
 
 
 class GroupRecord(msgspec.Struct, frozen=True, tag=True):

@@ -128,7 +128,7 @@ class Communicator:
         )
         self._shell = PeerShell(settings)
         self._calls = Calls(self._shell)
-        self._revision: int | None = None  # of states that are given as a plain mapping
+        self._revision: int | None = None  # revision of states given as a plain mapping
 
     # --- life
 

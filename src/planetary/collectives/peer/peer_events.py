@@ -41,7 +41,7 @@ class CallCollective(Event, frozen=True):
     timeout_s: float
     tag: int
     spec: Spec
-    data: bytes | None = None  # of a small operation: this peer's contribution
+    data: bytes | None = None  # this peer's contribution to a small operation
 
 
 class CallSync(Event, frozen=True):
@@ -67,7 +67,7 @@ class PiecesComplete(Event, frozen=True):
 
     call: int
     digest: str = ""
-    bytes_per_s: float = 0.0  # at which pieces came; 0: too few to tell
+    bytes_per_s: float = 0.0  # rate of arriving pieces; 0: too few to tell
 
 
 class LocalFault(Event, frozen=True):

@@ -28,11 +28,11 @@ class PendingCall:
     """A call of the user that has not returned."""
 
     title: str
-    state: str  # of `PEER_OPERATION`, for calls that become operations
+    state: str  # state of `PEER_OPERATION`, for calls that become operations
     deadline: float
     seq: int = 0
-    operation: bool = False  # whether it goes on after it was commenced
-    gave_data: bool = False  # whether it may have succeeded without this peer's knowledge
+    operation: bool = False  # an operation goes on after it was commenced
+    gave_data: bool = False  # success without this peer's knowledge is possible
 
 
 class PeerMachine:

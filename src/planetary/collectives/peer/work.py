@@ -23,7 +23,7 @@ class Work:
         self._error: PlanetaryError | None = None
         self._value: Any = None
         self.sent_bytes = self.received_bytes = 0  # payload, once the call is over
-        self.world_size = 0  # of a collective that succeeded: how many peers took part
+        self.world_size = 0  # number of participants of a successful collective
 
     @property
     def done(self) -> bool:

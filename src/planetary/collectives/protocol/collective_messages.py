@@ -31,7 +31,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
     """Description of a peer for the other members."""
 
     peer: str  # id, drawn by the master
-    name: str  # for people
+    name: str  # name for people
     host: str  # address and port of its bulk data
     port: int
     machine: str  # equal for peers on one machine
@@ -49,7 +49,7 @@ class Register(Greeting, frozen=True, kw_only=True):
     token: str = ""
     group: int
     name: str
-    host: str  # to be reached at; empty: where the master sees it
+    host: str  # address for other peers; empty: as the master sees it
     port: int
     machine: str
     certificate: str = ""
@@ -91,7 +91,7 @@ class Start(Message, frozen=True, kw_only=True):
     timeout_s: float
     tag: int
     spec: Spec
-    data: bytes | None = None  # of a small operation: this peer's contribution
+    data: bytes | None = None  # this peer's contribution to a small operation
 
 
 class Decline(Message, frozen=True, kw_only=True):
@@ -113,8 +113,8 @@ class Done(Message, frozen=True, kw_only=True):
     ok: bool
     reason: str = ""
     blame: str = ""  # id of the peer that is held responsible
-    digest: str = ""  # of the result, where the operation verifies
-    bytes_per_s: float = 0.0  # at which pieces came from the predecessor; 0: too few to tell
+    digest: str = ""  # digest of the result, where the operation verifies
+    bytes_per_s: float = 0.0  # rate of pieces from the predecessor; 0: too few to tell
 
 
 class ArrayEntry(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class Sync(Message, frozen=True, kw_only=True):
     revision: int
     strategy: SyncStrategy
     entries: tuple[ArrayEntry, ...]
-    restart: bool = False  # whether a group that emptied may begin anew, at any revision
+    restart: bool = False  # permission for an emptied group to begin anew, at any revision
 
 
 class SyncDone(Message, frozen=True, kw_only=True):
@@ -220,7 +220,7 @@ class Contributions(Message, frozen=True, kw_only=True):
     """Answers `Start`: all members have come and brought their data. With that the operation has succeeded."""
 
     call: int
-    data: tuple[bytes, ...]  # by rank
+    data: tuple[bytes, ...]  # contributions by rank
 
 
 class Outcome(Message, frozen=True, kw_only=True):

@@ -45,10 +45,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # "all_reduce", "reduce_scatter", "all_gather", "broadcast" or "barrier"
     dtype: str = ""  # element type in the project's spelling, e.g. "f32"
     count: int = 0  # elements of the whole tensor that goes round the ring
-    shape: tuple[int, ...] = ()  # of what each peer gives
+    shape: tuple[int, ...] = ()  # shape of each peer's contribution
     piece: int = 1  # most elements that travel in one frame
     op: str = ""
-    bits: int = 0  # of quantisation; 0 for none
+    bits: int = 0  # quantisation width; 0: none
     algorithm: str = ""
     root: str = ""  # broadcast: id of the peer that sends
     verify: bool = False  # compare the digests of the results before success is declared

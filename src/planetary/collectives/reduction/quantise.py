@@ -28,7 +28,7 @@ from planetary.core.errors import UserError
 BLOCK = 2048
 _HEAD = 8  # bytes of offset and step
 WIDE = np.float32(16)  # how much smaller a block is encoded whose span float32 cannot hold
-SHORTER = np.float32(1 - 2.0**-20)  # of such a step: its last code must not round up to infinity
+SHORTER = np.float32(1 - 2.0**-20)  # factor of such a step: its last code must not round up to infinity
 
 
 LOOPS = CompiledLoops("planetary.collectives.reduction.quantise_kernels")

@@ -74,7 +74,7 @@ STRANGERS = StrangerLimits(at_once=128, settled_s=0.0)
 """Until they show the key of the group. Each takes a thread; a peer has shown it within a trip or two, and does
 not come again when it is turned away."""
 _COMMENCE_S = 10.0  # how much later than a neighbour this peer may learn that an operation began
-_SCRATCH = (1 << 20) + (64 << 10)  # also for a piece of 16 bits with its heads
+_SCRATCH = (1 << 20) + (64 << 10)  # size of a piece; enough for one of 16 bits with its heads
 _PROBE_MOST = 64 << 20
 _FORGOTTEN_KEYS = 8
 

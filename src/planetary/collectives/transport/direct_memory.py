@@ -31,7 +31,7 @@ class Loan(msgspec.Struct, frozen=True):
     """A lender's offer: all that a receiver needs to read its memory."""
 
     pid: int
-    word: int  # its address
+    word: int  # address of the word
 
 
 class Lender:

@@ -67,7 +67,7 @@ class _Piece:
     operation: BufferedOperation
     outgoing: OutgoingPiece
     done: int = 0  # bytes of its frame that are sent
-    over: bool = False  # whether the thread has dealt with it
+    over: bool = False  # the thread has dealt with the piece
 
 
 class Lane:
@@ -85,7 +85,7 @@ class Lane:
         self._way = way
         threads = way.ports.threads
         self._queue: Queue[_Piece | None] = threads.queue()
-        self._begun: _Piece | None = None  # whose frame is sent in part: nothing may go before its rest
+        self._begun: _Piece | None = None  # piece with a half-sent frame: nothing may go before its rest
         self.connection: DataConnection | None = None
         self.lends = way.lends
         self._lender = Lender()
@@ -94,7 +94,7 @@ class Lane:
         self._writing = threads.lock()
         self._closed = False
         self.given = 0
-        self._done = 0  # of those
+        self._done = 0  # pieces done
         threads.start(name, self._run)
 
     @property

@@ -34,7 +34,7 @@ class Request(msgspec.Struct, frozen=True):
 
     seq: int
     name: str
-    offset: int  # in bytes
+    offset: int  # bytes
     length: int
 
 
@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
     seq: int  # operation
     stage: int
-    piece: int  # of the stage's chunk
+    piece: int  # index of the piece in the stage's chunk
     length: int  # bytes that follow
 
 

@@ -25,7 +25,7 @@ _CLOCK = SystemClock()
 class SocketOptions:
     """How bulk sockets are set up. 0 or "" leaves the system's default."""
 
-    buffer_bytes: int = 0  # of both directions; setting it turns the kernel's auto-tuning off
+    buffer_bytes: int = 0  # buffer size of both directions; setting it turns the kernel's auto-tuning off
     congestion: str = ""  # e.g. "cubic" or "bbr", where the system has it
     source: str = ""  # the own address that connections leave from, on a machine with several
 
@@ -181,7 +181,7 @@ class DataSocket(DataConnection):
         sock.setblocking(not self._tls)
         self.sock = sock
         self._no_wait = 0 if self._tls else socket.MSG_DONTWAIT
-        self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}  # as the kernel has them; 0: none
+        self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}  # limits in the kernel, seconds; 0: none
         self._reads, self._writes = select.poll(), select.poll()
         self._reads.register(sock, select.POLLIN)
         self._writes.register(sock, select.POLLOUT)

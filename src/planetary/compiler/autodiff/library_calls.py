@@ -93,7 +93,7 @@ def composite_name(symbol: str, block: Block) -> str | None:
     return None
 
 
-_texts: dict[tuple[str, ...], tuple[list[str], Iterator[str]]] = {}  # those known, and more on demand
+_texts: dict[tuple[str, ...], tuple[list[str], Iterator[str]]] = {}  # known texts, and an iterator for more on demand
 
 
 def _templates(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[Block]:

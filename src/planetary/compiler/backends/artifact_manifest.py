@@ -43,10 +43,10 @@ class ArtifactManifest(msgspec.Struct, frozen=True):
     target: str  # e.g. "host", "sm_80"
     features: str  # identifies the CPU of a "host" artifact
     compiler: str  # version of IREE's compiler; "" for "pjrt"
-    flags: tuple[str, ...]  # of the compiler
+    flags: tuple[str, ...]  # compiler flags
     notes: tuple[str, ...] = ()  # deviations of its arithmetic from the model's, e.g. float64 in float32
-    spec: StepSpec | None = None  # of a train step: names, shapes, element types and roles of its arguments
-    program: ProgramSpec | None = None  # of functions that are called one by one; one of the two is there
+    spec: StepSpec | None = None  # signature of a train step: names, shapes, element types and roles of its arguments
+    program: ProgramSpec | None = None  # signatures of separate functions; exactly one of `spec` and `program` is set
 
     def __post_init__(self) -> None:
         """Raise `ValueError`, which decoding reports as its own, unless there is exactly one signature."""

@@ -19,7 +19,7 @@ _BASELINE_CPUS = {"x86_64": "x86-64", "aarch64": "generic"}
 
 # Chips known to this build of the compiler (IREE 3.13); `tests/compiler/backends/test_target_names.py` asks it.
 CUDA_CHIPS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
-_NEWER_CUDA_CHIPS = (88, 90, 100, 101, 103, 110)  # that exist, and it does not know
+_NEWER_CUDA_CHIPS = (88, 90, 100, 101, 103, 110)  # existing chips unknown to the compiler
 _OLDER_CUDA_CHIPS = (50, 52, 53)
 HIP_CHIPS = tuple(
     f"gfx{chip}" for chip in ("908", "90a", "942", "950", "1100", "1101", "1103", "1150", "1151", "1200", "1201")

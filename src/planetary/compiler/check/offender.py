@@ -212,7 +212,7 @@ under a nudge of the inputs. Compilers that add in another order stay far below;
 """
 _NUDGE_ROUNDINGS = 4  # the inputs are moved at random by so many roundings, to see how far values follow
 _FOLLOWS = 64.0  # a value may deviate by so many times its change when the inputs are nudged
-_SHARE = 2e-3  # of the elements of an integer or boolean tensor may differ: a rounding decides a comparison
+_SHARE = 2e-3  # share of an integer or boolean tensor that may differ: a rounding decides a comparison
 _MOST_NAMES = 6  # kinds of operations listed in a message
 
 Execute: TypeAlias = Callable[[TrainStep, Sequence[np.ndarray]], list[np.ndarray]]

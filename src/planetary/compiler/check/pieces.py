@@ -173,7 +173,7 @@ class _FunctionGraph:
         self.block = ir.entry_block(function)
         self.nodes: list[Operation] = []
         self.keys: dict[Value, Key] = {value: (ARGUMENT, i) for i, value in enumerate(self.block.arguments)}
-        self._number: dict[int, int] = {}  # of an operation, by where it stands in the block
+        self._number: dict[int, int] = {}  # number of an operation, by its place in the block
         self._body = ir.operations(self.block)[:-1]
         for position, op in enumerate(self._body):
             if any(value in self.keys for value in _uses(op)):

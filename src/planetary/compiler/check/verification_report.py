@@ -15,13 +15,13 @@ _KEY = "verified 2 "
 class VerifyReport(msgspec.Struct, frozen=True):
     """The findings of a check."""
 
-    digest: str  # of the artifact that was asked about
+    digest: str  # digest of the requested artifact
     checked: str  # digest of the artifact that was run
-    target: str  # of the artifact that was run, e.g. "cpu host"
+    target: str  # target of the artifact that was run, e.g. "cpu host"
     stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
-    loss: float | None  # of the random batch; None: it is no train step
+    loss: float | None  # loss of the random batch; None: the artifact is no train step
     worst_tensor: str
-    worst_error: float  # as a fraction of the accepted error
+    worst_error: float  # fraction of the accepted error
     seconds: float
     against: str = "XLA"  # the execution that the artifact agrees with
     notes: tuple[str, ...] = ()  # deviations of both from the model's arithmetic

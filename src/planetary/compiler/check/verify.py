@@ -71,7 +71,7 @@ _MOVES = frozenset({
 })  # fmt: skip
 _EXACT = _MOVES | CONTRACTIONS | {"stablehlo.convert"}
 _BODIES = ("func.func", "stablehlo.while", "stablehlo.case", "stablehlo.if")  # others' bodies are inside one operation
-_BITS = {"bf16": (8, 7), "f16": (5, 10)}  # of exponent and mantissa
+_BITS = {"bf16": (8, 7), "f16": (5, 10)}  # bits of exponent and mantissa
 
 
 def rounds_between_operations(stablehlo: str | bytes) -> bool:
@@ -178,7 +178,7 @@ def _is_narrow_type(element: Type) -> bool:
 
 
 _TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
-_REFERENCE = "reference 1 "  # before the digest of a step: the key of the reference of its artifacts
+_REFERENCE = "reference 1 "  # prefix of a step's digest: the key of the reference of its artifacts
 
 
 def verify_artifact(

@@ -59,7 +59,7 @@ class Model:
     stored: Mapping[str, np.ndarray]
     notes: tuple[str, ...] = ()  # sentences on properties inferred from the model rather than given, for reports
     located: bytes = field(default=b"", repr=False, compare=False)  # StableHLO text with the author's lines, for errors
-    author: Author | None = field(default=None, repr=False, compare=False)  # of the loss, in the process that exports
+    author: Author | None = field(default=None, repr=False, compare=False)  # author in the exporting process
     example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     """Untrained parameters of the author that are part of the graph, by name; only in the process that exports."""

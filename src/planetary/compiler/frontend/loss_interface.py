@@ -18,7 +18,7 @@ import numpy as np
 from planetary.compiler.frontend.manifest import EVALUATION, KEY_SHAPE, LOSS, Role
 from planetary.core.errors import CompileError
 
-_KEY_TYPE = "threefry2x32"  # which `planetary.core.random_keys` computes
+_KEY_TYPE = "threefry2x32"  # key type of `planetary.core.random_keys`
 _TYPES: dict[str, jax.ShapeDtypeStruct] = {
     "key": jax.ShapeDtypeStruct(KEY_SHAPE, np.uint32),
     "step": jax.ShapeDtypeStruct((), np.int32),

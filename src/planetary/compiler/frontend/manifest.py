@@ -19,7 +19,7 @@ Role = ArgumentRole
 ROLES: tuple[Role, ...] = get_args(Role)
 FORMAT_VERSION = 1
 LOSS, EVALUATION = "loss", "evaluation"
-KEY_SHAPE = (2,)  # of a random key: two 32-bit words
+KEY_SHAPE = (2,)  # shape of a random key: two 32-bit words
 
 
 class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

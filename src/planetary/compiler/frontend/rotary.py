@@ -16,7 +16,7 @@ import numpy as np
 from planetary.compiler import ir
 from planetary.compiler.ir import Operation, Value
 
-BASE = 10000.0  # of the wavelengths (Su et al. 2021, arXiv:2104.09864, section 3.2.2)
+BASE = 10000.0  # base of the wavelengths (Su et al. 2021, arXiv:2104.09864, section 3.2.2)
 
 _TRANSPARENT = frozenset({
     "stablehlo.broadcast_in_dim",

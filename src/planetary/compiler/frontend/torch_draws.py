@@ -13,7 +13,7 @@ import numpy as np
 from planetary.compiler.frontend.torch_operators import DRAWS
 from planetary.core.errors import UserError
 
-KEY_TYPE = "threefry2x32"  # of the keys that a training step gets
+KEY_TYPE = "threefry2x32"  # type of a training step's keys
 
 _IN_PLACE = {
     "aten.bernoulli_.float": "aten.bernoulli.p",

@@ -16,7 +16,7 @@ from planetary.core.tensors import WeightBlocks
 
 LEAST = 1024  # scalars of a weight, below which its products take no time
 MOST_PADDED = 1.125  # a weight does not grow by more
-_FEW_ROWS = 32  # of a product whose time is the weight's way through the caches
+_FEW_ROWS = 32  # rows of a product whose time is the weight's way through the caches
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class VectorUnit:
 
 AVX512 = VectorUnit(floats=16, accumulators=16, few_accumulators=32)
 AVX2 = VectorUnit(floats=8, accumulators=8, few_accumulators=8)
-_OTHER_WIDTHS = (32,)  # of a CPU whose best tiles were not measured
+_OTHER_WIDTHS = (32,)  # widths for a CPU without measured tiles
 
 
 @dataclass(frozen=True)

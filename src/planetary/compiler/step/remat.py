@@ -115,7 +115,7 @@ class _Recomputation:
     plan: Plan
     data: set[Value]
     backward: Sequence[Operation]
-    place: dict[Operation, int]  # in `backward`
+    place: dict[Operation, int]  # place in `backward`
     active: AbstractSet[Operation]  # operations that depend on the batch
     copies: dict[Value, Value] = field(default_factory=dict)
 

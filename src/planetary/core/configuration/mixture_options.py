@@ -19,15 +19,15 @@ class MixtureOptions(msgspec.Struct, frozen=True):
 
     composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
-    rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
-    delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
+    rank: Index = 16  # rank of the surrogates; 0: experts of other owners contribute nothing
+    delta_rank: Index = 0  # rank of a refresh's change of each surrogate matrix; 0: matrices are sent whole
     # how a refresh travels: surrogates whole, or their changes in fewer bits
     refresh_form: RefreshForm = "exact"
-    fitted_by: FittedBy = "composers"  # who fits surrogates
+    fitted_by: FittedBy = "composers"  # fitter of surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
-    precision: SketchPrecision = "4bit"  # of sketches
+    precision: SketchPrecision = "4bit"  # precision of sketches
     sketch_fraction: Share = 1.0  # part of the tokens that a sketch keeps
-    inner_steps: Count = 1  # of an expert worker on one sketch
+    inner_steps: Count = 1  # steps of an expert worker on one sketch
     trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
     # how expert updates travel: the error of a lossy form is kept and added to the next one
     update_form: UpdateForm = "exact"

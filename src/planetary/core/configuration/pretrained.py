@@ -122,7 +122,7 @@ class LlamaLayout:
     architecture = "LlamaForCausalLM"
     source = "planetary.models.llama:build"
     _only: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
-    _head_size: int | None = None  # of a folder that does not say it; None: hidden_size / num_attention_heads
+    _head_size: int | None = None  # head size; None: hidden_size / num_attention_heads, where the folder has no entry
     _sizes = {  # noqa: RUF012
         "n_position": "max_position_embeddings",
         "n_layer": "num_hidden_layers",
@@ -324,7 +324,7 @@ def _require(published: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) 
 
 
 _LARGEST_SIZE, _MOST_LAYERS = 2**31 - 1, 4096
-_LARGEST_NUMBER = 1e12  # of a base, a factor or a length; the largest base that is published is 1e9
+_LARGEST_NUMBER = 1e12  # largest base, factor or length; the largest published base is 1e9
 
 
 def _size(published: Mapping[str, Any], name: str) -> int:

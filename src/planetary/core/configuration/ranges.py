@@ -22,11 +22,11 @@ Priority = Annotated[int, Meta(ge=-1000, le=1000)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothing, 1 would keep everything
+Decay = Annotated[float, Meta(ge=0, lt=1)]  # decay of a moving average: 0 keeps nothing, 1 would keep everything
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
-TrimmedFraction = Annotated[float, Meta(ge=0, lt=0.5)]  # at each end
+TrimmedFraction = Annotated[float, Meta(ge=0, lt=0.5)]  # fraction at each end
 Text = Annotated[str, Meta(min_length=1)]
 Memory = Annotated[
     str,

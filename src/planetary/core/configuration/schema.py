@@ -53,9 +53,9 @@ ALIASES: dict[tuple[str, str], dict[str, str]] = {("fabric", "backend"): BACKEND
 class RunConfig(msgspec.Struct, frozen=True):
     """`[run]`: the name and place of the run."""
 
-    name: str = ""  # of the run's folder; empty: the name of the configuration file without its ending
+    name: str = ""  # name of the run's folder; empty: the name of the configuration file without its ending
     dir: Text = "runs"  # folder that holds the run folders, relative to the current folder
-    seed: Seed = 0  # of the initial parameters, the data order and everything else that is drawn
+    seed: Seed = 0  # seed of all random draws: initial parameters, data order and everything else
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -80,10 +80,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
 class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of several sources: `{ source = "notes/*.md", weight = 0.3 }`."""
 
-    source: Text  # as `data.source`
-    weight: Positive = 1.0  # its share of the training sequences, relative to the others' weights
-    text_key: str = ""  # as `data.text_key`; empty: that
-    format: str = ""  # as `data.format`; empty: that
+    source: Text  # path or URL as in `data.source`
+    weight: Positive = 1.0  # share of the training sequences, relative to the other sources' weights
+    text_key: str = ""  # key as in `data.text_key`; empty: `data.text_key` itself
+    format: str = ""  # format as in `data.format`; empty: `data.format` itself
 
 
 class DataConfig(msgspec.Struct, frozen=True):
@@ -143,11 +143,11 @@ class OptimizerConfig(UpdateOptions, frozen=True):
     """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
 
     name: InnerOptimizer = INNER_OPTIMIZER  # the kind
-    learning_rate: Positive = 3e-3  # at its peak, after the warm-up; "lion" wants a third to a tenth of adamw's
+    learning_rate: Positive = 3e-3  # peak after the warm-up; "lion" wants a third to a tenth of adamw's
     warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
     schedule: ScheduleKind = "cosine"  # the curve after the warm-up
-    final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
-    cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
+    final_fraction: Fraction = 0.1  # fraction of the peak at the end of "cosine", "linear" and "wsd"
+    cooldown_fraction: ProperFraction = 0.2  # last fraction of the run, in which "wsd" falls
 
 
 OuterOptimizerName = Literal["nesterov", "adam"]
@@ -255,17 +255,17 @@ class SyncConfig(msgspec.Struct, frozen=True):
 class MoeConfig(MixtureOptions, frozen=True):
     """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
 
-    expert_workers: Index = 0  # that do the experts' optimizer work from sketches; 0: composers do it themselves
-    ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # which experts a composer owns
-    fit_steps: Index = 10  # of Adam on a surrogate per refresh; 0: only its second matrix is solved again
+    expert_workers: Index = 0  # workers for the experts' optimizer steps, from sketches; 0: composers take these steps
+    ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # assignment of experts to composers
+    fit_steps: Index = 10  # Adam steps on a surrogate per refresh; 0: only its second matrix is solved again
     # steps between two merges of the routers; 1: after every step that finds the last merge done
     router_every: Count = 2
-    latent_every: Count = 2  # of the latent projections
-    backbone_every: Count = 8  # of everything else that is no expert
+    latent_every: Count = 2  # steps between two merges of the latent projections
+    backbone_every: Count = 8  # steps between two merges of everything else but the experts
     backbone_fragments: Count = 1  # parts of the backbone that are merged at different steps
     refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and between two copies of its state
-    outer_rate: Positive = 1.0  # of the outer Nesterov step that follows a merge, in place of `[outer]`
-    outer_momentum: Decay = 0.0  # of that step
+    outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
+    outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
     radial: bool = True  # merge lengths and directions apart; false: plain weighted means
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
     window: Count = 2  # versions that an expert update may lag behind
@@ -300,7 +300,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
     # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
-    name: str = ""  # by which clients ask for the model; empty: the folder's
+    name: str = ""  # model name for clients; empty: the folder's name
     host: Text = "127.0.0.1"  # address of the endpoint; others than loopback need `keys`
     port: Port = 8000  # TCP port of the endpoint; 0: any
     # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
@@ -308,13 +308,13 @@ class ServeConfig(msgspec.Struct, frozen=True):
     # origins of web pages that may use the endpoint beside those of this machine, separated by commas, such as
     # "https://chat.example.org"; "*": all
     origins: str = ""
-    follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
+    follow: bool = False  # serve every newer checkpoint of the run as soon as it exists
     # the longest text, prompt included, in tokens; 0: as long as the model was trained for, within 8,192 and the cache
     context: Index = 0
     batch: ServedBatch = 8  # texts that a worker continues at once
     queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
-    cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
+    cache_precision: Literal["f32", "bf16"] = "f32"  # element type of keys and values
     # form of the parameters: in fewer bits they take less memory; they are widened where they are used
     weights: WeightPrecision = "f32"
     # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
@@ -326,13 +326,13 @@ class ServeConfig(msgspec.Struct, frozen=True):
 class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of a hub's sites: `{ name = "paris", data = "own", most_share = 0.5 }`."""
 
-    name: Text  # that the site gives itself, `federation.site`
+    name: Text  # site name, as in the site's `federation.site`
     role: Literal["trainer", "standby"] = "trainer"  # "standby": gets every version, and contributes nothing
     # "part": the site trains its own part of the hub's data, which no other site trains; "own": data that the hub does
     # not have
     data: Literal["part", "own"] = "part"
     every_rounds: Index = 0  # rounds of this site between two contributions; 0: as `federation.every_rounds`
-    most_share: Share = 1.0  # of the weights of a merge, where other sites contribute to it, too
+    most_share: Share = 1.0  # largest fraction of the weights of a merge with several sites
     trust: Literal["full", "judged"] = "full"  # "judged": its contribution counts only if the others' are like it
     # of its line to the hub: a round waits for it as much longer as the parameters take both ways; 0: not known
     mbit_per_s: NotNegative = 0.0
@@ -344,17 +344,17 @@ class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class FederationConfig(msgspec.Struct, frozen=True):
     """`[federation]`: a hub and its sites, each of which is a gateway with workers of its own."""
 
-    # of a hub: the sites that may join: [{ name = "paris" }, { name = "tokyo" }]; empty: this is no hub
+    # hub only: the sites that may join: [{ name = "paris" }, { name = "tokyo" }]; empty: this is no hub
     sites: tuple[SiteEntry, ...] = ()
-    every_rounds: Count = 1  # of a hub: rounds of a site between two contributions
-    # of a hub: parts that its data is divided into, one for each site that trains a part; 0: as many as `sites` has.
+    every_rounds: Count = 1  # hub only: a site's rounds between two contributions
+    # hub only: parts that its data is divided into, one for each site that trains a part; 0: as many as `sites` has.
     # More leave room for sites that are added later
     parts: Index = 0
-    hub: str = ""  # of a site: "HOST:PORT" of the hub that it belongs to; empty: it trains alone
-    site: str = ""  # of a site: its name at the hub; empty: the name of the run
-    run: str = ""  # of a site: the job that it trains a part of, where its hub has several runs; empty: the hub has one
-    token_file: str = ""  # of a site: path of the hub's invite; empty: no TLS, which is for loopback only
-    # of a site: how long it waits between two rounds for a hub that does not answer, before it goes on alone
+    hub: str = ""  # site only: "HOST:PORT" of the hub; empty: the site trains alone
+    site: str = ""  # site only: name at the hub; empty: the name of the run
+    run: str = ""  # site only: job to take part in, where the hub has several runs; empty: the only one
+    token_file: str = ""  # site only: path of the hub's invite; empty: no TLS, for loopback only
+    # site only: how long it waits between two rounds for a hub that does not answer, before it goes on alone
     patience_s: NotNegative = 60.0
 
 
@@ -375,10 +375,10 @@ class RlConfig(msgspec.Struct, frozen=True):
     # "distillation": tokens that `teacher` finds likelier than the policy
     objective: Literal["importance", "grpo", "dr-grpo", "dapo", "topr", "distillation"] = "importance"
     groups: Count = 16  # prompts of a round
-    completions: Count = 8  # of each prompt
-    max_tokens: Count = 32  # of a completion
-    learning_rate: Positive = 3e-4  # of the rounds after the imitation; `[optimizer]` has the imitation's
-    decay: RateDecay = "constant"  # of that learning rate, down to 0 after the last round
+    completions: Count = 8  # completions per prompt
+    max_tokens: Count = 32  # length limit of a completion
+    learning_rate: Positive = 3e-4  # learning rate after the imitation; `[optimizer]` has the imitation's
+    decay: RateDecay = "constant"  # decay of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
     # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
     # `imitation_every` rounds; 0: none does
@@ -398,10 +398,10 @@ class RlConfig(msgspec.Struct, frozen=True):
     held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
     goal: Fraction = 0.0  # mean reward of held-out prompts that ends the run; 0: none does
     judges: Count = 2  # processes that run the environment
-    judge_seconds: Positive = 5.0  # that the environment may take for one completion
+    judge_seconds: Positive = 5.0  # time limit of the environment for one completion
     judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
     verified: Fraction = 0.05  # part of the sampled texts that the gateway computes again
-    tolerance: Positive = 0.02  # by which their log-probabilities may differ, in nats
+    tolerance: Positive = 0.02  # largest difference of log-probabilities, nats
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
 
 

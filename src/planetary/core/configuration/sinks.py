@@ -34,7 +34,7 @@ class WandbSink(SinkConfig, frozen=True, tag="wandb"):
 
     project: Text = "planetary"  # the project of the run
     entity: str = ""  # user or team; empty: as the key says
-    name: str = ""  # of the run there; empty: `run.name`
+    name: str = ""  # run name there; empty: `run.name`
     # "offline": files in the folder `wandb` of the run, for `wandb sync`; "auto": as WANDB_MODE says, else online
     mode: Literal["auto", "online", "offline"] = "auto"
 
@@ -42,13 +42,13 @@ class WandbSink(SinkConfig, frozen=True, tag="wandb"):
 class TensorboardSink(SinkConfig, frozen=True, tag="tensorboard"):
     """`tensorboard`: event files for TensorBoard; extra `tensorboard`."""
 
-    folder: str = ""  # of the event files; empty: `tensorboard` in the run's folder
+    folder: str = ""  # folder of the event files; empty: `tensorboard` in the run's folder
 
 
 class MlflowSink(SinkConfig, frozen=True, tag="mlflow"):
     """`mlflow`: an MLflow tracking server or store; extra `mlflow`."""
 
-    uri: str = ""  # of the server or store; empty: the environment variable MLFLOW_TRACKING_URI
+    uri: str = ""  # server or store; empty: the environment variable MLFLOW_TRACKING_URI
     experiment: Text = "planetary"  # the experiment of the run
 
 

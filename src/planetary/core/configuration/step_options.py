@@ -27,7 +27,7 @@ class UpdateOptions(msgspec.Struct, frozen=True):
     """The keys of `[optimizer]` that are compiled into the step; `schema.OptimizerConfig` adds the schedule."""
 
     beta1: Decay = 0.9  # "adamw", "lion", and the non-matrices of "muon"
-    beta2: Decay = 0.95  # of the squares; "adamw" and "lion"
+    beta2: Decay = 0.95  # decay of the squares; "adamw" and "lion"
     epsilon: Positive = 1e-8  # added to the root of the squares
     momentum: Decay = 0.95  # "sgd" and "muon"
     nesterov: bool = True  # "sgd" and "muon"
@@ -38,15 +38,15 @@ class UpdateOptions(msgspec.Struct, frozen=True):
     decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns
     clip_norm: NotNegative = 1.0  # the gradient's global norm is cut to this; 0: never
-    average_decay: Decay = 0.0  # of a moving average of the weights in the optimizer's state; 0: none is kept
+    average_decay: Decay = 0.0  # decay of a moving average of the weights in the optimizer's state; 0: no average
 
 
 class ComputeOptions(msgspec.Struct, frozen=True):
     """The keys of `[train]` that are compiled into the step: how it computes."""
 
     micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
-    precision: Factors = "f32"  # of the factors in matrix products; parameters stay float32
-    rounding: Rounding = "nearest"  # of parameters to bf16 or f16
+    precision: Factors = "f32"  # precision of factors in matrix products; parameters stay float32
+    rounding: Rounding = "nearest"  # rounding of parameters to bf16 or f16
     # float64 arithmetic of a model: "demote" computes it in float32, with a note; "refuse" is an error
     f64: Float64 = "demote"
     # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take

@@ -21,7 +21,7 @@ from planetary.diloco.codecs.tensor_codec import CodecInput, compress_in_numpy
 SIDE = 64
 _CHUNK = SIDE * SIDE
 _TABLE = 16  # bytes: four float32
-_SIGMAS = 6.0  # that the four buckets span
+_SIGMAS = 6.0  # range of the four buckets, in standard deviations
 
 
 class TopK:

@@ -46,9 +46,9 @@ class Checkpointing:
         self.round = 0
         self.again_at: float | None = None
         self.unkept = ""
-        self._failures = 0  # of the one that is pending
-        self._last_failures = 0  # of the last round's
-        self._missing = False  # whether the one before, which was due, could not be written
+        self._failures = 0  # failures of the pending checkpoint
+        self._last_failures = 0  # failures of the last round's checkpoint
+        self._missing = False  # the previous due checkpoint could not be written
 
     @property
     def under_way(self) -> bool:

@@ -438,7 +438,7 @@ class RoundTraining:
             tries=desk.policy.last_checkpoint_tries,
             pause_s=desk.policy.round.grace_s,
         )
-        self.first_round_open = False  # whether this incarnation has opened a round
+        self.first_round_open = False  # a round was opened since this gateway began
         self.ask_again_at: float | None = None
         self.stall = ""  # why the round cannot go on, "" while it can
         self._why_closing = ""  # the verdict on the round that is trained; "": it stays open

@@ -58,7 +58,7 @@ class Standing(StrEnum):
     """Relation of a report's sender to the task that it reports on."""
 
     OWN = "own"  # given on this connection, or the report is about no task
-    STALE = "stale"  # of an earlier connection, or of an earlier life of the gateway
+    STALE = "stale"  # message of an earlier connection, or of an earlier life of the gateway
     FOREIGN = "foreign"  # given to another worker, or impossible
 
 
@@ -79,7 +79,7 @@ class GivenTasks:
 
     def __init__(self) -> None:
         """Start with no task given."""
-        self._tasks: dict[int, deque[int]] = {}  # by session
+        self._tasks: dict[int, deque[int]] = {}  # task ids by session
 
     def give(self, session: int, message: Message) -> None:
         """Take note of a message to a worker."""

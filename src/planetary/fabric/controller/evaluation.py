@@ -17,14 +17,14 @@ from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
 
 TOLERANCE = 0.02  # relative, between devices; far above rounding, far below the limits at which a run goes back
-LOWEST = 0.5  # of the best loss before, less `LOSS_MARGIN`; no round of training gains so much
+LOWEST = 0.5  # fraction of the best loss before, less `LOSS_MARGIN`; no round of training gains so much
 
 
 class Settled(msgspec.Struct, frozen=True):
     """The accepted value of a part of the held-out loss."""
 
     loss: float
-    wrong: tuple[str, ...] = ()  # those with another result
+    wrong: tuple[str, ...] = ()  # workers with another result
 
 
 def settle(said: Mapping[str, float], best: float | None, rise: float, others: int) -> Settled | None:
@@ -82,7 +82,7 @@ class Evaluation:
         """Start at monotonic time `now` (seconds) with nothing to evaluate."""
         self._desk, self._topology, self._guard = desk, topology, guard
         self._versions: dict[int, _Version] = {}
-        self._told: list[tuple[str, str]] = []  # who was wrong, and why, for `take_refused`
+        self._told: list[tuple[str, str]] = []  # refused workers and reasons, for `take_refused`
         self._next_task = _FIRST_TASK + int(now * 1e6)
 
     def use_topology(self, topology: Topology) -> None:

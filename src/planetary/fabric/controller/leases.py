@@ -45,10 +45,10 @@ class Leases:
     def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
         self._desk, self._topology, self._guard = desk, topology, guard
-        self._began = self._orphaned_at = self._contributed_at = now  # of the open round
+        self._began = self._orphaned_at = self._contributed_at = now  # times in the open round
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last task
         self._shares = SHARES[desk.policy.leases](desk.policy.length.parts)
-        self._finish_until: float | None = None  # until when results of fewer steps are waited for
+        self._finish_until: float | None = None  # end of the wait for results of fewer steps
         self._counted_at: list[float] = []  # when the contributions to the open round were accepted
         self._step_s: dict[str, float] = {}  # worker -> exponential mean of its seconds per inner step
         self._quorum_s: float | None = None  # exponential means; see `RoundView`

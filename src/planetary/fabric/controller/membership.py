@@ -22,14 +22,12 @@ from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerS
 from planetary.fabric.protocol.status import Departure
 from planetary.machine.events import Close
 
-MOST_TARGETS = (
-    8  # that one node may have something compiled for; a machine has a backend or two, and a trial tries five
-)
+MOST_TARGETS = 8  # compilations in progress per node; a machine has a backend or two, and a trial tries five
 MOST_CRASHES = 8
 """Times in a row that a worker's process may end without an answer to a task in between: it will end the next time."""
 LIVED_S = 3600.0
 """A process that lived for so long did not end at once, even where it had no task."""
-DOUBTED_ROUNDS = 10  # in which refused contributions add up
+DOUBTED_ROUNDS = 10  # rounds in which refused contributions add up
 
 Target = tuple[str, str, str]  # backend, target, features of a compiled module
 
@@ -55,10 +53,10 @@ class Membership:
         ] = {}  # worker -> ends of its process in a row, and the last one's reason
         self._started_at: dict[str, float] = {}  # worker -> when its process was started
         self._violations: dict[str, int] = {}  # machine -> messages that no worker of ours sends
-        self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
+        self.banned: dict[str, str] = {}  # worker -> reason of the ban, since this gateway began
         self._began_at = now
         self.first_ready_at: float | None = None
-        self.deserted_at: float | None = now  # since when no worker is connected
+        self.deserted_at: float | None = now  # start of the time without a connected worker
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
         self._is_last_ban_lasting = False
 

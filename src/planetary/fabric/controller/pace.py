@@ -14,14 +14,14 @@ import msgspec
 
 from planetary.fabric.protocol.records import WorkerRecovered, WorkerSlow
 
-ROUNDS = 2  # in a row, before a mark is set or taken away
+ROUNDS = 2  # rounds in a row before a mark is set or taken away
 FACTOR = 1.5  # times the median of the others
-SHARE = 0.25  # of the round's time
+SHARE = 0.25  # fraction of the round's time
 NEWEST = 0.3  # weight of the newest measurement in an exponential mean
 EVEN = 0.05  # part by which finish times of equal shares may differ before shares do
 MOST_SHARES = 4  # times the average; a worker's parameters drift with its steps
 MARKED = 0.5  # part of the limits' margin that counts for a worker that is marked
-LEAST_PART, LEAST_S = 0.1, 0.1  # of the round's time, and seconds: a smaller cost is no reason
+LEAST_PART, LEAST_S = 0.1, 0.1  # fraction of the round's time, and seconds: a smaller cost is no reason
 
 
 class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):

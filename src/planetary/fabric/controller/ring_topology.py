@@ -45,7 +45,7 @@ class _Attempt(msgspec.Struct):
     waiting: set[int]  # sessions that have not answered
     done: dict[int, str]  # session -> digest
     began_at: float
-    reason: str = ""  # of the first failure
+    reason: str = ""  # reason of the first failure
     failed_at: float | None = None  # when the first worker answered that it failed
 
 
@@ -79,7 +79,7 @@ class Ring(Topology):
         self._unclosed = ""  # why the ring cannot be closed; "": it may be
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
-        self._bereft_since: float | None = None  # since when no worker has the newest outer state
+        self._bereft_since: float | None = None  # start of the time without a worker that has the newest outer state
         self.again_at: float | None = None
 
     # --- contributions ----------------------------------------------------------------------------------------

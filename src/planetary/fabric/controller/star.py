@@ -40,13 +40,13 @@ class Star(Topology):
         self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
         self._trained_by: dict[int, int] = {}  # accepted task of a round that is not reduced -> session
-        self._mark = desk.state.mark()  # of the newest version
+        self._mark = desk.state.mark()  # mark of the newest version
         self._why = ""  # the round under way closed
         self._collecting = 0  # the round whose contributions are arriving; 0: none
         self._measuring = 0  # the round whose contributions the gateway compares; 0: none
         self._table: Table | None = None  # result of that comparison
         self._refused: dict[int, str] = {}  # tasks whose contributions do not count, and why
-        self._told: list[tuple[str, str]] = []  # whose contributions were refused, and why, for `take_refused`
+        self._told: list[tuple[str, str]] = []  # refused workers and reasons, for `take_refused`
         self._stepping = 0  # the round whose outer step the gateway takes; 0: none
         self._stepped = 0  # the newest whose outer step is taken
 

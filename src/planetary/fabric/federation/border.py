@@ -37,7 +37,7 @@ class Border:
         self.failure = ""
         self._arrived: s.VersionArrived | None = None
         self._adopting: s.AdoptVersion | None = None
-        self._keeping = False  # whether a contribution is being written
+        self._keeping = False  # a contribution is being written
         self._waits_until: float | None = None if anchor is None else now + patience_s
         self._is_alone = False
         self._went_on_at = now

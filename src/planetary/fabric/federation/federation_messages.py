@@ -34,16 +34,16 @@ class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Name and data of one site in its federation."""
 
     entry: SiteEntry
-    part: int  # of the hub's data, from 0; where `entry.data` is "own", 0
-    parts: int  # that the data is divided into; where `entry.data` is "own", 1
+    part: int  # part of the hub's data, from 0; where `entry.data` is "own", 0
+    parts: int  # number of parts of the data; where `entry.data` is "own", 1
 
 
 class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
     """The worker is a site: it trains rounds with workers of its own, and contributes the parameters at the end."""
 
-    hub: str  # which run of which hub this is
+    hub: str  # identity of the hub's run
     facts: Facts
-    sites: dict[str, SiteTerms]  # by name
+    sites: dict[str, SiteTerms]  # terms by site name
 
     @property
     def loads(self) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):
     """One site, as its hub sees it."""
 
     terms: SiteEntry
-    part: int  # of the hub's data, from 0
+    part: int  # part of the hub's data, from 0
     parts: int  # 1: it has data of its own, or is the only one
     connected: bool
-    joined: bool  # whether it can be asked for contributions
-    tokens: int  # of it in the newest version
+    joined: bool  # ready for contributions
+    tokens: int  # tokens of this site in the newest version
     task_rounds: int | None  # rounds done of those that it was asked for; None: it was asked for none
     lost: int  # how often it was
     banned: str  # why it is not used any more; "": it is
@@ -26,12 +26,12 @@ class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How a run stands that is a hub, or belongs to one."""
 
     role: str  # "hub" or "site"
-    hub: str  # which run of which hub; "": not known to the site yet
+    hub: str  # identity of the hub's run; "": not known to the site yet
     version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
-    tokens_total: int  # that are in the hub's version; of a site: that it trained
-    uncounted: int  # of a site: its tokens that are not in the version that it trains from
-    waits: str  # of a site: why it waits between two rounds, "" if it does not
-    sites: tuple[FederatedSite, ...]  # of a hub, in the order of its configuration
+    tokens_total: int  # tokens in the hub's version; of a site: its trained tokens
+    uncounted: int  # site only: its tokens that the version it trains from does not contain
+    waits: str  # site only: reason of a wait between two rounds, "" without a wait
+    sites: tuple[FederatedSite, ...]  # hub only: sites in the order of its configuration
 
 
 def terms_in_words(terms: SiteTerms) -> str:

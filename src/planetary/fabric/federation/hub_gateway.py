@@ -37,7 +37,7 @@ from planetary.fabric.shell.shell import TensorSource
 from planetary.fabric.shell.system import System
 from planetary.machine.events import Payload
 
-HUB = "hub"  # in the run folder
+HUB = "hub"  # folder in the run folder
 
 
 class HubController(Controller):

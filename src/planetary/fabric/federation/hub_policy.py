@@ -28,7 +28,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
     hub: str
     facts: Facts
     sites: dict[str, SiteTerms]
-    site_artifact: str  # in place of an artifact's digest in the jobs of sites
+    site_artifact: str  # stand-in for an artifact's digest in the jobs of sites
 
     @property
     def loaded(self) -> str:

@@ -13,7 +13,7 @@ class VersionArrived(Event, frozen=True):
 
     version: int
     counted: int
-    is_anchor: bool  # whether it is the one that the site trains from
+    is_anchor: bool  # the site trains from this version
 
 
 class HubAsks(Event, frozen=True):
@@ -55,8 +55,8 @@ class AdoptVersion(Instruction, frozen=True):
     """Go on from a version of the hub; answer with `VersionTaken` or `SiteFileLost`."""
 
     version: int
-    round: int  # of the site, the newest
-    tokens: int  # of the site that are in the version
+    round: int  # newest round of the site
+    tokens: int  # tokens of the site in the version
     base: Anchor | Offered | None  # where the tokens begin that are put on top; None: there are none
 
 
@@ -65,8 +65,8 @@ class OfferParameters(Instruction, frozen=True):
 
     task: TrainTask
     offered: Offered
-    rounds: int  # behind them
-    tokens: int  # of these
+    rounds: int  # rounds behind the contribution
+    tokens: int  # tokens of these rounds
     loss: float  # mean over them
     seconds: float
 

@@ -25,7 +25,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import rebase
 from planetary.fabric.federation.federation_messages import SiteTerms
 
-FOLDER = "federation"  # in the run folder
+FOLDER = "federation"  # folder in the run folder
 
 _VERSION, _START = "version.", "start."  # prefixes of tensors' names
 
@@ -33,18 +33,18 @@ _VERSION, _START = "version.", "start."  # prefixes of tensors' names
 class Anchor(msgspec.Struct, frozen=True, kw_only=True):
     """The version of the hub that a site trains from."""
 
-    hub: str  # which run of which hub
+    hub: str  # identity of the hub's run
     terms: SiteTerms
     version: int
-    round: int  # of the site, after which it went on from there
-    tokens: int  # of the site that are in the version
+    round: int  # round of the site before the start from this point
+    tokens: int  # tokens of the site in the version
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
     """A contribution whose merge the site has not seen yet."""
 
-    round: int  # of the site, after which it was made
-    tokens: int  # of the site, up to which it goes
+    round: int  # round of the site before the contribution
+    tokens: int  # last token of the site in the contribution
 
 
 PointT = TypeVar("PointT", Anchor, Offered)
@@ -64,8 +64,8 @@ class SitePoints:
         self.anchor: Anchor | None = None
         self.offered: Offered | None = None
         self._version: Tensors = {}  # masters of the anchor's version
-        self._start: Tensors = {}  # those that the site went on with
-        self._ends: Tensors = {}  # of the last contribution
+        self._start: Tensors = {}  # parameters of the site's newest start
+        self._ends: Tensors = {}  # parameters of the last contribution
         self._read()
 
     def began_with(self, round_: int) -> Tensors | None:

@@ -49,8 +49,8 @@ class UplinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     address: Address
     name: str
-    cache: Path  # of blobs
-    run: str = ""  # of the hub that it joins; "": the hub has one
+    cache: Path  # folder of blobs
+    run: str = ""  # run of the hub to join; "": its only one
 
 
 def hub_invite_in(path: str) -> str:
@@ -203,7 +203,7 @@ class SiteWork:
         self._post = post
         self.exchange: Exchange = WholeParameters(())
         self._ends: dict[int, Tensors] = {}
-        self._task = 0  # that the hub gave last; 0: none
+        self._task = 0  # newest task of the hub; 0: none
         self.report: Callable[[Event], None] = lambda event: None
         self.arrived: tuple[int, Tensors] = (-1, {})
 

@@ -64,8 +64,8 @@ Work = TypeVar("Work")
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a gateway is started."""
 
-    folder: Path  # of the run
-    cache: Path  # of prepared data and compiled modules; survives the run
+    folder: Path  # run folder
+    cache: Path  # folder of prepared data and compiled modules; survives the run
     host: str
     port: int
     resume: bool
@@ -74,9 +74,9 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
     # they are anywhere, and `train.rounds` counts
     local_threads: int | None = None
-    on_loan: bool = False  # its workers go on with other runs when this one has ended, or has banned them
+    on_loan: bool = False  # workers outlive this run or a ban by it, and go on with other runs
     again: str = ""  # command that resumes the run, for people; "": `planetary train`
-    uplink: Address | None = None  # of the hub that the run is a part for; None: as its configuration says
+    uplink: Address | None = None  # hub of the run's federation; None: as its configuration says
 
 
 class Demand(msgspec.Struct, frozen=True):

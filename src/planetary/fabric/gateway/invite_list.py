@@ -22,7 +22,7 @@ from planetary.net.connection import Connection
 log = logging.getLogger(__name__)
 
 INVITES = "invites.jsonl"
-WATCH_S = 2.0  # from one look at the file to the next
+WATCH_S = 2.0  # seconds between two looks at the file
 
 
 class Issued(msgspec.Struct, frozen=True, kw_only=True, tag="issued"):

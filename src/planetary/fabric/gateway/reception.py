@@ -28,8 +28,8 @@ from planetary.version import __version__
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.protocol import Protocol
 
-MOST_PROBE_BYTES = 64 * MIB  # of a probe, and of its answer
-_MOST_PROBES, _PROBING_S = 64, 120.0  # of one machine
+MOST_PROBE_BYTES = 64 * MIB  # size of a probe, and of its answer
+_MOST_PROBES, _PROBING_S = 64, 120.0  # number and duration of one machine's probes
 _PROBED_AT_ONCE = 4  # machines; their traffic takes from that of the runs
 
 Take = Callable[[Connection, m.Hello], Awaitable[None]]

@@ -95,7 +95,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         super().__init__(config, options, security, system=system)
         self._prepare_run, self._compile_apart, self._export_step = prepare, compile_for, export_step
         self.roll_out_stage = RollOut()
-        self._next: Prepared | None = None  # with the step that was offered
+        self._next: Prepared | None = None  # run with the offered next step
         self.room = DiskRoom(options.folder, system.files)
         self._topology = topology(config, options.host, security.authority)
 

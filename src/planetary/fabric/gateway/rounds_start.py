@@ -53,8 +53,8 @@ class RoundsStart:
     state: ControllerState
     parameters: ParameterVersions
     records: list[AnyRecord]  # new ones: to be written to the journal
-    metrics: list[RoundMetrics]  # of earlier rounds
-    unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
+    metrics: list[RoundMetrics]  # metrics of earlier rounds
+    unreported: list[RoundMetrics]  # metrics of finished rounds whose lines are still to be written
 
 
 def begin(

@@ -15,7 +15,7 @@ from planetary.data.tokenizer import CHARACTERS
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
 STEPS = "steps"  # folder with the records of the steps that were rolled out, and of those before them, by digest
-PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
+PAYLOADS = "payloads"  # payload folder of a mixture, unless moe.store says otherwise
 PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer that the run started from, but no weights
 LOCK = "gateway.lock"
 

@@ -137,7 +137,7 @@ class RelayedUpdates(WholeVersions):
         """`codec`: of the contributions."""
         super().__init__(specs, fragments)
         self._payload_bytes = PayloadForm(codec, specs).spec.nbytes
-        self._payloads: dict[int, tuple[np.ndarray, str]] = {}  # by attachment, with the digest
+        self._payloads: dict[int, tuple[np.ndarray, str]] = {}  # payload and digest by attachment
 
     def newest(self, params: Tensors) -> Mapping[str, np.ndarray]:
         """The master copy, from which workers take outer steps."""

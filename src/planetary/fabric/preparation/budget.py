@@ -29,7 +29,7 @@ class Budget(msgspec.Struct, frozen=True):
     """One of the lengths that a fitted run may have."""
 
     name: str
-    share: float  # of `train.rounds`
+    share: float  # fraction of `train.rounds`
 
 
 BUDGETS = (

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIME_LIMIT_S = 3600.0
-_LOOK_EVERY_S = 0.5  # for a refusal, while the child goes on
+_LOOK_EVERY_S = 0.5  # seconds between two checks for a refusal, while the child goes on
 
 
 class CompileTarget(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
     verified: str  # the two sides of the comparison, in words
     compile_s: float = 0.0
     verify_s: float = 0.0
-    cached: bool = False  # whether it had been compiled before
+    cached: bool = False  # the artifact was in the cache
     reference: str = ""  # digest of the reference for the results of workers' devices
 
 
@@ -69,7 +69,7 @@ class _Request(msgspec.Struct, frozen=True):
     target: CompileTarget
     spec: StepSpec
     cache: str
-    notes: tuple[str, ...] = ()  # of the step
+    notes: tuple[str, ...] = ()  # notes on the step
 
 
 class CompileAnswer(msgspec.Struct, frozen=True):

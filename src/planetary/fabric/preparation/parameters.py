@@ -76,7 +76,7 @@ class ParameterVersions:
         self._broadcast = broadcast_of(specs, self._fragments, compression, shown or self.state.params)
         self._published: dict[int, Mapping[str, np.ndarray]] = {version: start or self._newest()}
         self._contributions: dict[int, Tensors] = {}
-        self._delta: dict[str, np.ndarray] = {}  # of the outer step before of each fragment that was stepped here
+        self._delta: dict[str, np.ndarray] = {}  # previous outer step of each fragment stepped here
         self._attachments = 0
 
     def of_version(self, version: int) -> Mapping[str, np.ndarray]:

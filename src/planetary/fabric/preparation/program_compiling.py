@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
     from planetary.compiler.check.verification_report import VerifyReport
 
-_REFERENCE = "program reference 3 "  # before the digest of a module: the key of the reference for artifacts
+_REFERENCE = "program reference 3 "  # prefix of a module's digest: the key of the reference for artifacts
 
 
 class _ProgramRequest(msgspec.Struct, frozen=True):

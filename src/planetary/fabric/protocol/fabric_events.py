@@ -47,7 +47,7 @@ class Compiled(Event, frozen=True):
     seconds: float
     verified: str
     reference: str = ""  # digest of the reference results for workers' devices; "": none
-    edition: int = 0  # as of `Compile`
+    edition: int = 0  # edition as of `Compile`
 
 
 class CompileFailed(Event, frozen=True):
@@ -57,7 +57,7 @@ class CompileFailed(Event, frozen=True):
     target: str
     features: str
     reason: str
-    edition: int = 0  # as of `Compile`
+    edition: int = 0  # edition as of `Compile`
 
 
 class StepOffered(Event, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class StepOffered(Event, frozen=True, kw_only=True):
     compiled: tuple[Compiled, ...]
     by: str  # name of the token
     why: str
-    back: bool = False  # whether the run had it before
+    back: bool = False  # return to an earlier step of the run
 
 
 class SendFailed(Event, frozen=True):
@@ -104,7 +104,7 @@ class OuterStepDone(Event, frozen=True):
 
     round: int
     delta_norm: float  # Euclidean norm of the merged delta
-    autocorrelation: float | None = None  # of the merged delta with that of the round before
+    autocorrelation: float | None = None  # autocorrelation of the merged delta with the previous round's
     change: Change = WHOLE  # the form in which workers that have the version before get it
 
 
@@ -119,7 +119,7 @@ class ParametersRestored(Event, frozen=True):
     """The gateway's parameters are those of a checkpoint again, or the initial ones."""
 
     mark: Mark
-    digest: str  # of the outer state
+    digest: str  # digest of the outer state
 
 
 class RestoreFailed(Event, frozen=True):
@@ -225,7 +225,7 @@ class TakeOuterStep(Instruction, frozen=True):
     """Merge these end parameters, take the outer step; answer with `OuterStepDone` or `OuterStepFailed`."""
 
     round: int
-    rule: str  # of `diloco.merge.MERGE_RULES`
+    rule: str  # name in `diloco.merge.MERGE_RULES`
     contributions: tuple[tuple[int, int, int], ...]  # (task, tokens, attachment), in task order
 
 

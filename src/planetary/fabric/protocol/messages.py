@@ -76,7 +76,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     role: Literal["supervisor", "worker", "site"]
     worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts. Of a site its name at the hub
     node: str
-    pid: int  # of the process that speaks
+    pid: int  # process id of the sender
     backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
     target_features: str = ""  # worker only: identifies binaries that run on it; part of the artifact cache key
@@ -124,7 +124,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
     """Finish and exit: the run is over, or, where `ok` is false, this worker is not wanted in it any more."""
 
     reason: str
-    ok: bool = True  # whether to exit with status 0
+    ok: bool = True  # exit with status 0
     kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: the kind of failure
 
 
@@ -134,16 +134,16 @@ class Shutdown(Message, frozen=True, kw_only=True):
 class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a run in which the workers reduce among themselves."""
 
-    port: int  # on the gateway's host, of the ring's master
+    port: int  # port of the ring's master, on the gateway's host
     connections: int  # TCP streams to the next worker
-    precision: RingPrecision  # of the deltas on their way
+    precision: RingPrecision  # precision of the deltas on the wire
     outer: AnyOuterOptimizer
     gather_s: float  # how long a worker waits for the others to take part
-    overlap: bool = False  # whether the next round is trained while one is reduced
+    overlap: bool = False  # the next round is trained during a reduction
     radial: bool = False  # radial-directional averaging in place of the mean
     eager: bool = False  # overlap: a worker begins with its own part of the round that is reduced
-    measures: bool = False  # whether new groups measure their links and order the ring by them
-    bits: int = 0  # of a number on its way; 0: not quantised
+    measures: bool = False  # new groups measure their links and order the ring by them
+    bits: int = 0  # bits of a number on the wire; 0: not quantised
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,12 +201,12 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     spec: StepSpec
     inner_state: InnerState  # the optimizer's state at the start of a round
-    schedule: Schedule  # of the learning rate, which every step takes as an argument
-    seed: int = 0  # of the run: the keys of the random numbers that the model draws come from it
+    schedule: Schedule  # schedule of the learning rate, an argument of every step
+    seed: int = 0  # seed of the run: keys of the model's random numbers derive from it
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
     eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
-    eager_radial: bool = False  # whether rounds are merged by radial-directional averaging
+    eager_radial: bool = False  # rounds are merged by radial-directional averaging
     fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
     inner_state_of: str = ""  # digest of the step whose optimizer states this one goes on with; "": its own
 
@@ -234,9 +234,9 @@ class Ready(Message, frozen=True, kw_only=True):
 
     artifact: str
     opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
-    device: str = ""  # as its driver names it
+    device: str = ""  # device name from the driver
     verified: str = ""  # result of the comparison with the job's reference, in words
-    in_ring: bool = False  # whether its role is that of a ring
+    in_ring: bool = False  # role of a ring
     outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
     outer_digest: str = ""  # ring: of that state
 
@@ -245,7 +245,7 @@ class DeviceRefused(Message, frozen=True, kw_only=True):
     """The worker's device cannot run the artifact, or computes something else than the job's reference. It ends."""
 
     artifact: str
-    reason: str  # which tensor, by how much; or the compiler's message
+    reason: str  # differing tensor and its error; or the compiler's message
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,10 +277,10 @@ class Parameters(Message, frozen=True, kw_only=True):
     """
 
     version: int
-    counted: int = 0  # from a hub: the site's tokens, since its run began, that are in this version
+    counted: int = 0  # hub only: the site's tokens in this version, since its run began
     since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
-    digest: str = ""  # of the bytes of "payload", or of the version that `relay` makes; "": these are tensors
-    codec: str = ""  # of whole parameters that come as "payload"; "": they are tensors
+    digest: str = ""  # digest of "payload", or of the version that `relay` makes; "": these are tensors
+    codec: str = ""  # codec of whole parameters in "payload"; "": they are tensors
     relay: Relay | None = None  # the worker takes the outer step itself
 
 
@@ -310,10 +310,10 @@ class Reduce(Message, frozen=True, kw_only=True):
 
     round: int
     attempt: int  # counts up over the whole run
-    group: int  # of the ring's master; a new one when the participants change, or an attempt failed
+    group: int  # group of the ring's master; a new one when the participants change, or an attempt failed
     peers: int  # how many take part
-    tasks: tuple[int, ...]  # whose results count
-    tokens: int  # behind all of them
+    tasks: tuple[int, ...]  # tasks of counted results
+    tokens: int  # tokens of all these results
 
 
 class ReduceDone(Message, frozen=True, kw_only=True):
@@ -321,7 +321,7 @@ class ReduceDone(Message, frozen=True, kw_only=True):
 
     round: int
     attempt: int
-    digest: str  # of that state
+    digest: str  # digest of that state
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -343,11 +343,11 @@ class TrainTask(Message, frozen=True, kw_only=True):
     version: int
     lease: int  # position of the slice in the run's data order
     slice: Slice
-    more: tuple[Slice, ...] = ()  # after `slice`, in this order
+    more: tuple[Slice, ...] = ()  # slices after `slice`, in this order
     steps: int
     first_step: int  # inner step index of the first step, for the schedule
     ahead: tuple[int, ...] = ()  # eager: tasks of the round that is reduced, whose part the worker begins with
-    ahead_tokens: int = 0  # behind all contributions to that round
+    ahead_tokens: int = 0  # tokens of all contributions to that round
     after: int = 0  # streaming: own task whose end parameters the worker goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in after `Fragmentation.delay` steps; -1: none
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in before the first step
@@ -403,7 +403,7 @@ class Progress(Message, frozen=True, kw_only=True):
     task: int
     round: int
     step: int  # 0: the first one is about to start
-    loss: float | None = None  # of that inner step
+    loss: float | None = None  # loss of that inner step
 
 
 class TrainResult(Message, frozen=True, kw_only=True):
@@ -414,12 +414,12 @@ class TrainResult(Message, frozen=True, kw_only=True):
     steps: int
     tokens: int  # target tokens trained on
     loss: float  # mean over the inner steps
-    grad_norm: float  # of the last inner step, before clipping
-    seconds: float  # from the start of the first inner step to the end of the last
-    through: int = 0  # of a site: its tokens, since its run began, up to the last of those that count here
+    grad_norm: float  # norm at the last inner step, before clipping
+    seconds: float  # duration of the inner steps
+    through: int = 0  # site only: all its tokens since its run began, up to the last in this result
     # held: the worker keeps its end parameters until `Reduce`; delta: the tensor "payload" encodes their change
     payload: Literal["end_parameters", "held", "delta"] = "end_parameters"
-    digest: str = ""  # of the bytes of a delta
+    digest: str = ""  # digest of a delta's bytes
 
 
 class EvalResult(Message, frozen=True, kw_only=True):
@@ -452,7 +452,7 @@ class TaskFailed(Message, frozen=True, kw_only=True):
 class LinkProbe(Message, frozen=True, kw_only=True):
     """A machine measures its link to the gateway; any bytes may come along as the tensor "payload"."""
 
-    answer_bytes: int = 0  # of the tensor "payload" of the answer
+    answer_bytes: int = 0  # size of the answer's tensor "payload"
     dial: int = 0  # port of the sender's address that the gateway tries to connect to; 0: none
 
 
@@ -460,10 +460,10 @@ class LinkProbeAnswer(Message, frozen=True, kw_only=True):
     """The gateway's answer to `LinkProbe`."""
 
     clock: float  # Unix time in seconds
-    received_bytes: int  # of the payload
-    address: str  # that the probe came from
+    received_bytes: int  # size of the payload
+    address: str  # address of the prober
     software: str  # version of planetary
-    iree_version: str = ""  # of the compiler; "": none is installed
+    iree_version: str = ""  # compiler version; "": none is installed
     dial_error: str = ""  # why the sender's port could not be reached
 
 

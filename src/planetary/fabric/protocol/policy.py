@@ -41,7 +41,7 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of the ring topology."""
 
     job: RingJob  # part of the workers' job
-    start_digest: str  # of the outer state that the gateway starts from
+    start_digest: str  # digest of the gateway's first outer state
     most_attempts: int = 8  # reductions that may fail in a row, without a lost worker, before the run goes on in a star
 
 
@@ -55,7 +55,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
     heartbeat_s: float
     silent_after_s: float
-    iree_version: str  # of the compiler
+    iree_version: str  # compiler version
 
     @property
     def loaded(self) -> str:
@@ -129,21 +129,21 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
     outer: AnyOuterOptimizer = optimizer_of(_OUTER)
-    merge: str = _OUTER.merge  # of `diloco.merge.MERGE_RULES`
-    judge: Judge = judge  # of contributions, by the table of their inner products
+    merge: str = _OUTER.merge  # name in `diloco.merge.MERGE_RULES`
+    judge: Judge = judge  # judge of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
 
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
-    compression: Compression = Compression()  # of the star
-    start_digest: str = ""  # of the initial parameters in their codec; "": they are sent as tensors
-    overlap: OverlapName = SyncConfig().overlap  # of the reduction of a round with further training
+    compression: Compression = Compression()  # compression of the star
+    start_digest: str = ""  # digest of the initial parameters in their codec; "": they are sent as tensors
+    overlap: OverlapName = SyncConfig().overlap  # overlap of a round's reduction with further training
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
-    seed: int = 0  # as of `TrainingJob`
+    seed: int = 0  # seed as of `TrainingJob`
     buffers: str  # digest of the packed model buffers, "" without any
-    inner_state_of: str = ""  # as of `TrainingJob`
+    inner_state_of: str = ""  # optimizer state as of `TrainingJob`
 
     @property
     def roles(self) -> tuple[str, ...]:

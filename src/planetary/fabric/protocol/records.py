@@ -34,7 +34,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
     config_hash: str
     model: str  # sha256 of the training step's portable artifact
     params: int
-    notes: tuple[str, ...] = ()  # of the model and its training step
+    notes: tuple[str, ...] = ()  # notes on the model and its training step
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Mark(msgspec.Struct, frozen=True):
     tokens_total: int
     next_task: int
     ledger: LeaseLedger
-    counted: dict[str, int] = {}  # of a hub: as `ControllerState.counted`
+    counted: dict[str, int] = {}  # hub only: tokens as in `ControllerState.counted`
 
 
 class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
@@ -75,8 +75,8 @@ class StepReplaced(Record, frozen=True, kw_only=True, tag="step_replaced"):
     before: str  # sha256 of that of the step until then
     by: str = ""  # name of the token; "": the run was resumed with another step
     why: str = ""
-    back: bool = False  # whether it is an earlier step of the run that is used again
-    keeps_state: bool = True  # whether workers go on with their optimizers' states
+    back: bool = False  # return to an earlier step of the run
+    keeps_state: bool = True  # workers keep their optimizers' states
 
 
 class TopologyReplaced(Record, frozen=True, kw_only=True, tag="topology_replaced"):
@@ -94,10 +94,10 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     node: str
     backend: str
     target: str
-    device: str = ""  # as its driver names it
+    device: str = ""  # device name from the driver
     verified: str = ""  # result of the comparison on it, in words; "": there is no reference
     chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
-    address: str = ""  # that it connected from
+    address: str = ""  # address of the worker
     identity: str = ""  # public key of its machine, to which its name belongs from now on; "": of a local run
 
 
@@ -121,7 +121,7 @@ class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
     reason: str
     identity: str = ""  # public key of its machine; "": of a local run
     invite: str = ""  # id of the invite that it came with
-    lasting: bool = False  # whether for its contributions: then for its machine, and after a resume, too
+    lasting: bool = False  # ban for contributions: holds for the machine, and after a resume, too
 
 
 class WorkerForgiven(Record, frozen=True, kw_only=True, tag="worker_forgiven"):
@@ -137,7 +137,7 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     pid: int
     node: str
     reason: str
-    silent_s: float | None = None  # since its last sign of life, of whatever kind is known; None: an older journal
+    silent_s: float | None = None  # seconds since its last sign of life of any kind; None: an older journal
     kind: Loss = ""
 
 
@@ -185,7 +185,7 @@ class ParametersSent(Record, frozen=True, kw_only=True, tag="parameters_sent"):
     pid: int
     node: str
     form: str  # "relay", "whole", or the codec of the initial parameters
-    nbytes: int  # of the tensors
+    nbytes: int  # size of the tensors
     why: str
 
 
@@ -201,7 +201,7 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     node: str
     version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
     ahead: tuple[int, ...] = ()  # eager: own tasks of the round that is reduced, whose part it begins with
-    ahead_tokens: int = 0  # behind all contributions to that round
+    ahead_tokens: int = 0  # tokens of all contributions to that round
     after: int = 0  # streaming: own task that it goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in at the start
@@ -249,7 +249,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     round: int
     lease: int
     more: tuple[int, ...] = ()  # leases trained after it
-    untrained: tuple[int, ...] = ()  # those of the task that the deadline cut off; they go to a later round
+    untrained: tuple[int, ...] = ()  # leases of the task cut off by the deadline; they go to a later round
     task: int
     worker: str
     pid: int
@@ -257,11 +257,11 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     tokens: int
     loss: float
     seconds: float
-    grad_norm: float = 0.0  # of its last inner step
-    transfer_s: float = 0.0  # until its parameters had left the gateway, and while its result arrived
-    waited_s: float = 0.0  # for which the round waited for it alone
+    grad_norm: float = 0.0  # norm at its last inner step
+    transfer_s: float = 0.0  # time until its parameters had left the gateway, and for its result to arrive
+    waited_s: float = 0.0  # time in which the round waited for it alone
     version_lag: int = 0  # how many versions older than the newest its parameters were
-    through: int = 0  # of a site: as of `TrainResult`
+    through: int = 0  # site only: tokens as of `TrainResult`
     stale: int = 0  # decoupled: versions of its fragment that its worker had not got; it weighs 1 / (1 + stale)
     share: float = -1.0  # fragments: of the usual inner steps behind its delta; -1: its leases tell
 
@@ -354,8 +354,8 @@ class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
     seconds: float
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
     durable: bool  # a checkpoint of this round exists
-    delta_norm: float | None = None  # as of `RoundMetrics`
-    merged: MergedMetrics | None = None  # as of `RoundMetrics`
+    delta_norm: float | None = None  # norm as of `RoundMetrics`
+    merged: MergedMetrics | None = None  # metrics as of `RoundMetrics`
     contributions: tuple[ContributionMetrics, ...] = ()
 
 
@@ -420,8 +420,8 @@ def error_class(kind: str) -> type[PlanetaryError]:
 class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
     """A site goes on from a version of its hub; `carried` of its tokens, not in that version, were put on top."""
 
-    round: int  # of the site, whose parameters these are from now on
-    version: int  # of the hub
+    round: int  # round of the site whose parameters these are from now on
+    version: int  # version of the hub
     carried: int
     why: str = ""  # the reason for which the site's own training was given up for it; "": it was not
 
@@ -430,7 +430,7 @@ class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_o
     """A site sent its parameters after this round to its hub, with the tokens that are not in any version yet."""
 
     round: int
-    version: int  # of the hub, that they were trained from
+    version: int  # version of the hub at the start of this training
     tokens: int
 
 

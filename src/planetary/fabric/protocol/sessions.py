@@ -18,7 +18,7 @@ MOST_UNANSWERED = 3
 class Phase(StrEnum):
     """How far a worker's session has come."""
 
-    COMPILING = "compiling"  # its target's artifact is being built
+    COMPILING = "compiling"  # the target's artifact is being built
     LOADING = "loading"  # it fetches and loads the artifact
     READY = "ready"  # it takes tasks
 
@@ -55,18 +55,18 @@ class TrainInFlight(InFlight):
 
     task: int
     round: int
-    leases: tuple[int, ...]  # in the order in which they are trained
+    leases: tuple[int, ...]  # leases in the order of training
     steps: int  # inner steps of all of them
     assigned_at: float
     progress_at: float
-    version: int  # of the parameters that it begins from
+    version: int  # version of its first parameters
     mixes: int = -1  # the version that it waits for on the way; -1: none
     after: int = 0  # the own task that it goes on from; 0: from the version
     missed: tuple[int, ...] = ()  # versions that are mixed in at its start
     early: bool = False  # it is of the round after `round`, which is open
     ended: Received | None = None  # the result of an early one that is trained
     due_from: float = 0.0  # when its round was opened, if it was early
-    ends_early: bool = False  # its worker was asked for the steps that are trained
+    ends_early: bool = False  # the worker was asked for the steps trained so far
     step: int = 0
     started: bool = False
     loss: float | None = None
@@ -110,15 +110,15 @@ class WorkerSession(msgspec.Struct):
     phase_at: float = 0.0  # when it began, monotonic
     artifact: str = ""
     reference: str = ""  # digest of the reference for its device's results
-    device: str = ""  # as its driver names it
+    device: str = ""  # device name from the driver
     trial: bool = False  # it never becomes ready
     chosen: str = ""  # why its machine chose the backend, in words
-    roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
+    roles: tuple[str, ...] = ()  # roles allowed by the operator; empty: all
     leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
     leaves_as: Leave = "moved"  # if it does
     verified: str = ""  # result of that comparison, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
-    address: str = ""  # that it connected from
+    address: str = ""  # address of the worker
     identity: str = ""  # public key of its machine; "" in a local run, and without TLS
     invite: str = ""  # id of the invite that it came with
     heard_at: float = 0.0  # when its newest message came; heartbeats are none
@@ -127,7 +127,7 @@ class WorkerSession(msgspec.Struct):
     arrival_s: float = 0.0  # seconds that it took
     mixed: int = -1  # the newest version that is in its own values, after its last lease that counts
     failed_after: int = 0  # own task with whose end parameters a lease failed; 0: none did
-    own: FragmentSteps | None = None  # of these values, where the run's workers keep them
+    own: FragmentSteps | None = None  # steps of these values, where the run's workers keep them
     unanswered: int = 0  # leases in a row that came back from it without a sign
     train: TrainInFlight | None = None
     next: TrainInFlight | None = None  # an early one behind `train`, that goes on from its end parameters

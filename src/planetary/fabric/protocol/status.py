@@ -35,7 +35,7 @@ WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating",
 """starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
 come back; stopped: it ended on purpose; the others: see `Leave`."""
 
-MOST_EVENTS = 100  # in a status
+MOST_EVENTS = 100  # limit of events in a status
 
 FINAL_STATES: frozenset[RunState] = frozenset({"finished", "failed", "stopped"})
 
@@ -49,19 +49,19 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # e.g. "host", "sm_80"
-    device: str = ""  # as its driver names it
+    device: str = ""  # device name from the driver
     chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
     verified: str = ""  # result of the step's check on this device, in words
-    round: int = 0  # that it works on; 0: none yet
+    round: int = 0  # round under work; 0: none yet
     step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
-    loss: float | None = None  # of that inner step
+    loss: float | None = None  # loss of that inner step
     lost_count: int = 0  # how often it was lost in this run
-    address: str = ""  # that it connected from
+    address: str = ""  # address of the worker
     # Of its newest contribution; None before the first, and where the kind of run does not measure it
     last_contribution_at: float | None = None  # Unix time in seconds
     step_s: float | None = None  # seconds of an inner step
-    transfer_s: float | None = None  # until its parameters had left the gateway, and while its result arrived
-    share: float | None = None  # of the round's time that it spent in inner steps and transfers
+    transfer_s: float | None = None  # time until its parameters had left the gateway, and for its result to arrive
+    share: float | None = None  # fraction of the round's time in inner steps and transfers
     version_lag: int | None = None  # how many versions older than the newest its parameters are
     slow: str = ""  # why it is slower than the others; "": it is not
     # Of a served model; None in other runs
@@ -74,7 +74,7 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     loss: float | None  # mean cross-entropy of its composer's steps, nats per token
     surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
-    surrogate_step: int  # after which they were
+    surrogate_step: int  # step of the surrogates
     # Steps of the run since the others' surrogates that its composer uses were fitted, mean; negative where these are
     # further on; None: its composer is away, or uses none
     surrogate_age: float | None
@@ -82,8 +82,8 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     # so it compares with that of other shards and not with `eval_loss`; None: not evaluated in this round
     mixed_loss: float | None = None
     surrogate_loss: float | None = None  # held-out, with surrogates of all experts
-    steps: int = 0  # that its composer took; more than others where these are slower or away
-    sketch_bytes: int = 0  # that it sent for expert workers
+    steps: int = 0  # steps of the composer; more than others' where these are slower or away
+    sketch_bytes: int = 0  # size of the composer's sketches for expert workers
 
 
 class KindMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +100,12 @@ class MixtureMetrics(KindMetrics, frozen=True, kw_only=True):
 
     shards: tuple[ShardMetrics, ...]
     refused: dict[str, int]  # contributions that did not count, by reason: "stale", "fenced", "regression", "unusable"
-    merges: dict[str, int]  # by tier
+    merges: dict[str, int]  # merges by tier
     merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
-    sketch_bytes: int = 0  # that all composers sent for expert workers
-    updates: dict[str, int] = {}  # of experts by expert workers: "accepted", and reasons of refusals
-    refused_sketches: dict[str, int] = {}  # that composers offered for expert workers, by reason: "stale", "future"
-    seconds: float = 0.0  # that the round took
+    sketch_bytes: int = 0  # size of all composers' sketches for expert workers
+    updates: dict[str, int] = {}  # expert updates by expert workers: "accepted", and reasons of refusals
+    refused_sketches: dict[str, int] = {}  # composers' refused sketches by reason: "stale", "future"
+    seconds: float = 0.0  # duration of the round
     # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
     routing_overlap: float | None = None  # part of the chosen experts that both chose
     routing_divergence: float | None = None  # KL of the router's probabilities, nats
@@ -116,11 +116,11 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
 
     imitates: bool = False  # it trained on answers: there are no rewards
     reward: float | None = None  # mean over the completions that the round was composed of
-    held_out_reward: float | None = None  # of held-out prompts' likeliest completions, after the round
+    held_out_reward: float | None = None  # mean reward of held-out prompts' likeliest completions, after the round
     staleness: dict[int, int] = {}  # how many groups were sampled by weights of how many versions ago
-    groups_dropped: dict[str, int] = {}  # by reason: "equal", "stale", "unusable"
+    groups_dropped: dict[str, int] = {}  # dropped groups by reason: "equal", "stale", "unusable"
     divergence: float | None = None  # KL of the sampling policies and the weights that the round began with, nats
-    entropy: float | None = None  # of those weights' distributions at own tokens, nats
+    entropy: float | None = None  # entropy of those weights' distributions at own tokens, nats
     reference_divergence: float | None = None  # KL to the reference policy; None: there is none
     tokens_sampled: int = 0  # generated since the round before, evaluations included
 
@@ -151,7 +151,7 @@ class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A served model, as the gateway sees it."""
 
     endpoint: str  # URL of the HTTP interface and the chat page
-    model: str  # by which requests ask for it; "": it is not loaded yet
+    model: str  # model name in requests; "": not loaded yet
     version: int  # the round that the parameters are of; 0: they are of no run
     running: int  # texts that a worker continues
     waiting: int  # texts without a worker
@@ -167,23 +167,23 @@ class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     controller: str  # "training", "rl" or "inference"
-    kind: str  # of run
+    kind: str  # kind of run
     state: str  # one of PLACED_STATES
-    site: str  # that was offered the job, or has or had it; "": none. Over several sites: those of its parts
+    site: str  # site with the job, or the newest offer of it; "": none. Over several sites: those of its parts
     why: str  # it is at that site; of a waiting job: why no site has it
     reason: str  # why it ended, is to end, or waits again
     attempt: int  # how many sites were asked, the present one included
-    state_there: str  # of the site's own job, as it was reported last; "": not known
-    name_there: str  # of the site's own job
+    state_there: str  # newest reported state of the site's own job; "": not known
+    name_there: str  # name of the site's own job
     strays: dict[str, str]  # sites where an earlier attempt may still run -> "recalled", or "away"
     priority: int | None  # None: as the site has it
     by: str  # name of the token that it was submitted with
     submitted_at: float  # Unix time in seconds, as these
-    placed_at: float | None  # since when a site has it; None: none has had it
+    placed_at: float | None  # start of the job's time at a site; None: none has had it
     ended_at: float | None
     whole: str = ""  # job over several sites that it is a part of; "": none
     parts: tuple[str, ...] = ()  # jobs that are its parts; empty: it is for one site
-    progress: str = ""  # of the hub's own run of a job over several sites, in words
+    progress: str = ""  # progress of the hub's own run of a job over several sites, in words
 
 
 class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,21 +191,21 @@ class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     connected: bool
-    address: str  # that it connected from; "": it is away
-    jobs: tuple[str, ...]  # of the hub that it has, or may have
-    controllers: dict[str, str]  # that take jobs: "2 of 3 jobs" with its own
+    address: str  # address of the site; "": the site is away
+    jobs: tuple[str, ...]  # jobs of the hub at the site, certain or possible
+    controllers: dict[str, str]  # controllers that take jobs: "2 of 3 jobs" with its own
     workers: tuple[str, ...]  # groups of workers that are alike, in words
-    data_sets: tuple[str, ...]  # that it holds
-    policy: str  # in words
-    gb_today: float  # that its line has carried
+    data_sets: tuple[str, ...]  # data sets at the site
+    policy: str  # policy in words
+    gb_today: float  # traffic of the site's line today
 
 
 class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A hub that places jobs on sites."""
 
-    hub: str  # its identity, by which sites know it
+    hub: str  # identity of the hub, by which sites know it
     sites: tuple[HubSiteStatus, ...]
-    jobs: tuple[PlacedJobStatus, ...]  # in the order in which they were submitted
+    jobs: tuple[PlacedJobStatus, ...]  # jobs in the order of submission
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,12 +217,12 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
     reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
-    rounds: int = 0  # that the run is to have; 0: its length is not known yet
+    rounds: int = 0  # planned rounds; 0: the length of the run is not known yet
     rounds_finished: int = 0
     inner_steps: int = 0  # per round and worker
     loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
     eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
-    figures: tuple[Figure, ...] = ()  # that this kind of run shows beside its losses, as rewards
+    figures: tuple[Figure, ...] = ()  # figures of this kind of run beside its losses, as rewards
     tokens_total: int = 0
     tokens_per_s: float = 0.0
     bytes_up: int = 0
@@ -230,23 +230,23 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0  # Unix time in seconds
     ended_at: float | None = None  # Unix time in seconds; None while it goes on
     seconds_left: float | None = None
-    workers: tuple[WorkerStatus, ...] = ()  # by name
+    workers: tuple[WorkerStatus, ...] = ()  # workers by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # decisions and warnings, oldest first, each once
-    mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
-    serving: ServingStatus | None = None  # of a served model
+    mixture: MixtureMetrics | None = None  # metrics of a mixture: see `newest_mixture`
+    serving: ServingStatus | None = None  # status of a served model
     events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, text), oldest first; the newest ones
-    learning_rate: float | None = None  # of the inner optimizer at the start of the open round
+    learning_rate: float | None = None  # learning rate of the inner optimizer at the start of the open round
     bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
-    checkpoint_round: int = 0  # of the newest checkpoint; 0: there is none
+    checkpoint_round: int = 0  # round of the newest checkpoint; 0: there is none
     checkpoint_at: float | None = None  # Unix time in seconds at which it was written; None: not known
     checkpoint_bytes: int | None = None  # size of one; None: not known
     disk_free: int | None = None  # bytes that were free after the newest was written; None: not known
     waiting_for: tuple[str, ...] = ()  # workers without whose results the open round does not go on
     waiting_since: float = 0.0  # Unix time in seconds: when the others were done
     step: str = ""  # sha256 of the training step in use; "": none is known
-    roll_out: str = ""  # of the last step that was to replace it: "preparing", "verified", "in use", "refused"
-    hub: HubStatus | None = None  # of a hub that places jobs, which is no run itself
+    roll_out: str = ""  # state of the last replacement step: "preparing", "verified", "in use", "refused"
+    hub: HubStatus | None = None  # status of a hub that places jobs, which is no run itself
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,14 +254,14 @@ class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     loss: float  # mean training loss as it reports it, nats per token
-    seconds: float | None = None  # that it spent in inner steps; None: its result was refused
-    grad_norm: float | None = None  # of its last inner step
+    seconds: float | None = None  # duration of its inner steps; None: its result was refused
+    grad_norm: float | None = None  # norm at its last inner step
     delta_norm: float | None = None  # Euclidean norm of the start of the round minus its end parameters; ring: None
-    cosine: float | None = None  # of its delta with the mean of all that count; ring: None
+    cosine: float | None = None  # cosine of its delta and the mean of all that count; ring: None
     refused: str = ""  # why it does not count; "": it does
-    transfer_s: float | None = None  # until its parameters had left the gateway, and while its result arrived
-    share: float | None = None  # of the round's time that the worker spent in inner steps and transfers
-    waited_s: float | None = None  # for which the round waited for it alone
+    transfer_s: float | None = None  # time until its parameters had left the gateway, and for its result to arrive
+    share: float | None = None  # fraction of the round's time in inner steps and transfers
+    waited_s: float | None = None  # time in which the round waited for it alone
     version_lag: int | None = None  # how many versions older than the newest its parameters were
 
 
@@ -290,9 +290,9 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     loss: float  # mean training loss over the round's contributions, weighted by tokens, in nats per token
     eval_loss: float | None  # held-out loss of the parameters after this round; None: not evaluated
     tokens: int  # target tokens trained on in this round
-    tokens_total: int  # in all rounds up to this one
-    seconds: float  # from the start of the round, or the end of the one before it if that was later, to its own end
-    workers: int  # that contributed
+    tokens_total: int  # tokens of all rounds up to this one
+    seconds: float  # time from the start of the round, or the previous round's end if that was later, to the end
+    workers: int  # number of contributing workers
     inner_steps: int  # per contribution; of a mixture the mean over shards, of which `mixture` has each
     bytes_up: int  # workers to gateway, in this round
     bytes_down: int  # gateway to workers, in this round
@@ -300,10 +300,10 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
     delta_norm: float | None = None  # Euclidean norm of the workers' merged delta; None: the gateway has not seen it
     merged: MergedMetrics | None = None  # None: the gateway has not seen it
-    contributions: tuple[ContributionMetrics, ...] = ()  # in the order of their arrival
+    contributions: tuple[ContributionMetrics, ...] = ()  # contributions in the order of arrival
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
-    mixture: MixtureMetrics | None = None  # of a mixture
-    policy: PolicyMetrics | None = None  # of reinforcement learning
+    mixture: MixtureMetrics | None = None  # metrics of a mixture
+    policy: PolicyMetrics | None = None  # metrics of reinforcement learning
 
     @property
     def of_kind(self) -> KindMetrics:

@@ -31,7 +31,7 @@ class WorkerTraffic:
         self.up = 0
         self.down = 0
         self._rounds: dict[int, list[int]] = {}
-        self._of_roles = [0, 0]  # up, down: bytes of roles since the newest metrics
+        self._of_roles = [0, 0]  # bytes up and down of roles since the newest metrics
         self._ring: dict[int, int] = {}
 
     def add_up(self, message: m.Message, nbytes: int) -> None:

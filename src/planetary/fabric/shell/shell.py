@@ -228,8 +228,8 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
     token: str  # "": plain TCP, on loopback only
-    connect_s: float = 8.0  # for a connection and its handshake
-    identity: Identity | None = None  # of this machine; None without a token
+    connect_s: float = 8.0  # time limit for a connection and its handshake
+    identity: Identity | None = None  # identity of this machine; None without a token
 
 
 def signed(hello: AnyGreeting, address: Address, trust: Trust) -> AnyGreeting:

@@ -15,7 +15,7 @@ from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
 from planetary.fabric.supervisor.node_news import NodeNews, read_report
 from planetary.fabric.supervisor.restarts import Restarts
 
-LOOK_EVERY_S = 0.5  # at the supervisors' reports
+LOOK_EVERY_S = 0.5  # seconds between two looks at the supervisors' reports
 
 log = logging.getLogger(__name__)
 
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a node manager is started."""
 
-    names: tuple[str, ...]  # of the workers
-    commands: tuple[tuple[str, ...], ...]  # that start their supervisors
+    names: tuple[str, ...]  # worker names
+    commands: tuple[tuple[str, ...], ...]  # commands of their supervisors
     log: Path | None  # folder for the supervisors' output; None: this process's own
     stagger_s: float
     restart_first_s: float
     restart_limit_s: float
     shutdown_s: float
-    place: str  # of the gateway
-    reports: tuple[Path, ...]  # that the supervisors write; see `supervisor_machine`
+    place: str  # address of the gateway
+    reports: tuple[Path, ...]  # files of the supervisors; see `supervisor_machine`
     final_codes: frozenset[int]
 
 

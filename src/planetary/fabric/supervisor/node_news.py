@@ -13,19 +13,19 @@ import msgspec
 
 from planetary.machine.redial import LinkState
 
-AGAIN_S = 30.0  # until an unchanged error is logged again
-LINE_S = 60.0  # between two lines while nothing happens
+AGAIN_S = 30.0  # seconds until an unchanged error is logged again
+LINE_S = 60.0  # seconds between two lines while nothing happens
 
 
 class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
     """State of a supervisor's connection and worker."""
 
     link: LinkState
-    run: str = ""  # of the gateway that it was connected to last
+    run: str = ""  # run of the last connected gateway
     error: str = ""  # why it is not connected; "" while it is, and before the first attempt has ended
-    retry_in_s: float | None = None  # until the next attempt, when this was written
-    pid: int = 0  # of the worker's process; 0: it does not run
-    restarts: int = 0  # of that process
+    retry_in_s: float | None = None  # time until the next attempt, at the time of writing
+    pid: int = 0  # worker's process id; 0: it does not run
+    restarts: int = 0  # restarts of that process
     ended: str = ""  # why the supervisor ends, by order of the gateway or a person; "": it does not
 
 
@@ -43,7 +43,7 @@ class NodeNews:
     def __init__(self, place: str, workers: int) -> None:
         """`place`: of the gateway; `workers`: how many this node has."""
         self._place, self._workers = place, workers
-        self._run = ""  # that was joined
+        self._run = ""  # joined run
         self._lost_at: float | None = None
         self._error, self._told_at = "", 0.0
         self._begun = self._over = False

@@ -31,9 +31,9 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a supervisor process is started."""
 
     address: Address
-    name: str  # of its worker
+    name: str  # worker name
     node: str
-    command: tuple[str, ...]  # that starts the worker
+    command: tuple[str, ...]  # command of the worker
     log: Path | None  # where the worker's output goes; None: to this process's own
     restart_first_s: float
     restart_limit_s: float

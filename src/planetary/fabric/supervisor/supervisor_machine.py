@@ -24,7 +24,7 @@ from planetary.machine.state_table import Table, advance
 class SupervisorPhase(StrEnum):
     """The life of the worker process. The connection has states of its own: `machine.redial.LinkState`."""
 
-    WAITING = "waiting"  # for the next start
+    WAITING = "waiting"  # pause before the next start
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"  # the process has been asked to end
@@ -70,8 +70,8 @@ class SupervisorMachine:
         self._started_at = 0.0
         self._start_at: float | None = 0.0
         self._stop_reason = ""  # why the process was asked to end
-        self._is_ordered = False  # whether the operator has its worker restarted
-        self._error: type[PlanetaryError] | None = None  # that it was refused with
+        self._is_ordered = False  # the operator ordered a restart of the worker
+        self._error: type[PlanetaryError] | None = None  # reason of the refusal
         self.phase = SupervisorPhase.WAITING
         self._out: list[Instruction] = []
 

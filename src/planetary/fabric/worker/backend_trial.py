@@ -62,9 +62,9 @@ def _milliseconds(value: float) -> str:
 log = logging.getLogger(__name__)
 
 TURNS = 2
-STEPS = 4  # of a turn, after a first one that is not counted
+STEPS = 4  # counted steps of a turn, after a first one
 PATIENCE_S = 20.0  # how much longer than the first candidate the others may take to load the step
-TIME_LIMIT_S = 3600.0  # for the first one: as long as a compilation may take
+TIME_LIMIT_S = 3600.0  # limit of the first trial: as long as a compilation may take
 POLL_S = 0.05
 
 

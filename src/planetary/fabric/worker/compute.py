@@ -93,8 +93,8 @@ class _LeaseRun(msgspec.Struct):
     steps: Iterator[StepResult]
     last: StepResult | None = None
     count: int = 0
-    total: float = 0.0  # of the steps' losses
-    seconds: float = 0.0  # in inner steps
+    total: float = 0.0  # sum of the steps' losses
+    seconds: float = 0.0  # duration of the inner steps
 
 
 class Compute:
@@ -143,9 +143,9 @@ class Compute:
         self._taking: Future[None] | None = None  # the version that was read ahead last
         self._exchanging = threading.Lock()  # one of the two threads uses the exchange
         self._saver = BackgroundSaver(system)
-        self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
-        self._on_device = False  # whether exactly these are on the device
-        self._loaded = False  # whether buffers and optimizer state are on the device
+        self._params: Tensors | None = None  # parameters of the tasks to come, as the gateway sent them
+        self._on_device = False  # exactly these are on the device
+        self._loaded = False  # buffers and optimizer state are on the device
         self._feedback_round = 0  # the round after which the exchange's residual is; 0: of none
         self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
         self._last: tuple[Trained, TrainingDone, Tensors | None] | None = None  # and the residual before it

@@ -374,7 +374,7 @@ class FragmentUpdates:
         self._ends: dict[int, tuple[int, Tensors]] = {}  # own task -> its round, and all its end parameters
         kept = (spec for part in self._parts for spec in part.residual_specs)
         self.residual_specs: tuple[TensorSpec, ...] = tuple(kept)
-        self.residual: Tensors | None = None  # of all fragments; zeros of those that were not sent yet
+        self.residual: Tensors | None = None  # residual of all fragments; zeros for fragments not sent yet
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
         found = (part.expects(message, name) for part in self._carried(message))

@@ -22,7 +22,7 @@ from planetary.fabric.worker.worker_events import (
 )
 from planetary.machine.events import Event, Instruction
 
-MOST_VERSIONS = 3  # of the parameters: the newest, the one before it, and one that a queued task names
+MOST_VERSIONS = 3  # parameter versions: the newest, the one before it, and the one named by a queued task
 
 
 class RingMachine(LeaseMachine):
@@ -38,7 +38,7 @@ class RingMachine(LeaseMachine):
         self._of_ring: deque[m.RingState | m.SendOuterState | m.Reduce] = deque()
         self._reducing: m.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
-        self._versions: tuple[int, ...] = ()  # whose parameters it has
+        self._versions: tuple[int, ...] = ()  # versions of the parameters here
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
         assert isinstance(job, m.TrainingJob)

@@ -71,7 +71,7 @@ class RingPeer:
         self._state: OuterState | None = None
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
         self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
-        self._start: Tensors = {}  # of these, the start of the last task
+        self._start: Tensors = {}  # parameters at the start of the last task
         self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> its round and contribution
         self._lock = threading.Lock()
         self._left = 0  # how often `leave` was called

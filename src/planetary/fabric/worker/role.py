@@ -35,13 +35,13 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int
     island: int  # devices that run every step together
     threads: int  # 0: all cores
-    cache: Path  # of compiled modules; shared by all workers of a machine
-    state: Path  # of this worker: the optimizer's state
+    cache: Path  # folder of compiled modules; shared by all workers of a machine
+    state: Path  # folder of this worker: the optimizer's state
     trial: bool = False  # the process is a candidate of a `BackendTrial`
     chosen: str = ""  # why the machine chose this backend, in words
-    roles: tuple[str, ...] = ()  # those that it may be given; empty: all that a run has
+    roles: tuple[str, ...] = ()  # allowed roles; empty: all that a run has
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
-    run: str = ""  # of the gateway that it joins; "": the gateway chooses
+    run: str = ""  # run to join; "": the gateway chooses
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class UseParameters(Instruction, frozen=True):
 
     version: int
     ahead: tuple[int, ...] = ()
-    ahead_tokens: int = 0  # behind all contributions to that round
+    ahead_tokens: int = 0  # tokens of all contributions to that round
     after: int = 0  # streaming: own task whose end parameters the next task begins with instead; 0: none
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed into these
 
@@ -164,7 +164,7 @@ class StartTraining(Instruction, frozen=True):
     """Train; answer with `StepDone` per inner step, then `TrainingDone`, `TaskBroke` or `TaskStopped`."""
 
     task: TrainTask
-    schedule: Schedule  # of the learning rate
+    schedule: Schedule  # schedule of the learning rate
 
 
 class MixIn(Instruction, frozen=True):
@@ -235,8 +235,8 @@ class TrainingDone(Event, frozen=True):
     loss: float
     grad_norm: float
     seconds: float
-    through: int = 0  # of a site: as of `TrainResult`
-    digest: str = ""  # of the bytes that are sent in place of end parameters
+    through: int = 0  # site only: tokens as of `TrainResult`
+    digest: str = ""  # digest of the bytes in place of end parameters
 
 
 class EvaluationDone(Event, frozen=True):

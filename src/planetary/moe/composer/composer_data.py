@@ -24,7 +24,7 @@ class ComposerData:
         self._plan = plan
         self._dtype = host_dtype(plan.order.file.dtype)
         self._per_step = plan.order.slice_tokens // plan.training.composers
-        self._first, self._rows = 0, np.zeros((0, self._per_step), self._dtype)  # of steps from `_first` on
+        self._first, self._rows = 0, np.zeros((0, self._per_step), self._dtype)  # rows of steps from `_first` on
         self._held_out: list[Batch] | None = None
 
     def forget(self) -> None:

@@ -494,9 +494,9 @@ class ComposerRole:
             clock=system.clock.monotonic,
             observe=system.observe,
         )
-        self._lock = threading.Lock()  # of the two that follow
+        self._lock = threading.Lock()  # lock of the two fields below
         self._closed = False
-        self._is_due = False  # whether a visit of the compute thread is scheduled that has not begun
+        self._is_due = False  # a visit of the compute thread is scheduled and has not begun
         self._driver = self._fresh()
 
     @property

@@ -53,11 +53,11 @@ from planetary.moe.training.replicas import held_shards
 class ComposerPhase(StrEnum):
     """A composer's state: whether it has a shard, a connection, and steps to take."""
 
-    STANDBY = "standby"  # without a shard
+    STANDBY = "standby"  # no shard
     COMPOSING = "composing"
     DETACHED = "detached"  # it trains without a connection; nothing is published or saved
     FINISHED = "finished"  # no step of the run is left; its last state is saved
-    FINISHED_DETACHED = "finished detached"  # its last state is saved when there is a connection
+    FINISHED_DETACHED = "finished detached"  # finished; the last state is saved at the next connection
 
     @property
     def connected(self) -> bool:
@@ -70,7 +70,7 @@ class ComposerPhase(StrEnum):
         return self in {ComposerPhase.FINISHED, ComposerPhase.FINISHED_DETACHED}
 
 
-GRANTED, RESUMED = "shard granted", "shard resumed"  # with its saved state; with the state that is here
+GRANTED, RESUMED = "shard granted", "shard resumed"  # shard with its saved state; with the state here
 STOOD_DOWN, LOST, ENDED = "stood down", "connection lost", "run ended"
 
 COMPOSER: Table = {
@@ -183,9 +183,9 @@ class ComposerMachine:
         self.shard, self.epoch, self.done = -1, 0, 0
         self.held = {key: HeldFragment() for key in fragments}
         composers = plan.training.composers
-        self._steps = [0] * composers  # of every shard: as the gateway reported, and those since
+        self._steps = [0] * composers  # steps of every shard: the gateway's report and later ones
         self._steps_confirmed = False  # no step was taken since that report
-        self._round = 0  # of the run: the last whose end has been acted on
+        self._round = 0  # newest round of the run whose end has been acted on
         self.speaks: tuple[int, ...] = ()
         self.versions = [-1] * composers
         self.fitted_at = [0.0] * composers
@@ -196,7 +196,7 @@ class ComposerMachine:
         self._fit_at = self._saved_at = 0  # steps of the last fit and save that were decided
         self._decided_at = -1  # the step whose publications, fit and saving have been decided
         self._chores: set[Chore] = set()
-        self._uploads: Counter[Upload] = Counter()  # that have not left this machine
+        self._uploads: Counter[Upload] = Counter()  # uploads still on this machine
         self._tokens_until = plan.most_steps if plan.delivery == "path" else 0  # the first step without tokens
         self._tokens_requested = False
 

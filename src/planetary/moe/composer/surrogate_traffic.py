@@ -220,12 +220,12 @@ class SurrogateTraffic:
         self._held = ComposerSurrogates(plan)  # the background's from now on, as are the next two
         self._generation = 0
         self._failed = False
-        self.bank: Surrogates = self._held.bank  # that steps compute with
+        self.bank: Surrogates = self._held.bank  # bank of the steps
         self._generation_begun = 0  # ahead of the background's until that has taken the change
         self._early: list[tuple[mm.SurrogatesReady, Packed]] = []
         self._waiting = 0  # arrivals that are not in the bank yet
         self._fitting = False
-        self._fits: tuple[int, ...] = ()  # by layer: progress of the run at the expert workers' fits published last
+        self._fits: tuple[int, ...] = ()  # progress of the run, by layer, at the expert workers' last published fits
 
     @property
     def behind(self) -> bool:

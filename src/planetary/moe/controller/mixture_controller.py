@@ -69,15 +69,15 @@ class MixtureController(RunController[MixtureDesk]):
         """Go on from `state`; `late`: see `MixtureRounds`; `waiting`: see `Offload`."""
         super().__init__(MixtureDesk(policy, state), policy.grace_s, now)
         self.policy, self.state = policy, state
-        self.composing: dict[int, Composing] = {}  # by session
+        self.composing: dict[int, Composing] = {}  # composers by session
         self.rounds = MixtureRounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
-        self._composer_s: dict[int, float] = {}  # by session: measured seconds of a composer's largest function
+        self._composer_s: dict[int, float] = {}  # measured seconds of a composer's largest function, by session
         self._choose_at: float | None = None  # when the first composers are chosen at the latest; None: none is ready
         began = any(shard.epoch for shard in state.shards)
-        self._chosen = began or policy.workers <= policy.composers  # whether they are, or all workers compose
+        self._chosen = began or policy.workers <= policy.composers  # composers are chosen, or all workers compose
         self.patience = Patience(policy.lease_s)
         self._collect_at = now + COLLECT_EVERY_S
 

@@ -49,7 +49,7 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:
         """`state` is changed only through `append`."""
         super().__init__(policy, state)
-        self._newest: dict[tuple[int, Subject], Make | None] = {}  # in flight; the message to send after them
+        self._newest: dict[tuple[int, Subject], Make | None] = {}  # message to send after the payload in flight
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:
         """Send the state of a subject: at once or, while an earlier state of it has not left, when that has.

@@ -26,7 +26,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     secret: str  # decides which work is checked; no worker knows it
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
-    workers: int  # that the run is to have: the fastest compose, of those that come within `startup_grace_s` of one
+    workers: int  # planned workers: the fastest of those within `startup_grace_s` of the first compose
     lease_s: float  # how long an expert worker may take before another one gets its work
     last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
@@ -130,7 +130,7 @@ class AssembleModel(Instruction, frozen=True):
 
     round: int
     shards: tuple[str, ...]  # payloads, by shard
-    checkpoint: bool  # also write it as a checkpoint of the run folder
+    checkpoint: bool  # write a checkpoint of the run folder, too
     experts: tuple[tuple[str, ...], ...] = ()  # under offload, payloads by shard and layer
     views: tuple[str, ...] = ()  # payloads: where each composer's router sends the same tokens
 
@@ -199,27 +199,27 @@ class JudgeExperts(Instruction, frozen=True):
     shard: int
     layer: int
     before: str  # payload of the experts
-    attachment: int  # of the message that brought the result
-    second: int = 0  # of another worker's result of the same work; 0: there is none
-    version: int = 0  # of these experts
-    base_version: int = 0  # of the experts that the sketches were made with
+    attachment: int  # attachment of the result's message
+    second: int = 0  # attachment of another worker's result of the same work; 0: none
+    version: int = 0  # version of these experts
+    base_version: int = 0  # version of the experts that made the sketches
     used: tuple[str, ...] = ()  # payloads of the worker's sketches
     audited: bool = False
     other: str = ""  # payload of a sketch that it had not; "": there is none
-    fits: bool = False  # whether it was to fit surrogates
-    progress: int = 0  # of the run before the step that the sketches are of
+    fits: bool = False  # the work was to fit surrogates
+    progress: int = 0  # progress of the run before the sketches' step
 
 
 class ExpertsJudged(Event, frozen=True):
     """A result was judged, its accepted part is in the payload store; `failed`: why it cannot be judged."""
 
     task: int
-    payload: str = ""  # of the experts; those before where nothing counts
+    payload: str = ""  # payload of the experts; the old experts where nothing counts
     accepted: int = 0  # experts
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
     failed: str = ""
     change: str = ""  # payload of the changes, as they travel to composers; "": they get the weights
-    doubts: tuple[tuple[str, str], ...] = ()  # of audits and comparisons: reason and sentence
+    doubts: tuple[tuple[str, str], ...] = ()  # audits and comparisons: reason and sentence
 
 
 class CollectPayloads(Instruction, frozen=True):

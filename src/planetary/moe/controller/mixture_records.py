@@ -22,7 +22,7 @@ class FragmentStart(msgspec.Struct, frozen=True):
 class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
     """The start of all participants, as names in the payload store, and the run's ownership map."""
 
-    owners: tuple[tuple[int, ...], ...]  # which composer owns which expert, [layers][experts]
+    owners: tuple[tuple[int, ...], ...]  # composer of each expert, [layers][experts]
     shards: tuple[str, ...]  # each shard's state
     surrogates: tuple[str, ...]  # each shard's surrogates; empty without
     experts: tuple[tuple[str, ...], ...] = ()  # under offload, each shard's experts with their moments, by layer
@@ -35,7 +35,7 @@ class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
     shard: int
     epoch: int
     worker: str
-    step: int  # that it goes on from
+    step: int  # first step
     progress: int = 0  # steps of the run then, the mean over all shards; journals of before have none
     why: str
 
@@ -66,10 +66,10 @@ class FragmentAdvanced(Record, frozen=True, kw_only=True, tag="fragment_merged")
     tier: Tier
     fragment: int
     version: int
-    shards: tuple[int, ...]  # whose publications it was merged from
+    shards: tuple[int, ...]  # shards of the merged publications
     payload: str
-    velocity: str  # of the outer step; "" without momentum
-    seconds: float  # from the first publication
+    velocity: str  # velocity of the outer step; "" without momentum
+    seconds: float  # duration since the first publication
     why: str
     steps: int = 0  # the most that a publication had taken since the version before
 
@@ -79,9 +79,9 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
 
     shard: int
     by: int | None = None  # shard whose composer made them, as the speaker of this one; None: this one's
-    epoch: int  # of that composer
+    epoch: int  # epoch of that composer
     step: int
-    progress: float = 0.0  # of the run, at the fit; journals of before have none
+    progress: float = 0.0  # progress of the run at the fit; older journals have none
     error: float | None
     payload: str
     change: str = ""  # payload of their changes to those in the payload `base`; "": they came whole
@@ -97,7 +97,7 @@ class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
     shard: int
     layer: int
     version: int
-    step: int  # of the sketches
+    step: int  # step of the sketches
     worker: str
     accepted: int  # experts
     refused: dict[str, int]  # experts, by reason
@@ -168,8 +168,8 @@ class Experts(msgspec.Struct):
 
     payload: str = ""
     version: int = 0
-    step: int = -1  # of the sketches that were last judged
-    change: str = ""  # from the version before; "": only the whole is there
+    step: int = -1  # step of the newest judged sketches
+    change: str = ""  # payload of the change from the previous version; "": only the whole exists
 
 
 class MixtureState(RunFold, kw_only=True):

@@ -34,9 +34,7 @@ class Composing(InFlight):
     loss: float | None = None
     step_s: float = 0.0
     surrogate_age: float | None = None  # None: not reported, or no surrogates
-    surrogates: dict[int, str] = msgspec.field(
-        default_factory=dict
-    )  # by shard: the payload that was sent last on this connection
+    surrogates: dict[int, str] = msgspec.field(default_factory=dict)  # payload by shard: the newest on this connection
 
 
 class Evaluating(msgspec.Struct):
@@ -70,20 +68,20 @@ class MixtureRounds:
         self._desk, self._composing = desk, composing
         self._late = list(late)
         self.refused: dict[str, int] = {}  # refusals by reason, since the last round
-        self.updates: dict[str, int] = {}  # of experts, since the last round
-        self.refused_sketches: dict[str, int] = {}  # since the last round
+        self.updates: dict[str, int] = {}  # expert updates since the last round
+        self.refused_sketches: dict[str, int] = {}  # refusals since the last round
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
-        self._sketch_bytes: Counter[int] = Counter()  # by shard, since the last round
+        self._sketch_bytes: Counter[int] = Counter()  # bytes by shard since the last round
         self._began: float | None = None  # when the first composer began, then at the end of each round
-        self._assembling: AssembleModel | None = None  # that is, or will be, put together
+        self._assembling: AssembleModel | None = None  # model to put together, now or later
         self.assemble_at: float | None = None  # monotonic: when the last model is tried again; None: it is not
         self.unassembled = ""  # why that failed
-        self._failures = 0  # of the last model
+        self._failures = 0  # failures of the last model
         self._parts: frozenset[str] = frozenset()  # payloads of which that is put together
-        self._evaluating: dict[int, Evaluating] = {}  # by round
+        self._evaluating: dict[int, Evaluating] = {}  # evaluations by round
         self._unreported: dict[int, RoundMetrics] = {}
-        self._complete: set[int] = set()  # of these, those that wait for an earlier one only
-        self._views: dict[int, dict[int, Viewed]] = {}  # of rounds that are not finished, by round and shard
+        self._complete: set[int] = set()  # rounds among these that wait only for an earlier one
+        self._views: dict[int, dict[int, Viewed]] = {}  # views of unfinished rounds, by round and shard
 
     @property
     def under_way(self) -> bool:

@@ -51,9 +51,9 @@ class Syncing:
             [(shard.owner, shard.epoch, shard.speaker) for shard in desk.state.shards],
             now,
         )
-        self.claims: dict[str, tuple[int, int, int]] = {}  # by worker: shard, epoch and step that it claims to have
+        self.claims: dict[str, tuple[int, int, int]] = {}  # claimed shard, epoch and step by worker
         self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
-        self._first_at: dict[tuple[Tier, int], float] = {}  # of merges under way: when the first publication arrived
+        self._first_at: dict[tuple[Tier, int], float] = {}  # arrival of the first publication of a merge under way
 
     def handle(self, event: Event, now: float) -> None:
         """Hand the machine an event, and carry out its instructions."""

@@ -93,8 +93,8 @@ class WaitingSketches:
 
     def __init__(self, left: Iterable[tuple[int, int, int]] = ()) -> None:
         """No composer is connected."""
-        self._waiting: dict[tuple[int, int], set[int]] = {}  # by shard and layer: steps
-        self._arrived: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the newest step
+        self._waiting: dict[tuple[int, int], set[int]] = {}  # steps by shard and layer
+        self._arrived: dict[tuple[int, int, int], int] = {}  # newest step by session, shard and layer
         for shard, layer, step in left:
             self._waiting.setdefault((shard, layer), set()).add(step)
 
@@ -167,17 +167,17 @@ class Offload:
         self._desk = desk
         self._updates = updates
         self._refused_sketches = refused_sketches
-        self.improving: dict[int, Improving] = {}  # by session; still there while its result is judged
+        self.improving: dict[int, Improving] = {}  # work by session; kept while its result is judged
         self._half: list[Improving] = []  # wait for another worker to make them, too
-        self._judging: dict[int, Improving] = {}  # by task
-        self._seen: dict[int, deque[str]] = {}  # by layer: payloads of the newest sketches
-        self._fitted: dict[tuple[int, int], int] = {}  # by shard and layer: progress of the run at the last fit
+        self._judging: dict[int, Improving] = {}  # results under judgement, by task
+        self._seen: dict[int, deque[str]] = {}  # payloads of the newest sketches, by layer
+        self._fitted: dict[tuple[int, int], int] = {}  # progress of the run at the last fit, by shard and layer
         self._asked: set[int] = set()
         self._may_have_work = bool(desk.state.experts)
-        self._changed_since_asked = False  # whether there may be work that the queue's next answer does not know of
+        self._changed_since_asked = False  # there may be work that the queue's next answer does not contain
         self._next_task = desk.policy.first_task
         self._pool = _pool_of(desk.policy.plan)
-        self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
+        self._sent: dict[tuple[int, int, int], int] = {}  # version there, by session, shard and layer
         self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
 
     def unusable(self, session: int, message: mm.OfferSketches) -> None:

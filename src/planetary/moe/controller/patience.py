@@ -33,7 +33,7 @@ class Patience:
         self._least_s = least_s
         self._waited: dict[Task, InFlight] = {}
         self._longest: dict[str, float] = {}
-        self._arriving: dict[int, set[int]] = {}  # by session: ids of messages
+        self._arriving: dict[int, set[int]] = {}  # message ids by session
 
     def observe(
         self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]

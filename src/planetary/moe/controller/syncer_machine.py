@@ -231,7 +231,7 @@ class Ownership(StrEnum):
 
     FREE = "free"
     OWNED = "owned"
-    KEPT = "kept"  # for an owner that was lost, until a grace time is over
+    KEPT = "kept"  # shard reserved for a lost owner until a grace time is over
 
 
 OWNERSHIP: Table = {
@@ -304,7 +304,7 @@ class SyncerMachine:
     def __init__(self, policy: SyncPolicy) -> None:
         """Start without versions and connections."""
         self.policy = policy
-        self._connected: dict[str, None] = {}  # in the order of joining
+        self._connected: dict[str, None] = {}  # names in the order of joining
         self._shards = [_Shard(number) for number in range(policy.shards)]
         self._fragments = {(tier, i): _FragmentProgress() for tier, n in policy.fragments.items() for i in range(n)}
 

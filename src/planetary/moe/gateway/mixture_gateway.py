@@ -144,7 +144,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             clock=system.clock,
             durable=system.files,
         )
-        self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
+        self._results: dict[int, Packed] = {}  # expert workers' results, not judged yet
         self._results_taken = 0
         self._queue: WorkQueue | None = None
         self._queue_turn = asyncio.Lock()

@@ -338,8 +338,8 @@ class MixtureStart:
     policy: MixturePolicy
     state: MixtureState
     records: list[Record]  # new ones: to be written to the journal
-    metrics: list[RoundMetrics]  # of earlier rounds
-    late: list[RoundMetrics]  # of finished rounds whose lines are still to be written
+    metrics: list[RoundMetrics]  # metrics of earlier rounds
+    late: list[RoundMetrics]  # metrics of finished rounds whose lines are still to be written
 
 
 def owners_of_run(folder: Path) -> OwnerMap | None:

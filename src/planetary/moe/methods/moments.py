@@ -20,7 +20,7 @@ from planetary.moe.methods.delta import Form, most_dropped
 COUNT = ".count"  # suffix of the name of an optimizer's count of steps
 _MEAN, _SQUARE = "adam.mean.", "adam.square."
 _SQUARES = ("adam.square.", "adafactor.")
-_AVERAGE = "average."  # of the weights themselves
+_AVERAGE = "average."  # prefix of the weights' averages
 
 MOST_NATS = 1e4
 """The largest gradient: its length times that of the weights, in nats. A change of the weights by a thousandth

@@ -57,7 +57,7 @@ class StepSketches:
 
     def __init__(self, composers: int) -> None:
         self._composers = composers
-        self._steps: dict[tuple[int, int], dict[int, OfferedSketch]] = {}  # by step and layer, then shard
+        self._steps: dict[tuple[int, int], dict[int, OfferedSketch]] = {}  # sketches by step and layer, then shard
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
         """Work of all shards when the last one's sketch has arrived."""
@@ -81,7 +81,7 @@ class RecentSketches:
 
     def __init__(self, reach: int) -> None:
         self._reach = reach
-        self._newest: dict[int, dict[int, OfferedSketch]] = {}  # by layer and shard
+        self._newest: dict[int, dict[int, OfferedSketch]] = {}  # newest sketches by layer and shard
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
         newest = self._newest.setdefault(sketch.layer, {})

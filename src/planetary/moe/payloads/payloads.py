@@ -27,7 +27,7 @@ class _SketchFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     composer: int
     digest: str
-    widths: tuple[int, int]  # of four-bit rows; 0: floats
+    widths: tuple[int, int]  # widths of four-bit rows; 0: floats
 
 
 def sketch_bytes(sketch: EncodedSketch) -> memoryview:

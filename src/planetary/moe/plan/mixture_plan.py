@@ -45,7 +45,7 @@ OF_EXPERT_WORKERS = (
 )
 """Keys of `[moe]` that have no effect without expert workers."""
 
-AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
+AHEAD_BYTES = 1 << 20  # size of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"
 
 

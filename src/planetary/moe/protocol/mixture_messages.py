@@ -20,17 +20,17 @@ TierName = Literal["router", "latent", "backbone", "experts"]
 class MixtureJob(RoleJob, frozen=True, kw_only=True):
     """The worker's job: its `plan` is a `planetary.moe.plan.mixture_plan.MixturePlan`, in JSON."""
 
-    functions: dict[str, FunctionSpec]  # of the artifact's module
+    functions: dict[str, FunctionSpec]  # functions of the artifact's module
 
 
 class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     """The worker loaded the artifact. `shard`: whose state it has, if any."""
 
     artifact: str
-    device: str = ""  # as its driver names it
+    device: str = ""  # device name from the driver
     verified: str = ""  # result of the comparison with the job's reference, in words
-    roles: tuple[str, ...] = ()  # that its operator allows and its device can have; empty: all
-    composer_s: float = 0.0  # that its device takes for the largest function of a composer; 0: not measured
+    roles: tuple[str, ...] = ()  # roles allowed by the operator and possible on the device; empty: all
+    composer_s: float = 0.0  # duration of a composer's largest function on the device; 0: not measured
     shard: int = -1
     epoch: int = 0
     step: int = 0
@@ -41,10 +41,10 @@ class GrantShard(RoleMessage, frozen=True, kw_only=True):
 
     shard: int
     epoch: int
-    step: int  # of the state that comes along
+    step: int  # step of the attached state
     payload: str  # "": go on with the state that you have
-    speaks: tuple[int, ...]  # as in `AssignSpeaker`
-    steps: tuple[int, ...]  # that every shard has taken
+    speaks: tuple[int, ...]  # shards as in `AssignSpeaker`
+    steps: tuple[int, ...]  # steps of every shard
 
 
 class AssignSpeaker(RoleMessage, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class PublishSurrogates(RoleMessage, frozen=True, kw_only=True):
     epoch: int
     of: int
     step: int
-    progress: float  # at the fit; where expert workers fit, before the steps whose sketches they used, mean over layers
+    progress: float  # at the fit; where expert workers fit, before the steps of their sketches, mean over layers
     error: float | None  # mean relative error on the calibration rows; None for exact copies
     payload: str  # the surrogates whole
     change: str = ""  # payload that comes along in place of them: their changes to those in the payload `base`
@@ -106,8 +106,8 @@ class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
 
     shard: int
     step: int
-    progress: float  # as in `PublishSurrogates`
-    payload: str  # as in `PublishSurrogates`
+    progress: float  # progress as in `PublishSurrogates`
+    payload: str  # payload as in `PublishSurrogates`
     change: str = ""
     base: str = ""
 
@@ -124,7 +124,7 @@ class SaveShard(RoleMessage, frozen=True, kw_only=True):
     step: int
     progress: int
     loss: float | None = None  # mean cross-entropy of the steps since the last end of a round, at the end of one
-    compute_s: float = 0.0  # that these steps took
+    compute_s: float = 0.0  # duration of these steps
     payload: str
 
 
@@ -136,7 +136,7 @@ class StepTaken(RoleMessage, frozen=True, kw_only=True):
     epoch: int
     step: int  # how many it has taken
     loss: float  # cross-entropy of that step, nats per token
-    seconds: float  # that it took
+    seconds: float  # duration of the work
     # Steps of the run since the others' surrogates that it has were fitted, mean; None: it has none
     surrogate_age: float | None = None
 
@@ -160,7 +160,7 @@ class ViewModel(RoleMessage, frozen=True, kw_only=True):
     epoch: int
     step: int
     progress: int
-    mixed_loss: float  # its own experts, surrogates for the others; nats per token
+    mixed_loss: float  # loss with its own experts and surrogates for the others, nats per token
     surrogate_loss: float  # surrogates for all
     payload: str
 
@@ -201,9 +201,9 @@ class OfferSketches(RoleMessage, frozen=True, kw_only=True):
     shard: int
     epoch: int
     step: int  # index of the step, from 0
-    progress: int  # before it
+    progress: int  # progress before the step
     layer: int
-    version: int  # of the composer's experts of that layer in that step
+    version: int  # version of the composer's experts of that layer in that step
     payload: str
 
 
@@ -216,8 +216,8 @@ class ImproveExperts(RoleMessage, frozen=True, kw_only=True):
     task: int
     shard: int
     layer: int
-    progress: int  # before the step that the sketches are of
-    fits: bool = False  # also fit the surrogates of the new weights
+    progress: int  # progress before the sketches' step
+    fits: bool = False  # fit the surrogates of the new weights, too
     payload: str
 
 

@@ -344,7 +344,7 @@ class ResidentComposer:
         self._steps, self._held = steps, ResidentTensors(run)
         gradients = signature(run.program, "composer_gradients")
         self._found = [s.name for s in gradients.results]
-        self._rest = state  # without the tensors on the device
+        self._rest = state  # state that is not on the device
         self._names: tuple[dict[str, str], ...] = ()
         self._layers: list[tuple[dict[str, str], dict[str, str]]] = []
         self._slots: np.ndarray | None = None

@@ -158,7 +158,7 @@ def merged_model(state: TrainingState, config: LatentMoeConfig) -> dict[str, np.
     return {**dense, **experts}
 
 
-_FLOOR = np.float32(1e-8)  # of γ: an all-zero matrix stays zero
+_FLOOR = np.float32(1e-8)  # least γ: an all-zero matrix stays zero
 
 
 def ternary(weights: np.ndarray) -> np.ndarray:

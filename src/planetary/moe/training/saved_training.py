@@ -51,7 +51,7 @@ class SavedTraining(msgspec.Struct, frozen=True):
 
 class _Rest(msgspec.Struct, frozen=True):
     format: int
-    sha256: str  # of the arrays' file
+    sha256: str  # digest of the arrays' file
     saved: msgspec.Raw
 
 

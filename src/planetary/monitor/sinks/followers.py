@@ -21,7 +21,7 @@ from planetary.monitor.sinks.sink import Sink, SinkRun
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000  # items of one sink
-END_S = 30.0  # that sinks get to take the rest
+END_S = 30.0  # seconds for sinks to take the rest
 
 Item = RoundMetrics | Record
 
@@ -62,7 +62,7 @@ class _Follower:
 
     def __init__(self, name: str, sink: Sink, run: Callable[[], SinkRun], report: Callable[[str], None]) -> None:
         self._name, self._sink, self._run, self._report = name, sink, run, report
-        self._queue: queue.Queue[Item | bool] = queue.Queue(MOST_WAITING)  # at last: whether the run finished
+        self._queue: queue.Queue[Item | bool] = queue.Queue(MOST_WAITING)  # last item: the run finished
         self._left_out = 0
         self._opened = self._failing = self._hopeless = False
         self._ending = threading.Event()

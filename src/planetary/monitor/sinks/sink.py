@@ -23,7 +23,7 @@ class SinkRun(msgspec.Struct, frozen=True):
     name: str
     folder: Path
     config: Config
-    identity: str  # of the run, in hexadecimal; the same when the run is resumed
+    identity: str  # identity of the run, hexadecimal; the same when the run is resumed
 
     @property
     def parameters(self) -> dict[str, Any]:

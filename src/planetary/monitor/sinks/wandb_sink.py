@@ -13,7 +13,7 @@ from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 
-INIT_S = 60.0  # that the server gets to answer
+INIT_S = 60.0  # seconds for the server to answer
 
 
 class Wandb(Sink):

@@ -13,9 +13,9 @@ from planetary.rl.protocol.rl_messages import TextsLearned
 class GroupPhase(StrEnum):
     """The state of a group."""
 
-    WAITING = "waiting"  # for a worker that continues its texts
+    WAITING = "waiting"  # a worker is wanted to continue the texts
     SAMPLING = "sampling"
-    JUDGING = "judging"  # by the environment
+    JUDGING = "judging"  # the environment judges
     READY = "ready"  # has its rewards
 
 

@@ -113,12 +113,12 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._versions: dict[int, int] = {}  # session -> the weights that it has
         self._has_reference: set[int] = set()
         self._slowest: dict[tuple[int, str], float] = {}
-        self._dropped: Counter[str] = Counter()  # since the last round
+        self._dropped: Counter[str] = Counter()  # groups dropped since the last round, by reason
         self._generated = 0  # tokens, since the last round
         self._replaced = 0
         self._unrewarded = 0  # groups without any reward since the last group with one
         self._last_end = now
-        self._kept_round = desk.state.round  # of the newest checkpoint
+        self._kept_round = desk.state.round  # round of the newest checkpoint
         self.checkpoint = Checkpointing(
             desk.append,
             self._write_newest,
@@ -129,7 +129,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._goal = ""  # why nothing is left to learn
         self._broken = ""  # why nothing can be judged
         self._numerics = ""
-        self._metrics = newest  # of the round whose version is evaluated
+        self._metrics = newest  # metrics of the round whose version is evaluated
         if self.version and self.version not in desk.state.held_out:
             self._evaluate()
 

@@ -124,7 +124,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         most_texts: of one task.
     """
 
-    params: tuple[TensorSpec, ...]  # of the policy, in the order in which functions take them
+    params: tuple[TensorSpec, ...]  # parameters of the policy, in the order of the functions' arguments
     state: tuple[TensorSpec, ...]
     shape: PolicyShape
     config_hash: str

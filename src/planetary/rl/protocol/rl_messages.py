@@ -72,7 +72,7 @@ class SampleTexts(m.RoleMessage, frozen=True, kw_only=True):
     """
 
     task: int
-    version: int  # of the newest weights
+    version: int  # version of the newest weights
     greedy: bool  # always the likeliest token, in place of a draw
     ends: tuple[int, ...]  # tokens after which a text has ended; the last of its completion
 
@@ -93,12 +93,12 @@ class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
 
     task: int
     round: int
-    version: int  # of the newest weights
+    version: int  # version of the newest weights
     first_step: int
-    rate: float  # of all its steps
-    reference: bool  # whether the loss has a term of the reference policy
-    teacher: bool  # whether advantages are the reference's log-probabilities minus the sampled ones
-    staleness: StalenessBounds | None = None  # that weigh tokens of older versions
+    rate: float  # learning rate of all its steps
+    reference: bool  # the loss has a term of the reference policy
+    teacher: bool  # advantages are the reference's log-probabilities minus the sampled ones
+    staleness: StalenessBounds | None = None  # bounds that weigh tokens of older versions
 
 
 class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
@@ -109,10 +109,10 @@ class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
     steps: int
     tokens: int
     loss: float  # mean over steps
-    grad_norm: float  # of the last step, before clipping
+    grad_norm: float  # norm at the last step, before clipping
     seconds: float
     divergence: float  # KL of the sampling policies and the weights before the first step: mean over its own tokens
-    entropy: float  # of those weights' distributions at own tokens of the first batch, in nats
+    entropy: float  # entropy of those weights' distributions at own tokens of the first batch, nats
     reference_divergence: float = 0.0  # the same KL as `divergence`, to the reference; 0: there is none
 
 

@@ -12,13 +12,13 @@ from planetary.machine.journal import Record
 class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
     """All completions of a prompt have a reward, or none for good."""
 
-    group: int  # of which the prompt is a function
+    group: int  # group number, which determines the prompt
     task: int
-    worker: str  # that sampled its last turn
-    version: int  # of the oldest of its tokens
-    newest: int  # of the newest
+    worker: str  # sampler of its last turn
+    version: int  # version of the oldest token
+    newest: int  # version of the newest token
     rewards: tuple[float | None, ...]  # None: the environment gave none
-    problems: tuple[str, ...] = ()  # of the environment, each once
+    problems: tuple[str, ...] = ()  # problems of the environment, each once
 
 
 class GroupDropped(Record, frozen=True, kw_only=True, tag="group_dropped"):
@@ -36,7 +36,7 @@ class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
     task: int
     worker: str
     groups: tuple[int, ...]
-    sampled: tuple[int, ...]  # by which version each group was
+    sampled: tuple[int, ...]  # sampling version of each group
     tokens: int
 
 
@@ -48,7 +48,7 @@ class TextsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
     worker: str
     groups: tuple[int, ...]
     reason: str
-    held_out: bool = False  # whether they are held-out prompts
+    held_out: bool = False  # held-out prompts
 
 
 class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):

@@ -37,8 +37,8 @@ from planetary.serve.scheduling.scheduler import Call, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
 from planetary.serve.worker.serving_role import LoadedModel
 
-_SEAT = 1  # of the scheduler's one worker
-_REFERENCE = "reference."  # in front of a parameter's name
+_SEAT = 1  # session of the scheduler's one worker
+_REFERENCE = "reference."  # prefix of a parameter's name
 
 
 class Computes(Protocol):
@@ -178,7 +178,7 @@ class LoadedPolicy:
         self._resident = self.sampling.resident
         self._weights: Tensors = {}
         self._version = -1
-        self._round: int | None = None  # after which the state on the device was; None: it has to be read
+        self._round: int | None = None  # round of the state on the device; None: it has to be read
 
     def use(self, version: int, weights: Tensors) -> None:
         """ComputeCall with these parameters from now on. Raises `LocalProtocolError` for those of another model."""

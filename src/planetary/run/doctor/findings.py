@@ -18,7 +18,7 @@ from planetary.core.errors import (
 from planetary.monitor import human_numbers as human
 
 MIB, GIB = 1 << 20, 1 << 30
-LEAST_DISK, SOME_DISK = 1 * GIB, 10 * GIB  # below: bad, and worth a warning
+LEAST_DISK, SOME_DISK = 1 * GIB, 10 * GIB  # limits: below is bad, and worth a warning
 LEAST_MEMORY, SOME_MEMORY = 512 * MIB, 2 * GIB
 LEAST_FILES, SOME_FILES = 256, 1024  # open files that a process may have
 CLOCK_WRONG_S, CLOCK_OFF_S = 60.0, 2.0  # invites and certificates are valid by the clock

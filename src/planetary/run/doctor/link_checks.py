@@ -25,7 +25,7 @@ from planetary.version import __version__
 from planetary.wire.protocol import Protocol
 
 ROUND_TRIPS = 5
-FIRST_BYTES = 256 << 10  # of a measurement of bandwidth; more until it takes long enough
+FIRST_BYTES = 256 << 10  # first size of a measurement of bandwidth; it grows until it takes long enough
 ENOUGH_S = 1.0
 ANSWER_S = 60.0
 RING_BYTES = 16 << 20

@@ -16,7 +16,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     temperature: NotNegative = 0.8  # divides the logits; 0: always the likeliest token
     top_k: Index = 0  # only the k likeliest tokens can be drawn; 0: all
-    seed: int = 0  # of the draws
+    seed: int = 0  # seed of the draws
     max_tokens: Count = 100  # the end of a document ends a text earlier
 
     def __post_init__(self) -> None:

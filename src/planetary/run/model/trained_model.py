@@ -40,7 +40,7 @@ class TrainedModel:
     params: Any  # the pytree that the model's code expects
     tokenizer: Tokenizer
     window: int  # tokens of a training sequence
-    round: int  # that the parameters are from; 0 for a file of weights
+    round: int  # round of the parameters; 0 for a file of weights
 
 
 def load_trained(run: Path, checkpoint: Path | None = None, experts: str = ServeConfig().experts) -> TrainedModel:

@@ -19,7 +19,7 @@ class Announcement(msgspec.Struct, frozen=True):
     port: int
     dashboard: str  # URL
     token: str
-    folder: str  # of the run
+    folder: str  # run folder
     endpoint: str = ""  # URL at which a served model answers
     # SHA-256 of the certificate that an HTTPS page shows, and of its authority, which a TOKEN@FINGERPRINT names;
     # hexadecimal; "": the page is plain HTTP

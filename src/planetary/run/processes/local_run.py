@@ -112,9 +112,9 @@ def _last_words(log: Path) -> str:
     return f"{' '.join(error.split())} (its log is {log})" if found else f"see {log}"
 
 
-START_LIMIT_S = 60.0  # for the gateway's process to listen
+START_LIMIT_S = 60.0  # time for the gateway's process to listen
 LOOK_EVERY_S = 0.25
-STOP_LIMIT_S = 4.0  # for all processes to end after a stop
+STOP_LIMIT_S = 4.0  # time for all processes to end after a stop
 
 Outcome = Literal["finished", "stopped"]
 
@@ -122,10 +122,10 @@ Outcome = Literal["finished", "stopped"]
 class LocalRunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a local run is started."""
 
-    folder: Path  # of the run
+    folder: Path  # run folder
     cache: Path
     resume: bool = False
-    checkpoint: Path | None = None  # to resume from; None: the newest
+    checkpoint: Path | None = None  # checkpoint to resume from; None: the newest
     forgive: tuple[str, ...] = ()  # workers whose ban a resumed run forgets
     plain: bool = False  # no TLS between the processes
     dashboard_port: int = 0  # 0: any

@@ -78,7 +78,7 @@ class GiveTokens(e.Instruction, frozen=True):
 class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
     """The constants of a served model."""
 
-    params: tuple[TensorSpec, ...]  # of the model, in the order in which functions take them
+    params: tuple[TensorSpec, ...]  # parameters of the model, in the order of the functions' arguments
     shape: ServingShape
     vocabulary: int  # tokens below it can be drawn
     weights: str  # digest of the packed parameters
@@ -140,7 +140,7 @@ class ServingController(RunController[ServingDesk]):
         super().__init__(desk, grace_s, now)
         self.scheduler = Scheduler(desk.policy.shape, desk.policy.vocabulary)
         self.tokens = 0
-        self._calls: dict[int, UnderWay] = {}  # by session
+        self._calls: dict[int, UnderWay] = {}  # calls by session
         self._number = 0
         self._slowest: dict[tuple[int, str], float] = {}  # session and function -> seconds
 

@@ -68,7 +68,7 @@ log = logging.getLogger(__name__)
 
 LoadModel = Callable[[Config], ServedModel]
 
-_TRIAL = "trial of a served model 1 "  # before digests of a program and of parameters: the key of their trial
+_TRIAL = "trial of a served model 1 "  # prefix of digests of a program and of parameters: the key of their trial
 
 RATE_S = 10.0
 """The displayed tokens per second are of so long."""

@@ -111,7 +111,7 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     max_tokens: Annotated[int, Meta(ge=0)] | None = 16
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LIKELIEST)] | None = None
     echo: bool = False
-    add_special_tokens: bool = True  # those that the tokenizer adds to a text
+    add_special_tokens: bool = True  # add the tokenizer's special tokens
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
-    add_special_tokens: bool = False  # those that the tokenizer adds to a text; a template writes its own
+    add_special_tokens: bool = False  # add the tokenizer's special tokens; a template writes its own
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None

@@ -20,7 +20,7 @@ LIKELIEST = 20
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
 HIDDEN = "hidden"
-KEYS, CACHED_VALUES = "recalled_keys.", "recalled_values."  # before a layer's number
+KEYS, CACHED_VALUES = "recalled_keys.", "recalled_values."  # prefixes of a layer's number
 
 
 class CallSize(msgspec.Struct, frozen=True):

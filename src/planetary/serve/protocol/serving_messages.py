@@ -74,13 +74,13 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
 
     call: int  # counts up
     function: str
-    tokens: tuple[tuple[int, ...], ...]  # that are new
+    tokens: tuple[tuple[int, ...], ...]  # new tokens
     starts: tuple[int, ...]  # position of the first of them
-    pages: tuple[tuple[int, ...], ...]  # of the text, in order
-    full: bool  # whether the log-probabilities of all tokens are sent, beside the likeliest
+    pages: tuple[tuple[int, ...], ...]  # pages of the text, in order
+    full: bool  # send the log-probabilities of all tokens, beside the likeliest
     ahead: int = 0  # further calls with tokens that the worker draws itself, unless a text ends before
-    drawings: tuple[Drawing, ...] = ()  # with `ahead`: how they are drawn
-    vocabulary: int | None = None  # with `ahead`: tokens below it can be drawn; None: all
+    drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `ahead`
+    vocabulary: int | None = None  # bound of sampled tokens with `ahead`; None: all
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
 
@@ -92,8 +92,8 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
     """
 
     call: int
-    seconds: float  # that the device took
-    last: bool = True  # whether no further results of this call follow, of tokens that the worker drew itself
+    seconds: float  # duration on the device
+    last: bool = True  # no further results of this call follow, of tokens that the worker drew itself
 
 
 SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)

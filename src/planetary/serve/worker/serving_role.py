@@ -105,10 +105,10 @@ class LoadedModel:
         """`weights` are the model's parameters by name."""
         self.resident = ResidentTensors(run)
         self._run, self._shape = run, shape
-        self._specs: dict[str, dict[str, TensorSpec]] = {}  # of each function's arguments
+        self._specs: dict[str, dict[str, TensorSpec]] = {}  # specs of each function's arguments
         self._sent: dict[str, np.ndarray] = {}
-        self._recalled: RecalledTexts | None = None  # whose copy of pages is on the device
-        self._copied: tuple[str, ...] = ()  # its tensors
+        self._recalled: RecalledTexts | None = None  # texts with a copy of their pages on the device
+        self._copied: tuple[str, ...] = ()  # names of the copy's tensors
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:

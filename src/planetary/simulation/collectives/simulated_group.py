@@ -32,7 +32,7 @@ from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 
 PORT = 48148
-RESTART_S = 0.7  # until a master that died is started again
+RESTART_S = 0.7  # time until a dead master is started again
 MASTER_NODE = "master"
 
 

@@ -39,7 +39,7 @@ from planetary.simulation.process import Process
 from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
 from planetary.simulation.timed_program import TimedProgram
 
-JUDGE_S = 0.1  # that the environment takes for the texts of a task
+JUDGE_S = 0.1  # time of the environment for the texts of a task
 Lies = dict[int, TextLie]
 """The lie of each worker that lies now, by number."""
 

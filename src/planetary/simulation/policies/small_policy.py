@@ -234,7 +234,7 @@ class SmallPolicy:
         optimizer = optimizer_of(config.outer)
         outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays(), optimizer)}
         sampled: dict[int, int] = {}  # group -> version
-        shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # by round
+        shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # groups by round
         imitated = config.rl.imitated_rounds
         for record in journal:
             match record:

@@ -43,9 +43,9 @@ from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimPlace, SimulatedCluster
 from planetary.simulation.simulated_network import HOST
 
-MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
-REDUCE_S = (0.0, 0.3)  # that a worker without a given link takes to read its share from its device
-OVERLAPPED_S = (0.0, 2.0)  # with overlap: sometimes longer than a lease takes
+MOST_VERSIONS = 4  # parameter versions at the gateway
+REDUCE_S = (0.0, 0.3)  # time for a worker without a given link to read its share from its device
+OVERLAPPED_S = (0.0, 2.0)  # time with overlap: sometimes longer than a lease takes
 
 
 class DoubtfulWork:
@@ -122,7 +122,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self.sums: dict[bytes, list[np.ndarray]] = {}
         self._make = make
-        self.contributors = nodes  # to a round
+        self.contributors = nodes  # contributors to a round
         config, cache = training.prepared.config, training.cache
         super().__init__(seed, config, nodes, plan, cache=cache, step_s=step_s, place=place, machines=machines)
 

@@ -28,7 +28,7 @@ class FederatedRun(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     role: FederationRole
     hub: str  # "HOST:PORT"; "": it is the hub itself
-    site: str  # its name at the hub; "": it is the hub itself
+    site: str  # site name at the hub; "": this is the hub
     round: int  # finished ones
     standing: FederationStanding
 
@@ -41,7 +41,7 @@ class HubLinkView(msgspec.Struct, frozen=True, kw_only=True):
     hub: str  # identity of the hub; "": it was never reached
     connected: bool
     refused: str  # why it is not connected; "": it is, or was not dialled yet
-    dials: bool  # whether it is dialled again; False: the reason cannot pass away
+    dials: bool  # the gateway dials again; False: the reason cannot pass away
 
 
 class FederationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +49,7 @@ class FederationView(msgspec.Struct, frozen=True, kw_only=True):
 
     enabled: bool
     runs: tuple[FederatedRun, ...]
-    places_jobs: bool  # whether it is a hub that places jobs: see /v1/federation/jobs
+    places_jobs: bool  # this is a hub that places jobs: see /v1/federation/jobs
     link: HubLinkView | None  # None: it has none of its own
 
 

@@ -40,9 +40,9 @@ class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
     toml: str | None = None  # the text of one
     overrides: tuple[str, ...] = ()  # "section.key=value"
-    name: str = ""  # of the job; "": the run's, with a number where that is taken
-    priority: Priority | None = None  # among waiting jobs, and of its claim to workers at its site
-    needs: JobNeeds = JobNeeds()  # of its site
+    name: str = ""  # job name; "": the run's, with a number where that is taken
+    priority: Priority | None = None  # priority among waiting jobs, and for workers at the site
+    needs: JobNeeds = JobNeeds()  # requirements for a site
 
 
 class PlacedJobList(msgspec.Struct, frozen=True, kw_only=True):

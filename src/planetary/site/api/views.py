@@ -16,12 +16,12 @@ class SiteView(msgspec.Struct, frozen=True, kw_only=True):
 
     gateway_id: str
     lab_id: str
-    version: str  # of planetary
+    version: str  # planetary's version
     started_at: float  # Unix time in seconds
-    places_jobs: bool  # whether it is a hub that places jobs on other sites
-    controllers: dict[str, bool]  # whether each takes jobs
+    places_jobs: bool  # this is a hub that places jobs on other sites
+    controllers: dict[str, bool]  # controllers, and which of them take jobs
     jobs: dict[str, int]  # how many by state
-    workers: int  # that are here
+    workers: int  # connected workers
     idle_workers: int
 
 
@@ -37,17 +37,17 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: str
     controller: str  # "training", "rl" or "inference"
-    kind: str  # of run
+    kind: str  # kind of run
     state: JobState
     priority: int
-    folder: str  # of the run
+    folder: str  # run folder
     submitted_at: float  # Unix time in seconds
     started_at: float | None
     ended_at: float | None
     by: str  # name of the token that it was submitted with
     reason: str  # why it ended, or is to end
-    workers: tuple[str, ...]  # that work for it
-    endpoint: str = ""  # of a served model
+    workers: tuple[str, ...]  # workers of the job
+    endpoint: str = ""  # endpoint of a served model
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +78,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     toml: str | None = None  # the text of one
     overrides: tuple[str, ...] = ()  # "section.key=value"
     files: dict[str, FileReference] = {}  # "section.key" of config or toml -> a file that was sent, in place of a path
-    name: str = ""  # of the job and its folder; "": the run's, with a number where that is taken
-    priority: Priority | None = None  # of its claim to workers; None: its controller's
+    name: str = ""  # name of the job and its folder; "": the run's, with a number where that is taken
+    priority: Priority | None = None  # priority for workers; None: the controller's
     resume: str = ""  # name of a run's folder that goes on
     service_id: str | None = None  # PCP's name of a controller's service; the job's name here
 
@@ -95,15 +95,15 @@ class SiteWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     node: str
-    job: str  # that it works for; "": none
+    job: str  # job of the worker; "": none
     moving_to: str  # job that it works for when its task has ended; "": it stays
     why: str  # it is there, or goes there
     drained: bool
     controller: str  # the only one that it works for; "": any
-    roles: tuple[str, ...]  # that its operator allows; empty: all
+    roles: tuple[str, ...]  # roles allowed by the operator; empty: all
     connected: bool
     address: str
-    status: WorkerStatus | None  # as its run sees it
+    status: WorkerStatus | None  # status in the worker's run
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,25 +192,25 @@ class RollOutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     overrides: tuple[
         str, ...
     ] = ()  # "section.key=value" of the run's configuration; none: the model's files as they are
-    reason: str = ""  # for the journal
+    reason: str = ""  # reason for the journal
 
 
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An earlier training step that is asked for."""
 
     step: str = ""  # digest, or its beginning; "": the one before
-    reason: str = ""  # for the journal
+    reason: str = ""  # reason for the journal
 
 
 class StepUse(msgspec.Struct, frozen=True, kw_only=True):
     """From when on a run had a training step."""
 
     step: str  # sha256 of its portable artifact
-    first_round: int  # that is trained with it
+    first_round: int  # first round with this step
     at: float  # Unix time in seconds
     by: str = ""  # name of the token
     why: str = ""
-    rolled_back: bool = False  # whether the run had it before
+    rolled_back: bool = False  # return to an earlier step of the run
 
 
 class RollOutView(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,14 +220,14 @@ class RollOutView(msgspec.Struct, frozen=True, kw_only=True):
     step: str  # sha256; "": it is not made yet
     overrides: tuple[str, ...]
     by: str
-    reason: str  # that it was refused for
+    reason: str  # reason of the refusal
 
 
 class StepHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The training steps of a job's run, oldest first."""
 
     job_id: str
-    step: str  # in use, or the last one; "": the run has none
+    step: str  # step in use, or the last one; "": the run has none
     steps: tuple[StepUse, ...]
     roll_out: RollOutView
 

@@ -96,7 +96,7 @@ class HubLinkMachine:
         self._name = name
         self._link = Redial(name, first_s=REDIAL_FIRST_S, limit_s=REDIAL_LIMIT_S)
         self._news: SiteNews | None = None
-        self._is_foreign = False  # whether the connection is with another hub, and about to be closed
+        self._is_foreign = False  # the connection is with another hub, and about to be closed
         self._taking: dict[Attempt, str | None] = {}  # offers without an answer -> why they are cancelled already
         self._out: list[Instruction] = []
 

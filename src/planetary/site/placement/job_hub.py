@@ -72,7 +72,7 @@ class HubTerms(msgspec.Struct, frozen=True):
 
     hub: str
     names: tuple[str, ...]
-    roles: tuple[str, ...] = ()  # of workers: a site has none
+    roles: tuple[str, ...] = ()  # worker roles: a site has none
 
     def refuse(self, hello: Hello) -> Refused | None:
         """Return why a site is refused; None: it is not."""

@@ -81,12 +81,12 @@ class PlacementAsked(Record, frozen=True, kw_only=True, tag="placement_asked"):
     """A job was accepted by the hub."""
 
     job: str
-    kind: str  # of run
+    kind: str  # kind of run
     placeable: PlaceableJob
     config: str  # TOML; over several sites: of the hub's own run
     priority: int | None = None
     by: str = ""  # name of the token
-    parts: tuple[PlaceableJob, ...] = ()  # over several sites: each of them; empty: it is for one site
+    parts: tuple[PlaceableJob, ...] = ()  # parts for several sites; empty: the job is for one site
     part_config: str = ""  # TOML, of a site's run
 
 
@@ -94,7 +94,7 @@ class JobSpread(Record, frozen=True, kw_only=True, tag="job_spread"):
     """The hub has a site for each part of a job over several sites, and begins its own run."""
 
     job: str
-    sites: tuple[str, ...]  # of the parts that were not cancelled before, in their order
+    sites: tuple[str, ...]  # sites of the uncancelled parts, in their order
 
 
 class JobOffered(Record, frozen=True, kw_only=True, tag="job_offered"):
@@ -122,7 +122,7 @@ class JobAccepted(Record, frozen=True, kw_only=True, tag="job_accepted"):
     attempt: int
     state: AttemptState
     reason: str = ""
-    name: str = ""  # of the site's own job
+    name: str = ""  # name of the site's own job
 
 
 class JobLost(Record, frozen=True, kw_only=True, tag="job_lost"):

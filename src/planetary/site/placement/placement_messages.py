@@ -33,11 +33,11 @@ class WorkerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     target: str
-    device: str  # as its driver names it; "": not known yet
-    roles: tuple[str, ...]  # that their operator allows; empty: all
+    device: str  # device name from the driver; "": not known yet
+    roles: tuple[str, ...]  # roles allowed by the operator; empty: all
     memory: int  # bytes that were free on the machine as the process started; 0: not known
     number: int
-    idle: int  # of them
+    idle: int  # idle workers among them
 
 
 class SiteNews(Message, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class SiteNews(Message, frozen=True, kw_only=True):
 
     controllers: tuple[ControllerRoom, ...] = ()
     workers: tuple[WorkerGroup, ...] = ()
-    data_sets: tuple[str, ...] = ()  # by the names that jobs use: site://NAME
+    data_sets: tuple[str, ...] = ()  # data sets by the names in jobs: site://NAME
 
 
 class OfferJob(Message, frozen=True, kw_only=True):
@@ -53,8 +53,8 @@ class OfferJob(Message, frozen=True, kw_only=True):
 
     job: str
     attempt: int
-    config: str  # of its run, TOML
-    priority: Priority | None = None  # of its claim to workers; None: as the site's controller has it
+    config: str  # configuration of its run, TOML
+    priority: Priority | None = None  # priority for workers; None: the site's controller's
 
 
 class CancelJob(Message, frozen=True, kw_only=True):
@@ -71,9 +71,9 @@ class JobReport(Message, frozen=True, kw_only=True):
     job: str
     attempt: int
     state: AttemptState
-    reason: str = ""  # for which it was declined, ended or is to end
+    reason: str = ""  # reason of its refusal, end or cancellation
     lasting: bool = False  # declined: whether a later offer of the same job would be, too
-    name: str = ""  # of the site's own job
+    name: str = ""  # name of the site's own job
 
     @property
     def ended(self) -> bool:

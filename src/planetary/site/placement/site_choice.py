@@ -32,19 +32,19 @@ class JobNeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Requirements of a job on its site, from its submission."""
 
     site: str = ""  # the only one; "": any
-    backend: str = ""  # of its workers; "": any
-    workers: Index = 1  # at least so many that fit are there; 0: they may come later
+    backend: str = ""  # backend of its workers; "": any
+    workers: Index = 1  # least number of fitting workers; 0: they may come later
     memory_mb: Index = 0  # free on each worker's machine as it started, in MiB
     trust: Trust = "full"  # "judged": a site that is not trusted will do
-    sites: Count = 1  # that train it together, each a part; 1: one site has it alone
+    sites: Count = 1  # sites of a joint run, each with a part; 1: one site has the job alone
 
 
 class PlaceableJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job as far as its placement depends on it."""
 
     controller: str
-    roles: tuple[WorkerRole, ...]  # of the workers that it needs
-    data_sets: tuple[str, ...]  # of the site
+    roles: tuple[WorkerRole, ...]  # roles of the needed workers
+    data_sets: tuple[str, ...]  # data sets of the site
     needs: JobNeeds = JobNeeds()
 
 
@@ -57,15 +57,15 @@ class SiteNow(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""  # why it refused this job for good
     rests: str = ""  # why it is not asked again for a while
     part: str = ""  # another part of the same job that it has or had; "": none
-    stray: bool = False  # whether an earlier attempt of this job may still run there
-    nbytes: int = 0  # that its line has carried today
+    stray: bool = False  # an earlier attempt of this job may still run there
+    nbytes: int = 0  # traffic of its line today
 
 
 class Obstacle(msgspec.Struct, frozen=True):
     """Why a site cannot take a job."""
 
     reason: str
-    lasting: bool  # whether it will never take it
+    lasting: bool  # the site will never take the job
 
 
 class SiteChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class SiteChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     site: str  # "": none can take it now
     why: str
-    obstacles: dict[str, Obstacle]  # by site
+    obstacles: dict[str, Obstacle]  # obstacles by site
 
     @property
     def hopeless(self) -> bool:

@@ -110,9 +110,9 @@ def run(args: argparse.Namespace) -> int:
 class HostedAs(NamedTuple):
     """The differences between the commands that run a gateway."""
 
-    role: str  # for the log
-    port: int  # that others connect to, by default
-    api_port: int  # by default
+    role: str  # name in the log
+    port: int  # default port for peers
+    api_port: int  # default port of the control API
     # host, port and file of the invite (None: none is needed) -> the command with which others join
     join: Callable[[str, int, Path | None], str]
     no_sites: str = ""  # error of a file with controllers and without sites; "": it needs none

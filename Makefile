@@ -61,7 +61,7 @@ soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault s
 	PLANETARY_CHURN_S=600 $(PYTEST) -q -m processes tests/collectives/test_ring_churn.py $(PYTEST_FLAGS)
 
 device-test: $(STAMP) ## run step, parity, mixture and a mixed run on every device of this machine, and print a table
-	$(PYTEST) -q -rs -m device $(PYTEST_FLAGS) tests/fabric/test_real_devices.py
+	$(PYTEST) -q -rs -m device $(PYTEST_FLAGS) tests/runs/rounds/test_real_devices.py
 
 test-unit: $(STAMP) ## run the tests that start no process and no compiler
 	$(PYTEST) -q -m "not processes and not compiles and not soak and not device" $(PYTEST_FLAGS)

@@ -57,9 +57,9 @@ def fastest(work: Callable[[], object]) -> float:
 def measure() -> dict[str, list[float]]:
     """Return the seconds of `give`, `take`, `read` and `advance` by codec, and of a copy, for the tree imported."""
     from planetary.core.tensors import TensorSpec
-    from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
-    from planetary.fabric.protocol import messages as m
-    from planetary.fabric.worker.exchange import CodedUpdates, Trained
+    from planetary.fleet.protocol import messages as m
+    from planetary.runs.rounds.worker.exchange import CodedUpdates, Trained
+    from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, payload_digest
 
     specs = tuple(TensorSpec(f"w{number}", "f32", SHAPE) for number in range(PIECES))
     random = np.random.default_rng(0)

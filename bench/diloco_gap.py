@@ -32,12 +32,12 @@ from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
-from planetary.diloco.contributions import Contribution
-from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.diloco.outer_optimizers import optimizer_of
-from planetary.fabric.preparation.preparation import Prepared, prepare_run, schedule_of
+from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run, schedule_of
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
+from planetary.sync.contributions import Contribution
+from planetary.sync.outer import initial_state, outer_step, published_params
+from planetary.sync.outer_optimizers import optimizer_of
 
 replace = msgspec.structs.replace
 

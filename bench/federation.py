@@ -17,11 +17,11 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.data.reader import read_slice
-from planetary.fabric.preparation.model_shapes import with_model_shapes
-from planetary.fabric.preparation.preparation import prepare_run
-from planetary.fabric.worker.compute import batches_of
 from planetary.run.choice import read_config
 from planetary.run.simulate import TINY
+from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
+from planetary.runs.rounds.preparation.preparation import prepare_run
+from planetary.runs.rounds.worker.compute import batches_of
 from planetary.runtime.pjrt_executor import PjrtExecutor
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config

@@ -19,7 +19,7 @@ import random
 import statistics
 from typing import NamedTuple
 
-from planetary.fabric.protocol.records import RoundFinished, WorkerLost
+from planetary.fleet.protocol.records import RoundFinished, WorkerLost
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from planetary.core.errors import PeerError
-from planetary.fabric.protocol.messages import FABRIC, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Connection, ServerLimits, Trust, connect, serve
 from planetary.net.invite import mint
 from planetary.net.strangers import StrangerLimits

@@ -17,14 +17,14 @@ import numpy as np
 from planetary.compiler.backends.targets import Target
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
-from planetary.moe.methods.ownership import round_robin
-from planetary.moe.program.part import ProgramPart
-from planetary.moe.program.programs import combined, composer_program, expert_program
-from planetary.moe.program.signature import ComposerShape
-from planetary.moe.training.composer import ComposerSteps, ResidentComposer
-from planetary.moe.training.initial_training import initial_training
-from planetary.moe.training.trainer import IreeRunner
-from planetary.moe.training.training_settings import MoeTraining
+from planetary.runs.mixture.methods.ownership import round_robin
+from planetary.runs.mixture.program.part import ProgramPart
+from planetary.runs.mixture.program.programs import combined, composer_program, expert_program
+from planetary.runs.mixture.program.signature import ComposerShape
+from planetary.runs.mixture.training.composer import ComposerSteps, ResidentComposer
+from planetary.runs.mixture.training.initial import initial_training
+from planetary.runs.mixture.training.settings import MoeTraining
+from planetary.runs.mixture.training.trainer import IreeRunner
 from planetary.runtime.device_program import TransferCounter
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import ProgramRunner, XlaRunner

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from planetary.fabric.protocol.messages import FABRIC, Parameters, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Parameters, Shutdown
 from planetary.net import Authority, Connection, Trust, connect, serve
 from planetary.net.invite import mint
 

@@ -26,13 +26,13 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.schedules import Schedule
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe.methods.averaging import FragmentMergeRule
-from planetary.moe.methods.surrogate import FitOptions
-from planetary.moe.methods.tiers import Cadence
-from planetary.moe.training.participant_states import TrainingState, assembled
-from planetary.moe.training.saved_training import SavedTraining, write_training
-from planetary.moe.training.trainer import MoeTrainer
-from planetary.moe.training.training_settings import MoeTraining
+from planetary.runs.mixture.methods.averaging import FragmentMergeRule
+from planetary.runs.mixture.methods.surrogate import FitOptions
+from planetary.runs.mixture.methods.tiers import Cadence
+from planetary.runs.mixture.training.participant_states import TrainingState, assembled
+from planetary.runs.mixture.training.saved import SavedTraining, write_training
+from planetary.runs.mixture.training.settings import MoeTraining
+from planetary.runs.mixture.training.trainer import MoeTrainer
 
 replace = msgspec.structs.replace
 HELD_OUT = 128  # sequences
@@ -147,7 +147,7 @@ def with_changes(training: MoeTraining, changes: list[str]) -> MoeTraining:
             inside = inside.get(part, {})
         if name not in inside:
             raise SystemExit(
-                f"--set {change}: there is no such setting in planetary.moe.training.training_settings.MoeTraining"
+                f"--set {change}: there is no such setting in planetary.runs.mixture.training.settings.MoeTraining"
             )
         try:
             inside[name] = json.loads(value)

@@ -21,18 +21,18 @@ import numpy as np
 from planetary.compiler.backends import xla
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe.cost import cost
-from planetary.moe.cost.cost_table import shape_of
-from planetary.moe.methods import ownership
-from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates
-from planetary.moe.program.programs import composer_program, expert_program
-from planetary.moe.program.signature import ComposerShape, state_specs
-from planetary.moe.training.composer import ComposerSteps
-from planetary.moe.training.expert_work import improve
-from planetary.moe.training.initial_training import initial_training
-from planetary.moe.training.participant_states import ComposerState
-from planetary.moe.training.trainer import expert_runner
-from planetary.moe.training.training_settings import MoeTraining
+from planetary.runs.mixture.cost import cost
+from planetary.runs.mixture.cost.table import shape_of
+from planetary.runs.mixture.methods import ownership
+from planetary.runs.mixture.methods.sketch import EncodedSketch, encode, sketch_from_gates
+from planetary.runs.mixture.program.programs import composer_program, expert_program
+from planetary.runs.mixture.program.signature import ComposerShape, state_specs
+from planetary.runs.mixture.training.composer import ComposerSteps
+from planetary.runs.mixture.training.expert_work import improve
+from planetary.runs.mixture.training.initial import initial_training
+from planetary.runs.mixture.training.participant_states import ComposerState
+from planetary.runs.mixture.training.settings import MoeTraining
+from planetary.runs.mixture.training.trainer import expert_runner
 from planetary.runtime.program_runner import Program
 
 replace = msgspec.structs.replace

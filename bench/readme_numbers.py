@@ -245,7 +245,7 @@ JOBS: Mapping[str, Job] = {
     "start": Job("python bench/start.py", 1, start, page="bench/results/start.md"),
     "recovery": Job("python bench/recovery.py", 12, recovery),
     "plain-training": Job(
-        "pytest tests/fabric/test_plain_training.py",
+        "pytest tests/runs/rounds/test_plain_training.py",
         1,
         passed("one worker, outer rate 1, no momentum, against a plain loop", "equal, bit for bit"),
     ),

@@ -28,9 +28,9 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import load_config
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
-from planetary.fabric.preparation.compiling import CompileTarget, compile_apart
-from planetary.fabric.preparation.preparation import prepare_run, step_options
-from planetary.fabric.preparation.prepared_steps import find_record
+from planetary.fleet.preparation.compiling import CompileTarget, compile_apart
+from planetary.runs.rounds.preparation.preparation import prepare_run, step_options
+from planetary.runs.rounds.preparation.prepared_steps import find_record
 from planetary.runtime.host import host_features
 
 CONFIG = Path(__file__).parents[1] / "examples" / "stdlib.toml"

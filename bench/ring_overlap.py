@@ -29,7 +29,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.configuration.presets import preset_of
-from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
+from planetary.fleet.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
 from planetary.run.processes.announcement import read_announcement
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
 
@@ -117,7 +117,7 @@ def worker(place: str, arguments: list[str]) -> None:
     """Be a worker process, reachable by the other one at `place` ("port,host:port"; empty: as usual)."""
     from planetary.cli.main import main as command
     from planetary.collectives import Communicator
-    from planetary.fabric.worker import ring_peer
+    from planetary.runs.rounds.worker import ring_peer
 
     if place:
         port, advertise = place.split(",")

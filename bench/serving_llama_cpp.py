@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from planetary.models.llama import LlamaConfig
-from planetary.serve.program.served_model import ServedModel
+from planetary.runs.serve.program.served_model import ServedModel
 
 _BLOCK = {
     "input_layernorm": "attn_norm",

@@ -24,12 +24,12 @@ from planetary.core.config import config_from_tables
 from planetary.core.step import ProgramSpec
 from planetary.models.context import WholeText
 from planetary.run.model.served import load_traced
+from planetary.runs.serve.messages import ComputeCall
+from planetary.runs.serve.model_check import check_model
+from planetary.runs.serve.program.weight_precision import Precision
+from planetary.runs.serve.role import LoadedModel
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program, open_program
-from planetary.serve.program.weight_precision import Precision
-from planetary.serve.protocol.serving_messages import ComputeCall
-from planetary.serve.worker.model_check import check_model
-from planetary.serve.worker.serving_role import LoadedModel
 
 REPEATS = 60
 

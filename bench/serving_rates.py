@@ -37,13 +37,13 @@ from planetary.models.llama import LlamaConfig
 from planetary.models.model_options import configure
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_traced
+from planetary.runs.serve.messages import ComputeCall, Drawing
+from planetary.runs.serve.program.shape import PAGE, decode_name, prefill_name
+from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runs.serve.role import LoadedModel, next_call
+from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program, open_program
-from planetary.serve.program.serving_shape import PAGE, decode_name, prefill_name
-from planetary.serve.program.traced_model import TracedModel
-from planetary.serve.protocol.serving_messages import ComputeCall, Drawing
-from planetary.serve.scheduling.sampling import SamplingOptions
-from planetary.serve.worker.serving_role import LoadedModel, next_call
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 TOKENS = 64

@@ -26,7 +26,7 @@ REGISTRIES = {
     "planetary.site.api.control_api",  # of groups of operations
     "planetary.monitor.sinks.sink_kinds",
     "planetary.compiler.step.named_optimizers",  # of optimizers
-    "planetary.diloco.payload",  # of codecs
+    "planetary.sync.payload",  # of codecs
 }
 
 

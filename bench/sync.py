@@ -34,17 +34,17 @@ from diloco_gap import as_baseline, held_out_loss, open_executors
 from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
-from planetary.diloco.contributions import Contribution
-from planetary.diloco.merge import MERGE_RULES
-from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.diloco.outer_optimizers import AVERAGING, Adam, AnyOuterOptimizer, Nesterov
-from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
-from planetary.diloco.ring import HeldContribution, eager_start
-from planetary.fabric.preparation.parameters import ParameterVersions
-from planetary.fabric.preparation.preparation import prepare_run, schedule_of
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.changes import ChangeOf, start_offer
-from planetary.fabric.worker.exchange import Outgoing, Trained, exchange_of
+from planetary.fleet.protocol import messages as m
+from planetary.runs.rounds.changes import ChangeOf, start_offer
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
+from planetary.runs.rounds.worker.exchange import Outgoing, Trained, exchange_of
+from planetary.sync.contributions import Contribution
+from planetary.sync.merge import MERGE_RULES
+from planetary.sync.outer import initial_state, outer_step, published_params
+from planetary.sync.outer_optimizers import AVERAGING, Adam, AnyOuterOptimizer, Nesterov
+from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, payload_digest
+from planetary.sync.ring import HeldContribution, eager_start
 
 replace = msgspec.structs.replace
 

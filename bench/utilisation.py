@@ -58,16 +58,16 @@ from planetary.core.configuration.schema import (
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import prepare
-from planetary.diloco import payload
-from planetary.diloco.sync_plan import Cluster, predict
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.gateway.run_files import METRICS
-from planetary.fabric.preparation.compiling import PublishedArtifact
-from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.preparation.prepared_steps import StepRecord
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.shell import Address
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.run_files import METRICS
+from planetary.fleet.preparation.compiling import PublishedArtifact
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.shell.shell import Address
+from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runtime.executor import StepResult
+from planetary.sync import payload
+from planetary.sync.plan import Cluster, predict
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, Way
 
 MBIT = 1e6 / 8  # bytes/s
@@ -210,7 +210,7 @@ def settings(preset: Preset, workers: int, rounds: int, given: Sequence[str], so
 
 def gateway_main(config: Config, spec: StepSpec, folder: Path, pipe: Any) -> None:
     """The gateway's process: sends its port, and the processor seconds of each round at the end."""
-    from planetary.fabric.gateway.rounds_gateway import RoundsGateway
+    from planetary.runs.rounds.gateway.gateway import RoundsGateway
     from planetary.runtime.host_memory import keep_large_blocks
 
     keep_large_blocks()
@@ -254,9 +254,9 @@ def gateway_main(config: Config, spec: StepSpec, folder: Path, pipe: Any) -> Non
 
 def worker_main(worker: tuple[int, int], spec: StepSpec, inner_steps: int, folder: Path, pipe: Any) -> None:
     """The process of a worker, its number and its line's port: sends its log when the run has ended."""
-    from planetary.fabric.worker import training_role
-    from planetary.fabric.worker.role import WorkerOptions
-    from planetary.fabric.worker.worker import WorkerShell
+    from planetary.fleet.worker.role import WorkerOptions
+    from planetary.fleet.worker.worker import WorkerShell
+    from planetary.runs.rounds.worker import role as training_role
     from planetary.runtime.host_memory import keep_large_blocks
 
     keep_large_blocks()

@@ -20,10 +20,10 @@ CALLS = (
     *("export", "compile", "vjp", "Communicator", "Config"),
 )
 RECORDS = (
-    "planetary.fabric.protocol.status:RunStatus",
-    "planetary.fabric.protocol.status:WorkerStatus",
-    "planetary.fabric.protocol.status:Figure",
-    "planetary.fabric.protocol.status:RoundMetrics",
+    "planetary.fleet.protocol.status:RunStatus",
+    "planetary.fleet.protocol.status:WorkerStatus",
+    "planetary.fleet.protocol.status:Figure",
+    "planetary.fleet.protocol.status:RoundMetrics",
     "planetary.run.metrics:Metrics",
     "planetary.monitor.report:Report",
     "planetary.artifacts.checkpoint:Checkpoint",

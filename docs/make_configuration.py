@@ -13,7 +13,7 @@ from msgspec import inspect
 from planetary.core.configuration.key_meanings import meanings
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
-from planetary.site.site_config import Api, ControllerOptions, Federation, SiteConfig, SitePolicy, WorkerFabric
+from planetary.site.config import Api, ControllerOptions, Federation, SiteConfig, SitePolicy, WorkerFabric
 
 TABLE = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 PAGE = Path(__file__).with_name("configuration.md")

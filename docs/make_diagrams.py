@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planetary.collectives.protocol import operation_states
-from planetary.fabric.controller.run_controller import RUN
-from planetary.fabric.protocol.sessions import WORKER_SESSION
-from planetary.fabric.supervisor.supervisor_machine import SUPERVISOR
-from planetary.fabric.worker.lease_machine import LEASE_TASKS
-from planetary.fabric.worker.worker_machine import WORKER
+from planetary.fleet.controller.controller import RUN
+from planetary.fleet.protocol.sessions import WORKER_SESSION
+from planetary.fleet.supervisor.machine import SUPERVISOR
+from planetary.fleet.worker.machine import WORKER
 from planetary.machine.redial import LINK
 from planetary.machine.state_table import Table, with_diagrams
-from planetary.moe.composer.composer_machine import COMPOSER
-from planetary.moe.controller.syncer_machine import FRAGMENT, OWNERSHIP
+from planetary.runs.mixture.composer.machine import COMPOSER
+from planetary.runs.mixture.controller.syncer_machine import FRAGMENT, OWNERSHIP
+from planetary.runs.rounds.worker.lease_machine import LEASE_TASKS
 from planetary.site.jobs import JOB
 from planetary.site.placement.placed_jobs import PLACED_JOB
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from planetary.core.configuration.presets import PRESETS
 from planetary.core.configuration.toml import toml_value
-from planetary.diloco.sync_plan import GAPS, MEASURED
+from planetary.sync.plan import GAPS, MEASURED
 
 PAGE = Path(__file__).with_name("synchronisation.md")
 BEGIN, END = "<!-- presets -->\n", "<!-- end -->\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.config import to_toml
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster

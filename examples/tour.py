@@ -13,8 +13,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
+from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training

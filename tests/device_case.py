@@ -86,7 +86,7 @@ def run_step(case: Case) -> dict[str, Any]:
 def run_mixture(case: Case) -> dict[str, Any]:
     """Compare every function of a mixture's program with XLA on the CPU, as a worker does."""
     from planetary.compiler.backends.targets import Target
-    from planetary.fabric.preparation.program_compiling import compared, reference_from_xla
+    from planetary.fleet.preparation.program_compiling import compared, reference_from_xla
 
     assert case.program is not None
     data = Path(case.artifact).read_bytes()

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from planetary.fabric.controller.membership import Membership
-from planetary.fabric.protocol.records import WorkerBanned
+from planetary.fleet.controller.membership import Membership
+from planetary.fleet.protocol.records import WorkerBanned
 from planetary.simulation.faults import KINDS, Fault
 from planetary.simulation.simulated_cluster import SimulatedCluster
 

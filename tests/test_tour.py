@@ -130,13 +130,13 @@ def test_a_gradient_passes_every_hop_of_its_journey(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_passes_every_hop_of_its_journey() -> None:
-    """In the simulator, which has processes of its own in place of `fabric/shell/child.py`."""
+    """In the simulator, which has processes of its own in place of `fleet/shell/child.py`."""
     kill = Fault(at_s=6.0, kind="kill_worker", worker=1)
     cluster = SimCluster(1, small_training(workers=3, checkpoint_every=1, rounds=3), 3, [kill])
     hops = PLACE.findall(hops_of(PAGE.split("\n## ")[6]))
     called = called_during(lambda: cluster.run(2000.0))
     assert cluster.struck == ["kill_worker"]
-    assert [hop for hop in hops if hop not in called] == [("fabric/shell/child.py", "Child.wait")]
+    assert [hop for hop in hops if hop not in called] == [("fleet/shell/child.py", "Child.wait")]
 
 
 def test_the_architecture_page_has_the_sub_packages_in_the_order_of_the_contracts() -> None:
@@ -157,13 +157,13 @@ def test_the_reading_order_is_short_and_passes_the_line_where_a_step_is_executed
     wrong = {file: lines[file] for file, said in rows if abs(lines[file] - int(said)) > 15}
     assert not wrong, f"docs/tour.md: these files have other numbers of lines: {wrong}"
     assert sum(lines.values()) <= LONGEST
-    said = re.search(r"`fabric/worker/compute.py:inner_steps`: `([^`]+)`", PAGE)
+    said = re.search(r"`runs/rounds/worker/compute.py:inner_steps`: `([^`]+)`", PAGE)
     assert said is not None
-    assert said[1] in (PACKAGE / "fabric/worker/compute.py").read_text()
+    assert said[1] in (PACKAGE / "runs/rounds/worker/compute.py").read_text()
     told = re.search(r"one order of ([\d,]+) lines", (ROOT / "README.md").read_text())
     assert told is not None
     assert abs(sum(lines.values()) - int(told[1].replace(",", ""))) <= 100
-    assert "fabric/worker/compute.py" in lines
+    assert "runs/rounds/worker/compute.py" in lines
 
 
 def test_the_example_kills_a_worker_and_the_gateway_and_computes_the_parameters_again(

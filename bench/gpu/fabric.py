@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from common import PJRT, REHEARSAL, REPOSITORY, Process, Record
-from runs import CLI, largest_difference, outcome, train, wait_for
 
 from planetary.run.processes.announcement import read_announcement
+from runs import CLI, largest_difference, outcome, train, wait_for
 
 EXAMPLE = REPOSITORY / "examples" / "stdlib.toml"
 CHANGES: dict[str, object] = {"train.rounds": 3, "train.inner_steps": 12, "eval.every": 1, "eval.batches": 8}

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from common import PJRT, REHEARSAL, REPOSITORY, Process, Record, tail
+
 from runs import outcome, read_lines, train, wait_for
 
 EXAMPLE = REPOSITORY / "examples" / "stdlib.toml"

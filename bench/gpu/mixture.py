@@ -20,7 +20,7 @@ def compare(backend: str) -> dict[str, Any]:
     import msgspec
 
     from planetary.core.step import ProgramSpec
-    from planetary.fabric.preparation.program_compiling import reference_from_xla
+    from planetary.fleet.preparation.program_compiling import reference_from_xla
     from planetary.runtime.device_check import check_program
     from planetary.runtime.program_runner import Program, open_program
 

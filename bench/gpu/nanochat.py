@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from common import PJRT, REHEARSAL, REPOSITORY, Record
+
 from runs import outcome, train
 
 EXAMPLE = REPOSITORY / "examples" / "nanochat-92m.toml"

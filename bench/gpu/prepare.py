@@ -23,9 +23,9 @@ from planetary.compiler.frontend.export import export_model
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.step import ProgramSpec
-from planetary.fabric.preparation.compiling import CompileTarget, compile_and_verify
+from planetary.fleet.preparation.compiling import CompileTarget, compile_and_verify
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.moe.program.programs import expert_program
+from planetary.runs.mixture.program.programs import expert_program
 from planetary.runtime.host import host_features
 
 BUILDER = "planetary.models.nanochat:build"

@@ -59,11 +59,11 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     from planetary.core.config import config_from_tables
     from planetary.core.step import ProgramSpec
     from planetary.run.model.served import load_traced
+    from planetary.runs.serve.messages import ComputeCall, Drawing
+    from planetary.runs.serve.program.shape import decode_name, prefill_name
+    from planetary.runs.serve.role import LoadedModel, next_call
+    from planetary.runs.serve.scheduling.sampling import SamplingOptions
     from planetary.runtime.program_runner import Program, open_program
-    from planetary.serve.program.serving_shape import decode_name, prefill_name
-    from planetary.serve.protocol.serving_messages import ComputeCall, Drawing
-    from planetary.serve.scheduling.sampling import SamplingOptions
-    from planetary.serve.worker.serving_role import LoadedModel, next_call
 
     began = time.perf_counter()
     serve = {"weights": weights, "batch": 8, "context": 1024 if not REHEARSAL else 128}

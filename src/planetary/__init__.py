@@ -18,7 +18,7 @@ from planetary.version import __version__
 if TYPE_CHECKING:
     from planetary.collectives import Communicator
     from planetary.core.configuration.schema import Config
-    from planetary.fabric.protocol.status import RoundMetrics
+    from planetary.fleet.protocol.status import RoundMetrics
     from planetary.run.handle import Run
     from planetary.run.model.authoring import compile, export, vjp
     from planetary.run.simulate import Simulated, simulate
@@ -50,7 +50,7 @@ _HOMES = {
     "vjp": "planetary.run.model.authoring",
     "Config": "planetary.core.configuration.schema",
     "Fault": "planetary.simulation.faults",
-    "RoundMetrics": "planetary.fabric.protocol.status",
+    "RoundMetrics": "planetary.fleet.protocol.status",
     "Run": "planetary.run.handle",
     "Simulated": "planetary.run.simulate",
     "SimulatedLink": "planetary.simulation.simulated_network",

@@ -46,7 +46,7 @@ def load_into(
     torch: Any = importlib.import_module("torch")  # a type checker takes `import torch` here for this very file
     from planetary.artifacts.checkpoint import load_checkpoint, load_latest
     from planetary.core.config import load_config
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.run.model.trained_model import all_values
 
     if not isinstance(module, torch.nn.Module):

@@ -20,8 +20,8 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
-from planetary.fabric.gateway.run_files import RunLock
-from planetary.fabric.protocol.records import EndKind
+from planetary.fleet.gateway.run_files import RunLock
+from planetary.fleet.protocol.records import EndKind
 from planetary.run.choice import new_run
 from planetary.run.results import failure_of
 

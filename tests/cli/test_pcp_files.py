@@ -15,7 +15,7 @@ from planetary.cli.main import build_parser
 from planetary.core.config import load_config
 from planetary.core.errors import UserError
 from planetary.run.kinds import kind_of
-from planetary.site.site_config import load_site
+from planetary.site.config import load_site
 
 INFERENCE = {
     "model_id": "qwen2.5-0.5b-instruct",

@@ -14,8 +14,8 @@ import pytest
 from planetary.cli.main import main
 from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
-from planetary.fabric.gateway.invite_list import read_invites
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.gateway.invites import read_invites
+from planetary.fleet.protocol.status import RoundMetrics, RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import read, verify

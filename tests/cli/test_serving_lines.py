@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.serving_lines import ServingLines, example_request
-from planetary.fabric.protocol.status import RunState, RunStatus, ServingStatus, WorkerStatus
+from planetary.fleet.protocol.status import RunState, RunStatus, ServingStatus, WorkerStatus
 
 WAIT = "waiting for local/0 to load the model"
 URL = "http://127.0.0.1:8000"

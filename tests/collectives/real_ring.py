@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planetary.collectives import Communicator, Master
-from planetary.collectives.peer.peer_shell import PeerShell
+from planetary.collectives.peer.shell import PeerShell
 from planetary.collectives.transport import direct_memory
 
 DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from real_ring import OpenCommunicator, outcome, ring, shell_of, together
 
 from planetary.collectives import Communicator, Master, PeerLostError, RemovedError
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.transport.piece_frames import Introduction, pack_header
 from planetary.collectives.transport.sockets import parse_address

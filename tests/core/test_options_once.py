@@ -20,19 +20,19 @@ from planetary.core.configuration.schema import MoeConfig, OptimizerConfig, Trai
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
-from planetary.diloco.judgement import JUDGES
-from planetary.diloco.merge import MERGE_RULES
-from planetary.diloco.outer_optimizers import OUTER_OPTIMIZERS
-from planetary.diloco.payload import CODECS
-from planetary.fabric.controller.pace import SHARES
-from planetary.moe.controller.syncer_machine import SyncPolicy
-from planetary.moe.methods.acceptance import Policy
-from planetary.moe.methods.averaging import FragmentMergeRule
-from planetary.moe.methods.mixture_pace import PACES
-from planetary.moe.methods.surrogate import FitOptions
-from planetary.moe.plan.mixture_plan import keys_of
-from planetary.moe.training.training_settings import MoeTraining
-from planetary.rl.objectives.objective import OBJECTIVES
+from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
+from planetary.runs.mixture.methods.acceptance import Policy
+from planetary.runs.mixture.methods.averaging import FragmentMergeRule
+from planetary.runs.mixture.methods.pace import PACES
+from planetary.runs.mixture.methods.surrogate import FitOptions
+from planetary.runs.mixture.plan import keys_of
+from planetary.runs.mixture.training.settings import MoeTraining
+from planetary.runs.rl.objectives.objective import OBJECTIVES
+from planetary.runs.rounds.controller.pace import SHARES
+from planetary.sync.judgement import JUDGES
+from planetary.sync.merge import MERGE_RULES
+from planetary.sync.outer_optimizers import OUTER_OPTIMIZERS
+from planetary.sync.payload import CODECS
 
 NAMED: list[tuple[str, Collection[str]]] = [
     ("outer.judge", JUDGES),

@@ -11,8 +11,8 @@ import pytest
 from planetary.core.config import config_from_tables, load_config
 from planetary.core.configuration.presets import PRESETS, preset_of
 from planetary.core.errors import UserError
-from planetary.diloco.payload import CODECS
-from planetary.diloco.sync_plan import (
+from planetary.sync.payload import CODECS
+from planetary.sync.plan import (
     GAPS,
     MEASURED,
     TOLERATED,

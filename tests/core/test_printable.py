@@ -31,7 +31,7 @@ def test_a_message_of_another_machine_forges_no_line_of_the_log(capsys: pytest.C
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     try:
         log_to_stderr("gateway", verbose=False)
-        logging.getLogger("planetary.fabric").info("worker %s was lost", "a\n12:00:00 gateway INFO \x1b[2Jforged")
+        logging.getLogger("planetary.fleet").info("worker %s was lost", "a\n12:00:00 gateway INFO \x1b[2Jforged")
     finally:
         for logger, level, handlers in before:
             logger.setLevel(level)

@@ -12,7 +12,7 @@ import pytest
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError
 from planetary.core.user_code import load_module
-from planetary.rl.environments.judging import judge_of
+from planetary.runs.rl.environments.judging import judge_of
 
 DATACLASS = """
 from __future__ import annotations

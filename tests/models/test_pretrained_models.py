@@ -21,7 +21,6 @@ from planetary.core.configuration.schema import DataConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
-from planetary.fabric.preparation.preparation import builder_options, given_weights
 from planetary.models.llama import cache_sizes
 from planetary.models.zoo import ZOO
 from planetary.run.model.authoring import load
@@ -29,6 +28,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.pretrained_files import keep_files
 from planetary.run.model.served import load_folder
 from planetary.run.model.trained_model import fill_tree, load_trained, tree_names
+from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4}

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import RoundMetrics, RunStatus, WorkerStatus
 from planetary.monitor.run_folder import RunFacts, RunHistory
 
 PARAMS = 1000

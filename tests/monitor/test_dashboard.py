@@ -11,7 +11,7 @@ import pytest
 from run_story import status
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.run.status_source import status_source
 

@@ -9,7 +9,7 @@ import pytest
 from run_story import status
 
 from browser import Browser, start_browser
-from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.monitor.dashboard import Dashboard
 
 pytestmark = pytest.mark.processes

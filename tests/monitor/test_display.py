@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from run_story import metrics, status
 
-from planetary.fabric.protocol.status import (
+from planetary.fleet.protocol.status import (
     Figure,
     KindMetrics,
     PolicyMetrics,

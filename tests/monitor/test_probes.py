@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from run_story import status
 
-from planetary.fabric.protocol.status import ServingStatus
+from planetary.fleet.protocol.status import ServingStatus
 from planetary.monitor.dashboard import Dashboard
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana-dashboard.json"

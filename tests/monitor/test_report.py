@@ -9,7 +9,7 @@ import pytest
 from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, joined, lease, lost, metrics
 
 from planetary.core.errors import UserError
-from planetary.fabric.protocol.status import MixtureMetrics, ShardMetrics
+from planetary.fleet.protocol.status import MixtureMetrics, ShardMetrics
 from planetary.monitor.picture import draw, tokens_at_losses, write_picture
 from planetary.monitor.replay import status_of
 from planetary.monitor.report import Loss, Spread, build_report, losses, recoveries, spread, write_report

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planetary.fabric.protocol.messages import FABRIC, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Connection, Server, ServerLimits, Trust, Tuning, connect, serve
 from planetary.net.invite import mint
 from planetary.wire import Allocate, allocate_any

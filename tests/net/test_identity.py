@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from planetary.core.errors import ResourceError, TrustError
-from planetary.fabric.protocol.messages import FABRIC, Hello, Refused, Welcome
+from planetary.fleet.protocol.messages import FABRIC, Hello, Refused, Welcome
 from planetary.net.handshake import TokenCheck, judge_hello
 from planetary.net.identity import Identity, check_proof
 from planetary.net.invite import mint

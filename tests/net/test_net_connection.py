@@ -11,7 +11,7 @@ from net_support import connected, listening, open_authority, run, until
 
 from planetary.core.errors import ClosedError, LocalProtocolError, PeerError, RemoteProtocolError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters, Shutdown, WorkerStarted
+from planetary.fleet.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters, Shutdown, WorkerStarted
 from planetary.net import Trust, Tuning, connect
 from planetary.wire import Inbox, Outbox, expect_tensors
 

@@ -9,7 +9,7 @@ import pytest
 from net_support import listening, open_authority, run, token_for
 
 from planetary.core.errors import ClosedError, PeerError, RemoteProtocolError, TrustError
-from planetary.fabric.protocol.messages import FABRIC, Hello, Refused, Shutdown, Welcome
+from planetary.fleet.protocol.messages import FABRIC, Hello, Refused, Shutdown, Welcome
 from planetary.net import (
     ThreadedConnection,
     TokenCheck,

@@ -17,7 +17,7 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
-from planetary.fabric.protocol.messages import FABRIC, Goodbye, Refused, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Goodbye, Refused, Shutdown
 from planetary.net import Connection, ServerLimits, Trust, connect, serve
 from planetary.net.addresses import is_loopback, port_holder
 from planetary.net.strangers import StrangerLimits

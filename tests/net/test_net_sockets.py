@@ -15,7 +15,7 @@ from net_support import listening, open_authority, run, token_for
 from planetary.collectives import Master
 from planetary.collectives.transport.sockets import dial, listen
 from planetary.core.errors import ResourceError, TrustError, UserError
-from planetary.fabric.protocol.messages import FABRIC
+from planetary.fleet.protocol.messages import FABRIC
 from planetary.net import Trust, connect
 from planetary.net.addresses import listening_socket
 from planetary.net.certificates import self_signed, serving_context

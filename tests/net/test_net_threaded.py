@@ -11,7 +11,7 @@ import pytest
 from net_support import listening, open_authority, run, token_for, until
 
 from planetary.core.errors import ClosedError, PeerError
-from planetary.fabric.protocol.messages import FABRIC, Hello, Parameters, Refused, Shutdown, Welcome
+from planetary.fleet.protocol.messages import FABRIC, Hello, Parameters, Refused, Shutdown, Welcome
 from planetary.net import Connection, ThreadedConnection, Trust, answer_hello, receive_hello
 
 HELLO = Hello(role="worker", protocol=FABRIC.version, software="1", token="", worker="a/0", node="a", pid=1)

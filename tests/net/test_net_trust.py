@@ -13,7 +13,7 @@ from cryptography import x509
 from net_support import listening, open_authority, run, token_for
 
 from planetary.core.errors import ResourceError, TrustError
-from planetary.fabric.protocol.messages import FABRIC, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Trust, authority, connect
 from planetary.net.authority import SERVER_NAME, authority_in
 from planetary.net.certificates import pair_pem

@@ -11,7 +11,7 @@ import pytest
 from net_support import listening, open_authority, run, token_for, until
 
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.protocol.messages import FABRIC, Shutdown
+from planetary.fleet.protocol.messages import FABRIC, Shutdown
 from planetary.net import ServerLimits, Trust, connect
 from planetary.net.strangers import Door, Place, StrangerLimits
 

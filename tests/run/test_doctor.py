@@ -18,12 +18,12 @@ from planetary.collectives import Master
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import PeerError, ResourceError, TrustError
-from planetary.fabric.gateway import reception
-from planetary.fabric.gateway.gateway import Security
-from planetary.fabric.gateway.reception import Reception
-from planetary.fabric.protocol.messages import FABRIC, Hello, Welcome
-from planetary.fabric.shell.shell import Address
-from planetary.fabric.shell.system import SYSTEM
+from planetary.fleet.gateway import reception
+from planetary.fleet.gateway.gateway import Security
+from planetary.fleet.gateway.reception import Reception
+from planetary.fleet.protocol.messages import FABRIC, Hello, Welcome
+from planetary.fleet.shell.shell import Address
+from planetary.fleet.shell.system import SYSTEM
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello

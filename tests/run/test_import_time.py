@@ -34,13 +34,13 @@ def test_help_loads_no_numeric_library(arguments: list[str]) -> None:
 def test_a_worker_loads_a_role_when_it_has_the_roles_job() -> None:
     """The loaders of all kinds of run are there; the code of a mixture, a policy or a served model is not, nor JAX."""
     loaded = loaded_by(
-        "import planetary.fabric.worker.worker, planetary.fabric.worker.training_role\n"
+        "import planetary.fleet.worker.worker, planetary.runs.rounds.worker.role\n"
         "from planetary.run.kinds import KINDS\nfor kind in KINDS: kind.worker_roles(), kind.protocol()"
     )
-    assert {"planetary.moe.composer.mixture_loader", "planetary.rl.worker.rl_loader"} <= loaded
+    assert {"planetary.runs.mixture.composer.loader", "planetary.runs.rl.loader"} <= loaded
     roles = {"moe.composer.composer_driver", "rl.worker.rl_role", "serve.worker.serving_role"}
     assert not loaded & {f"planetary.{name}" for name in roles}
-    heavy = ("jax", "jaxlib", "iree", "planetary.models", "planetary.compiler", "planetary.moe.training")
+    heavy = ("jax", "jaxlib", "iree", "planetary.models", "planetary.compiler", "planetary.runs.mixture.training")
     assert not [name for name in loaded if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy]
 
 
@@ -55,7 +55,7 @@ def test_a_public_name_loads_its_module_when_it_is_used() -> None:
     [
         ("import planetary.cli.node_flags", {"planetary.core.config", "planetary.collectives", "fsspec", "jax"}),
         (
-            "import planetary.fabric.worker.training_role",
+            "import planetary.runs.rounds.worker.role",
             {"planetary.collectives.peer", "fsspec", "jax", "iree.compiler"},
         ),
         (
@@ -63,7 +63,7 @@ def test_a_public_name_loads_its_module_when_it_is_used() -> None:
             {"planetary.collectives.peer", "jax", "jinja2"},
         ),
         (
-            "import planetary.fabric.gateway.rounds_gateway",
+            "import planetary.runs.rounds.gateway.gateway",
             {"planetary.collectives.master", "jax", "jaxlib", "iree.compiler"},
         ),
     ],

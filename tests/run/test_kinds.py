@@ -11,8 +11,8 @@ from toy_kind import PROTOCOL, Present, RollCall, Toy
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-from planetary.fabric.protocol import messages as m
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.protocol import messages as m
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds

@@ -11,7 +11,7 @@ import pytest
 
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
-from planetary.fabric.shell.child import Child
+from planetary.fleet.shell.child import Child
 from planetary.run.processes.announcement import Announcement, write_announcement
 from planetary.run.processes.local_run import LocalRun, LocalRunOptions
 

@@ -12,7 +12,7 @@ import pytest
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.protocol.fabric_events import Finish
+from planetary.fleet.protocol.events import Finish
 from planetary.run import results
 from planetary.run.results import results_after
 

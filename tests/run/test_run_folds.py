@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.protocol.records import (
+from planetary.fleet.protocol.records import (
     DeltaAccepted,
     EvalFinished,
     LeaseAssigned,
@@ -22,10 +22,10 @@ from planetary.fabric.protocol.records import (
     WorkerLeft,
     WorkerLost,
 )
-from planetary.fabric.protocol.run_fold import RunFold
-from planetary.fabric.protocol.state import ControllerState
+from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record, replay
-from planetary.moe.controller.mixture_records import MixtureState
+from planetary.runs.mixture.records import MixtureState
+from planetary.runs.rounds.state import ControllerState
 
 STARTED = RunStarted(run="r", rounds=3, config_hash="", model="", params=0)
 KINDS = [ControllerState, lambda: MixtureState(steps_per_round=4)]

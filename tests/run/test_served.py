@@ -20,11 +20,11 @@ from planetary.core.errors import TrustError, UserError
 from planetary.models.context import CacheSizes, WholeText
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_served
-from planetary.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
-from planetary.serve.program.served_model import ServedModel
-from planetary.serve.program.serving_shape import ServingShape
-from planetary.serve.program.text_memory import NoMemory, RecurrentState
-from planetary.serve.program.traced_model import TracedModel
+from planetary.runs.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
+from planetary.runs.serve.program.served_model import ServedModel
+from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.program.text_memory import NoMemory, RecurrentState
+from planetary.runs.serve.program.traced_model import TracedModel
 
 GPT2 = ("planetary.models.gpt2:build", {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256})
 LLAMA = (

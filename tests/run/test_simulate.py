@@ -15,9 +15,9 @@ import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.data.reader import read_slice
-from planetary.fabric.preparation.preparation import prepare_run, schedule_of
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker.compute import batches_of, inner_steps
+from planetary.fleet.protocol import messages as m
+from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
+from planetary.runs.rounds.worker.compute import batches_of, inner_steps
 from planetary.runtime.pjrt_executor import PjrtExecutor
 
 pytestmark = pytest.mark.slow  # XLA compiles the training step once

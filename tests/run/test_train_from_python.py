@@ -84,7 +84,7 @@ def test_stop_ends_a_run_that_another_program_carries(tmp_path: Path) -> None:
     script = """
         import signal, sys
         from pathlib import Path
-        from planetary.fabric.gateway.run_files import RunLock
+        from planetary.fleet.gateway.run_files import RunLock
 
         lock = RunLock(Path(sys.argv[1]))
         print("locked", flush=True)

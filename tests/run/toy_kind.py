@@ -13,20 +13,20 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.controller.desk import Desk
-from planetary.fabric.controller.run_controller import RunController
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-from planetary.fabric.gateway.run_files import write_config
-from planetary.fabric.gateway.run_status import base_status
-from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.protocol import fabric_events as e
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.policy import FabricPolicy
-from planetary.fabric.protocol.records import EndKind, RunStarted
-from planetary.fabric.protocol.run_fold import RunFold
-from planetary.fabric.protocol.sessions import WorkerSession
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus
-from planetary.fabric.worker.role import Roles
+from planetary.fleet.controller.controller import RunController
+from planetary.fleet.controller.desk import Desk
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.run_files import write_config
+from planetary.fleet.gateway.status import base_status
+from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.policy import FabricPolicy
+from planetary.fleet.protocol.records import EndKind, RunStarted
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.fleet.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.worker.role import Roles
 from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
 from planetary.wire.limits import MIB, Limits

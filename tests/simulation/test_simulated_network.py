@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, UserError
-from planetary.fabric.protocol import fabric_events as e
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.shell import Address, ClientShell
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.shell.shell import Address, ClientShell
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello, receive_hello

@@ -26,11 +26,11 @@ from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import ClosedError, ResourceError
-from planetary.fabric.gateway.reception import Reception
-from planetary.fabric.protocol.fabric_events import Finish
-from planetary.fabric.protocol.messages import FABRIC
-from planetary.fabric.shell.shell import Address
-from planetary.fabric.shell.system import System
+from planetary.fleet.gateway.reception import Reception
+from planetary.fleet.protocol.events import Finish
+from planetary.fleet.protocol.messages import FABRIC
+from planetary.fleet.shell.shell import Address
+from planetary.fleet.shell.system import System
 from planetary.machine.journal import replay
 from planetary.machine.machine import Validated
 from planetary.simulation.disk import SimulatedDisk
@@ -38,20 +38,20 @@ from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.process import Process
 from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
+from planetary.site.config import SitePolicy
 from planetary.site.jobs import CancelRequested, HubAttempt, JobBook, JobEnded, JobStarted, JobSubmitted, SiteRecord
 from planetary.site.outer_runs import OuterRuns
+from planetary.site.placement.choice import JobNeeds
 from planetary.site.placement.hub_link import EndJob, HubLink, HubLinkOptions, TakeJob
 from planetary.site.placement.job_hub import JobHub
-from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacedJob, PlacementBook, PlacementState
-from planetary.site.placement.placement_messages import (
+from planetary.site.placement.messages import (
     PLACEMENT_MESSAGES,
     ControllerRoom,
     JobReport,
     SiteNews,
     WorkerGroup,
 )
-from planetary.site.placement.site_choice import JobNeeds
-from planetary.site.site_config import SitePolicy
+from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacedJob, PlacementBook, PlacementState
 
 PORT, LIMIT_S = 9000, 900.0
 FAULTS = (
@@ -236,7 +236,7 @@ class SimRuns:
         self.stops[name] = reason
 
     async def attend_outer(self, name: str, connection: object, hello: object) -> None:
-        raise NotImplementedError  # uplinks have simulations of their own, in tests/fabric/federation
+        raise NotImplementedError  # uplinks have simulations of their own, in tests/runs/federation
 
 
 class PlacementWorld:

@@ -14,15 +14,15 @@ from toy_kind import PROTOCOL, Present, RollCall, Toy
 
 from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.gateway.gateway import Security
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.fabric_events import Finish
+from planetary.fleet.gateway.gateway import Security
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.events import Finish
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
 from planetary.site.api.control_api import control_api
+from planetary.site.config import ControllerOptions, Controllers
 from planetary.site.site import Site, SiteOptions
-from planetary.site.site_config import ControllerOptions, Controllers
 from planetary.version import __version__
 from planetary.web.access import Access, AccessTokens, Scope
 from planetary.web.http_server import WebServer

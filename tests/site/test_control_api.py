@@ -33,17 +33,17 @@ from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.configuration.ranges import describe
 from planetary.core.errors import TrustError, UserError
-from planetary.fabric.gateway.gateway import Security
+from planetary.fleet.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
 from planetary.net.strangers import StrangerLimits
 from planetary.run.processes.announcement import Announcement
-from planetary.serve.http import requests
+from planetary.runs.serve.http import requests
 from planetary.site import api
 from planetary.site.api.observing_operations import event_lines
+from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
 from planetary.site.site import SiteOptions
-from planetary.site.site_config import ControllerOptions, Controllers, load_site
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
 from planetary.web.api_errors import CODES
@@ -219,7 +219,7 @@ def test_every_error_has_a_stable_code_that_document_and_page_have(tmp_path: Pat
     folder = Path(planetary.__file__).parent
     calls = [
         call
-        for part in ("site", "web", "fabric/gateway", "fabric/federation")
+        for part in ("site", "web", "fleet", "runs/federation", "runs/rounds")
         for path in (folder / part).rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text()))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("ApiError", "ConflictError")

@@ -15,14 +15,14 @@ from site_support import Running, running, toy_kinds  # noqa: F401
 from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.gateway import Security
-from planetary.fabric.protocol.status import PLACED_STATES, HubSiteStatus, PlacedJobStatus
-from planetary.fabric.shell.shell import Address
+from planetary.fleet.gateway.gateway import Security
+from planetary.fleet.protocol.status import PLACED_STATES, HubSiteStatus, PlacedJobStatus
+from planetary.fleet.shell.shell import Address
 from planetary.net.authority import Authority
 from planetary.net.identity import Identity
+from planetary.site.config import Controllers, SitePolicy
 from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.placement.placed_jobs import PlacementState
-from planetary.site.site_config import Controllers, SitePolicy
 from planetary.site.submission import config_of_tables
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")

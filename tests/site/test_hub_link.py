@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planetary.core.errors import ResourceError, TrustError
-from planetary.fabric.protocol.messages import Hello
+from planetary.fleet.protocol.messages import Hello
 from planetary.machine.events import Close, Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, Tick
 from planetary.site.placement.hub_link import (
     REDIAL_FIRST_S,
@@ -16,8 +16,8 @@ from planetary.site.placement.hub_link import (
     TakeJob,
 )
 from planetary.site.placement.job_hub import HubTerms, refusal_of
+from planetary.site.placement.messages import JobReport, OfferJob, SiteNews
 from planetary.site.placement.placed_jobs import PlacementBook
-from planetary.site.placement.placement_messages import JobReport, OfferJob, SiteNews
 
 NEWS = SiteNews(controllers=(), workers=())
 RUNNING = JobReport(job="toy", attempt=1, state="running", name="toy")

@@ -14,10 +14,10 @@ from site_support import Running, run, running, toy_kinds  # noqa: F401
 from planetary.core.config import Config, config_from_tables
 from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError
 from planetary.core.user_code import barred, load_module
-from planetary.fabric.gateway.gateway import GatewayOptions
+from planetary.fleet.gateway.gateway import GatewayOptions
+from planetary.site.config import ControllerOptions, Controllers
 from planetary.site.jobs import JobBook, JobEnded, JobStarted, JobState, JobSubmitted, SiteStopped
 from planetary.site.model_process import PreparationLimits, prepare_apart
-from planetary.site.site_config import ControllerOptions, Controllers
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 

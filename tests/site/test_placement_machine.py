@@ -10,15 +10,9 @@ import pytest
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.events import Append, Close, Closed, Event, Received, Send, Tick
 from planetary.machine.journal import replay
-from planetary.site.placement.placed_jobs import (
-    HubNamed,
-    HubRecord,
-    JobSpread,
-    PlacedJob,
-    PlacementAsked,
-    PlacementBook,
-)
-from planetary.site.placement.placement_machine import (
+from planetary.site.config import SitePolicy
+from planetary.site.placement.choice import JobNeeds, PlaceableJob
+from planetary.site.placement.machine import (
     BURST,
     PACE_S,
     REST_S,
@@ -30,7 +24,7 @@ from planetary.site.placement.placement_machine import (
     PlacementMachine,
     SiteCame,
 )
-from planetary.site.placement.placement_messages import (
+from planetary.site.placement.messages import (
     AttemptState,
     CancelJob,
     ControllerRoom,
@@ -39,8 +33,14 @@ from planetary.site.placement.placement_messages import (
     SiteNews,
     WorkerGroup,
 )
-from planetary.site.placement.site_choice import JobNeeds, PlaceableJob
-from planetary.site.site_config import SitePolicy
+from planetary.site.placement.placed_jobs import (
+    HubNamed,
+    HubRecord,
+    JobSpread,
+    PlacedJob,
+    PlacementAsked,
+    PlacementBook,
+)
 
 PATIENCE = 10.0
 NEWS = SiteNews(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from site_support import Running, run, toy_kinds  # noqa: F401
 
-from planetary.site.site_config import ControllerOptions, Controllers
+from planetary.site.config import ControllerOptions, Controllers
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 

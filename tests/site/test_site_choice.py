@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planetary.site.placement.placement_messages import ControllerRoom, SiteNews, WorkerGroup
-from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, SiteNow, choose_site
-from planetary.site.site_config import SitePolicy
+from planetary.site.config import SitePolicy
+from planetary.site.placement.choice import JobNeeds, PlaceableJob, SiteNow, choose_site
+from planetary.site.placement.messages import ControllerRoom, SiteNews, WorkerGroup
 
 TRAINING = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
 

@@ -11,8 +11,8 @@ import pytest
 
 from planetary.cli.main import main
 from planetary.core.errors import UserError
+from planetary.site.config import ControllerOptions, Federation, SitePolicy, is_site_file, load_site
 from planetary.site.site import SiteOptions
-from planetary.site.site_config import ControllerOptions, Federation, SitePolicy, is_site_file, load_site
 
 PCP: dict[str, Any] = {
     "gateway_id": "lab-alpha-gateway",

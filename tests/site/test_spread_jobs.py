@@ -11,11 +11,11 @@ from planetary.core.config import Config, config_from_tables, config_hash, to_to
 from planetary.core.configuration.schema import SiteEntry
 from planetary.core.errors import UserError
 from planetary.data.fitting import length_of
-from planetary.fabric.federation.hub_policy import terms_of
-from planetary.site.placement.placement_messages import ControllerRoom, SiteNews, WorkerGroup
-from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, SiteNow, choose_sites
+from planetary.runs.federation.hub_policy import terms_of
+from planetary.site.config import SitePolicy
+from planetary.site.placement.choice import JobNeeds, PlaceableJob, SiteNow, choose_sites
+from planetary.site.placement.messages import ControllerRoom, SiteNews, WorkerGroup
 from planetary.site.placement.spread_jobs import outer_config, part_config, parts_of, sites_wanted, with_members
-from planetary.site.site_config import SitePolicy
 
 
 def config_of(**tables: Any) -> Config:

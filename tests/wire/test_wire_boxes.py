@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
-from planetary.fabric.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters
+from planetary.fleet.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters
 from planetary.wire import Inbox, Limits, Outbox, ReceivedMessage, expect_tensors, refuse_tensors
 from planetary.wire.frames import Kind, TensorHeader, encode_prefix, encode_tensor_header
 from planetary.wire.message import Message, stamp

@@ -12,8 +12,8 @@ from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
-from planetary.fabric.protocol import messages
-from planetary.fabric.protocol.messages import FABRIC
+from planetary.fleet.protocol import messages
+from planetary.fleet.protocol.messages import FABRIC
 from planetary.wire.frames import declare, decode_declaration, encode_declaration
 from planetary.wire.limits import Limits
 from planetary.wire.message import stamp

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from planetary.core.errors import RemoteProtocolError
-from planetary.fabric.protocol.messages import FABRIC
+from planetary.fleet.protocol.messages import FABRIC
 from planetary.wire.frames import (
     PREFIX_BYTES,
     Kind,

@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
-from planetary.fabric.protocol.messages import FABRIC, Progress
-from planetary.moe.protocol.mixture_messages import MIXTURES, StepTaken
+from planetary.fleet.protocol.messages import FABRIC, Progress
+from planetary.runs.mixture.messages import MIXTURES, StepTaken
 from planetary.wire import Inbox, Limits, Message, Order, Outbox, Protocol
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planetary.core.errors import PeerError
-from planetary.fabric.gateway.run_files import EVENTS
-from planetary.fabric.protocol.status import RunStatus
-from planetary.fabric.shell.child import on_stop_signals
+from planetary.fleet.gateway.run_files import EVENTS
+from planetary.fleet.protocol.status import RunStatus
+from planetary.fleet.shell.child import on_stop_signals
 from planetary.monitor.screen import Screen, open_screen
 from planetary.run.processes.announcement import Announcement
 from planetary.run.processes.local_run import LocalRun

@@ -18,7 +18,7 @@ from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.core.printable import as_name
-from planetary.fabric.shell.shell import Address
+from planetary.fleet.shell.shell import Address
 from planetary.net.identity import Identity
 from planetary.run.kinds import KINDS
 from planetary.run.places import cache_folder

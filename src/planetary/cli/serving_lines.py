@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable
 
 from planetary.core.errors import PeerError
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.run.processes.announcement import Announcement
 from planetary.run.status_source import status_source
 

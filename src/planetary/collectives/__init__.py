@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planetary.collectives.master.master import Master
     from planetary.collectives.peer.communicator import Communicator
     from planetary.collectives.peer.work import Work
-    from planetary.collectives.protocol.collective_errors import (
+    from planetary.collectives.protocol.errors import (
         AbortedError,
         DisagreementError,
         PeerLostError,
@@ -50,22 +50,22 @@ __all__ = [
 
 # Workers and gateways of a star use kernels of this package, and start without the rest of it.
 _HOMES = {
-    "AbortedError": "planetary.collectives.protocol.collective_errors",
+    "AbortedError": "planetary.collectives.protocol.errors",
     "Communicator": "planetary.collectives.peer.communicator",
-    "DisagreementError": "planetary.collectives.protocol.collective_errors",
+    "DisagreementError": "planetary.collectives.protocol.errors",
     "Master": "planetary.collectives.master.master",
-    "PeerLostError": "planetary.collectives.protocol.collective_errors",
-    "PendingOperationsError": "planetary.collectives.protocol.collective_errors",
+    "PeerLostError": "planetary.collectives.protocol.errors",
+    "PendingOperationsError": "planetary.collectives.protocol.errors",
     "Quantization": "planetary.collectives.protocol.options",
     "QuantizationAlgorithm": "planetary.collectives.protocol.options",
     "ReduceOp": "planetary.collectives.protocol.options",
-    "RemovedError": "planetary.collectives.protocol.collective_errors",
+    "RemovedError": "planetary.collectives.protocol.errors",
     "SharedState": "planetary.collectives.transport.shared_state",
     "SocketOptions": "planetary.collectives.transport.sockets",
-    "StragglerError": "planetary.collectives.protocol.collective_errors",
+    "StragglerError": "planetary.collectives.protocol.errors",
     "SyncInfo": "planetary.collectives.transport.shared_state",
     "SyncStrategy": "planetary.collectives.protocol.options",
-    "TooFewPeersError": "planetary.collectives.protocol.collective_errors",
+    "TooFewPeersError": "planetary.collectives.protocol.errors",
     "Work": "planetary.collectives.peer.work",
 }
 

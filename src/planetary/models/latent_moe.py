@@ -258,8 +258,8 @@ def composer_forward(
     Args:
         params: of everything but the routed experts.
         experts: per layer, the owned experts' weights [S, ...].
-        held: per layer, `ownership` f32 [E, S] (`planetary.moe.methods.ownership.slot_matrix`) and the surrogates `a`
-            [E, L, R] and `b` [E, R, L]. Without `a` and `b`, experts that are not owned contribute nothing.
+        held: per layer, `ownership` f32 [E, S] (`runs.mixture.methods.ownership.slot_matrix`) and the surrogates
+            `a` [E, L, R] and `b` [E, R, L]. Without `a` and `b`, experts that are not owned contribute nothing.
         probes: per layer, f32 [N, L], added to y. With zeros nothing changes, and the gradient with respect to a
             probe is g_y.
         batch: tokens and targets, both i32 [B, T].

@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.core.redaction import redacted_toml
-from planetary.fabric.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
+from planetary.fleet.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_local_name
 from planetary.web.access import Access, Scope
 from planetary.web.api_errors import ApiError

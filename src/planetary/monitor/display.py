@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 
 MAX_WIDTH = 100

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.store import write_atomically
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.monitor import human_numbers as human
 from planetary.monitor.run_folder import Event, RunHistory
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fabric.protocol.news import LastingNews, news_of
-from planetary.fabric.protocol.records import AnyRecord, RunStarted
-from planetary.fabric.protocol.status import (
+from planetary.fleet.protocol.news import LastingNews, news_of
+from planetary.fleet.protocol.records import AnyRecord, RunStarted
+from planetary.fleet.protocol.status import (
     FINAL_STATES,
     MOST_EVENTS,
     RoundMetrics,

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fabric.protocol.status import ContributionMetrics, RoundMetrics, newest_mixture
+from planetary.fleet.protocol.status import ContributionMetrics, RoundMetrics, newest_mixture
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 
 

@@ -18,7 +18,7 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runtime.host import usable_cores
 from planetary.version import __version__
 

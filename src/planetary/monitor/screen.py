@@ -9,7 +9,7 @@ from typing import Protocol, TextIO, get_args
 
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import FINAL_STATES, Leave, RunStatus
+from planetary.fleet.protocol.status import FINAL_STATES, Leave, RunStatus
 from planetary.monitor import human_numbers as human
 
 _LEFT = frozenset(get_args(Leave))

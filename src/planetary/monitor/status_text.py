@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 
 _COLUMNS = ("worker", "state", "round", "step", "loss", "a step", "transfers", "share", "last result", "lost", "device")

@@ -15,9 +15,9 @@ from planetary.core.configuration.ranges import check_instance, show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
 from planetary.core.printable import command_line
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
-from planetary.fabric.preparation.model_shapes import with_model_shapes
+from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
 from planetary.monitor.run_folder import load_history
+from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 
 ConfigSource = str | Path | Config | Mapping[str, Any]
 """A file (TOML, or PCP's experiment.json), a `Config`, or its tables: `{"train": {"rounds": 3}}`."""

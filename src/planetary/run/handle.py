@@ -20,8 +20,8 @@ from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_ch
 from planetary.core.config import Config, load_config
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import PeerError, ResourceError, UserError
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
 from planetary.run.choice import resumed_run, settings

@@ -16,9 +16,9 @@ from planetary.core.errors import PlanetaryError, UserError
 
 if TYPE_CHECKING:  # supervisors and node managers, which import this, have no configuration
     from planetary.core.config import Config
-    from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-    from planetary.fabric.protocol.fabric_events import Finish
-    from planetary.fabric.worker.role import Roles
+    from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fleet.protocol.events import Finish
+    from planetary.fleet.worker.role import Roles
     from planetary.run.simulations import Simulation
     from planetary.wire.protocol import Protocol
 
@@ -59,7 +59,7 @@ class RunKind(ABC):
 
         Raises whatever is wrong with the user's data or model.
         """
-        from planetary.fabric.gateway.gateway import Security
+        from planetary.fleet.gateway.gateway import Security
 
         self.gateway(config, options, Security()).prepare(stage)
 
@@ -69,7 +69,7 @@ class RunKind(ABC):
 
     def protocol(self) -> Protocol:
         """Return its protocol; without JAX or a compiler."""
-        from planetary.fabric.protocol.messages import FABRIC
+        from planetary.fleet.protocol.messages import FABRIC
 
         return FABRIC
 
@@ -90,7 +90,7 @@ class RunKind(ABC):
 
     def progress(self, folder: Path) -> int:
         """Return a number that grows as the run in `folder` gets further: here, with its finished rounds."""
-        from planetary.fabric.gateway.run_files import METRICS
+        from planetary.fleet.gateway.run_files import METRICS
 
         return _line_count(folder / METRICS)
 
@@ -151,25 +151,25 @@ class Mixture(RunKind):
         return config.moe.composers > 0
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.moe.gateway.mixture_gateway import MixtureGateway
+        from planetary.runs.mixture.gateway.gateway import MixtureGateway
 
         if options.resume_from is not None:
             raise UserError("a mixture goes on from its payloads, not from a checkpoint")
         return MixtureGateway(config, options, security)
 
     def protocol(self) -> Protocol:
-        from planetary.moe.protocol.mixture_messages import MIXTURES
+        from planetary.runs.mixture.messages import MIXTURES
 
         return MIXTURES
 
     def worker_roles(self) -> Roles:
-        from planetary.moe.composer.mixture_loader import MixtureLoader
-        from planetary.moe.protocol.mixture_messages import MixtureJob
+        from planetary.runs.mixture.composer.loader import MixtureLoader
+        from planetary.runs.mixture.messages import MixtureJob
 
         return {MixtureJob: MixtureLoader()}
 
     def check(self, config: Config) -> list[str]:
-        from planetary.moe.plan.checked_config import check_mixture
+        from planetary.runs.mixture.config import check_mixture
 
         super().check(config)
         return check_mixture(config)
@@ -210,7 +210,7 @@ class Serving(RunKind):
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.run.model.served import load_served
-        from planetary.serve.gateway.serving_gateway import ServingGateway
+        from planetary.runs.serve.gateway import ServingGateway
 
         return ServingGateway(config, options, security, load_served)
 
@@ -219,7 +219,7 @@ class Serving(RunKind):
 
     def progress(self, folder: Path) -> int:
         """There are no rounds, and the journal grows once the model is prepared."""
-        from planetary.fabric.gateway.run_files import EVENTS
+        from planetary.fleet.gateway.run_files import EVENTS
 
         return _line_count(folder / EVENTS)
 
@@ -229,18 +229,18 @@ class Serving(RunKind):
 
     def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
         """Nothing goes on."""
-        from planetary.fabric.protocol.records import error_class
+        from planetary.fleet.protocol.records import error_class
 
         return error_class(end.kind)(end.reason)
 
     def protocol(self) -> Protocol:
-        from planetary.serve.protocol.serving_messages import SERVING
+        from planetary.runs.serve.messages import SERVING
 
         return SERVING
 
     def worker_roles(self) -> Roles:
-        from planetary.serve.protocol.serving_messages import ServingJob
-        from planetary.serve.worker.serving_loader import ServingLoader
+        from planetary.runs.serve.loader import ServingLoader
+        from planetary.runs.serve.messages import ServingJob
 
         return {ServingJob: ServingLoader()}
 
@@ -266,26 +266,26 @@ class Reinforcement(RunKind):
         return bool(config.rl.task)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.rl.gateway.rl_gateway import PolicyGateway
-        from planetary.rl.gateway.rl_preparation import prepare_policy
         from planetary.run.model.served import load_folder, new_model
+        from planetary.runs.rl.gateway import PolicyGateway
+        from planetary.runs.rl.preparation import prepare_policy
 
         prepare = partial(prepare_policy, load=new_model, load_folder=load_folder)
         return PolicyGateway(config, options, security, prepare=prepare)
 
     def protocol(self) -> Protocol:
-        from planetary.rl.protocol.rl_messages import REINFORCEMENT
+        from planetary.runs.rl.messages import REINFORCEMENT
 
         return REINFORCEMENT
 
     def worker_roles(self) -> Roles:
-        from planetary.rl.protocol.rl_messages import PolicyJob
-        from planetary.rl.worker.rl_loader import PolicyLoader
+        from planetary.runs.rl.loader import PolicyLoader
+        from planetary.runs.rl.messages import PolicyJob
 
         return {PolicyJob: PolicyLoader()}
 
     def check(self, config: Config) -> list[str]:
-        from planetary.rl.checked_keys import check_keys
+        from planetary.runs.rl.config import check_keys
 
         super().check(config)
         check_keys(config)
@@ -307,13 +307,13 @@ class Rounds(RunKind):
         return True
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.fabric.gateway.rounds_gateway import RoundsGateway
+        from planetary.runs.rounds.gateway.gateway import RoundsGateway
 
         return RoundsGateway(config, options, security)
 
     def worker_roles(self) -> Roles:
-        from planetary.fabric.protocol.messages import TrainingJob
-        from planetary.fabric.worker.training_role import TrainingLoader
+        from planetary.fleet.protocol.messages import TrainingJob
+        from planetary.runs.rounds.worker.role import TrainingLoader
 
         return {TrainingJob: TrainingLoader()}
 
@@ -336,7 +336,7 @@ class Hub(Rounds):
         return bool(config.federation.sites)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.fabric.federation.hub_gateway import HubGateway
+        from planetary.runs.federation.hub_gateway import HubGateway
 
         if options.local_threads is not None:
             raise UserError(
@@ -346,7 +346,7 @@ class Hub(Rounds):
         return HubGateway(config, options, security)
 
     def protocol(self) -> Protocol:
-        from planetary.fabric.federation.federation_messages import FEDERATION
+        from planetary.runs.federation.messages import FEDERATION
 
         return FEDERATION
 
@@ -371,8 +371,8 @@ class SiteRounds(Rounds):
         return bool(config.federation.hub)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.fabric.federation.site_gateway import SiteGateway
-        from planetary.fabric.federation.uplink import UplinkOptions, hub_address, hub_invite_in
+        from planetary.runs.federation.site_gateway import SiteGateway
+        from planetary.runs.federation.uplink import UplinkOptions, hub_address, hub_invite_in
 
         federation, address = config.federation, options.uplink
         name = federation.site or config.run.name
@@ -419,7 +419,7 @@ def _is_ours(source: str) -> bool:
 def _has_code(model: Path) -> bool:
     """Whether a model that is loaded from a folder or file is code of a user, or a graph."""
     from planetary.core.config import load_config
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
 
     run = next((one for one in (model, model.parent.parent) if (one / CONFIG).is_file()), None)
     return not _is_ours(load_config(run / CONFIG).model.source) if run is not None else model.is_file()
@@ -432,7 +432,7 @@ def worker_roles() -> Roles:
 
 def worker_protocol() -> Protocol:
     """Return a worker's protocol: the messages of every kind of run."""
-    from planetary.fabric.protocol.messages import FABRIC
+    from planetary.fleet.protocol.messages import FABRIC
 
     messages = [message for kind in KINDS for message in kind.protocol().messages]
     return FABRIC.extended(*(message for message in dict.fromkeys(messages) if message not in FABRIC.messages))

@@ -8,7 +8,7 @@ from typing import Any, overload
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 
 
 class Metrics(Sequence[RoundMetrics]):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from planetary.artifacts.checkpoint import list_checkpoints
 from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.core.printable import command_line
-from planetary.fabric.gateway.run_files import CHECKPOINTS, has_run
+from planetary.fleet.gateway.run_files import CHECKPOINTS, has_run
 
 if TYPE_CHECKING:
-    from planetary.fabric.protocol.fabric_events import Finish
-    from planetary.fabric.protocol.records import EndKind
+    from planetary.fleet.protocol.events import Finish
+    from planetary.fleet.protocol.records import EndKind
     from planetary.monitor.run_folder import RunHistory
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def failure_of(kind: EndKind, reason: str, folder: Path, again: str = "") -> Pla
 
     `again`: command that resumes the run; "": `planetary train`.
     """
-    from planetary.fabric.protocol.records import error_class
+    from planetary.fleet.protocol.records import error_class
 
     again = again or command_line("train", "--resume", folder)
     what_next = {

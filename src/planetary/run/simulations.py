@@ -13,9 +13,9 @@ from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
-from planetary.fabric.gateway.run_files import CHECKPOINTS
-from planetary.fabric.preparation.preparation import prepare_run
-from planetary.moe.gateway.mixture_preparation import PreparedMixture, prepare_mixture
+from planetary.fleet.gateway.run_files import CHECKPOINTS
+from planetary.runs.mixture.gateway.preparation import PreparedMixture, prepare_mixture
+from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runtime.executor import Executor
 from planetary.runtime.program_runner import Runner, XlaRunner
 from planetary.simulation.faults import Fault

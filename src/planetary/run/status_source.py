@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import PeerError, UserError
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.replay import status_of
 from planetary.monitor.run_folder import EVENTS, METRICS, load_history
 from planetary.net.http_opener import opener_for

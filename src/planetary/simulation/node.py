@@ -12,14 +12,14 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError, UserError
-from planetary.fabric.protocol import fabric_events as e
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.child import ChildProcess
-from planetary.fabric.shell.shell import Address, ClientShell, TensorSource
-from planetary.fabric.shell.system import System
-from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
-from planetary.fabric.worker.role import Roles, WorkerOptions
-from planetary.fabric.worker.worker import WorkerShell
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.shell.child import ChildProcess
+from planetary.fleet.shell.shell import Address, ClientShell, TensorSource
+from planetary.fleet.shell.system import System
+from planetary.fleet.supervisor.supervisor import SupervisorOptions, SupervisorShell
+from planetary.fleet.worker.role import Roles, WorkerOptions
+from planetary.fleet.worker.worker import WorkerShell
 from planetary.simulation.disk import SimulatedDisk
 from planetary.simulation.executors import Health
 from planetary.simulation.forgeries import Forgery

@@ -21,13 +21,13 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.config import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions
-from planetary.fabric.gateway.run_files import EVENTS, METRICS
-from planetary.fabric.protocol import fabric_events as e
-from planetary.fabric.protocol.status import RoundMetrics
-from planetary.fabric.shell.shell import Address
-from planetary.fabric.shell.system import System
-from planetary.fabric.worker.role import Roles
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions
+from planetary.fleet.gateway.run_files import EVENTS, METRICS
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.shell.shell import Address
+from planetary.fleet.shell.system import System
+from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.executors import Health

@@ -14,8 +14,8 @@ import msgspec
 from planetary.core.clock import SystemClock
 from planetary.core.config import Config
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.shell.child import end_with_parent, on_stop_signals
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.shell.child import end_with_parent, on_stop_signals
 from planetary.monitor.dashboard import page_url
 from planetary.net.addresses import is_local_name
 from planetary.net.authority import Authority
@@ -23,8 +23,8 @@ from planetary.net.invite import mint
 from planetary.run.kinds import kind_of
 from planetary.run.processes.announcement import Announcement
 from planetary.site.api.control_api import control_api
+from planetary.site.config import BURST_S, Api, Controllers, SiteConfig
 from planetary.site.site import Site, SiteOptions
-from planetary.site.site_config import BURST_S, Api, Controllers, SiteConfig
 from planetary.web.access import Access, AccessTokens, Scope, new_token
 from planetary.web.http_server import WebServer
 from planetary.web.rate_limit import RateLimit

@@ -14,9 +14,9 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError
 from planetary.core.redaction import redacted
 from planetary.core.user_code import barred
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
-from planetary.fabric.protocol.fabric_events import Finish
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
+from planetary.fleet.protocol.events import Finish
+from planetary.fleet.protocol.status import RoundMetrics, RunStatus
 from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.monitor.sinks.sink_kinds import follow

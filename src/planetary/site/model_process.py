@@ -25,8 +25,8 @@ from planetary.core import errors
 from planetary.core.config import Config
 from planetary.core.configuration.ranges import NotNegative, Positive
 from planetary.core.errors import CompileError, PlanetaryError, UserError
-from planetary.fabric.gateway.gateway import GatewayOptions
-from planetary.fabric.shell.child import Child, describe_exit, end_with_parent
+from planetary.fleet.gateway.gateway import GatewayOptions
+from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
 from planetary.runtime.host import available_memory
 
 LOOK_S = 0.1
@@ -174,7 +174,7 @@ def _limit(memory: int) -> None:
 
 def _carry_out(request: _Request, folder: Path) -> Config:
     if not request.folder:
-        from planetary.fabric.preparation.model_shapes import with_model_shapes
+        from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 
         return with_model_shapes(request.config)
     from planetary.run.kinds import kind_of

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from planetary.core.config import Config
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.protocol import messages as m
+from planetary.fleet.protocol import messages as m
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused

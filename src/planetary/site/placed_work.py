@@ -12,14 +12,14 @@ from typing import Protocol
 
 from planetary.core.config import Config
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
-from planetary.fabric.gateway.run_files import has_run
-from planetary.fabric.protocol.messages import Hello
-from planetary.fabric.shell.system import SYSTEM, System
+from planetary.fleet.gateway.run_files import has_run
+from planetary.fleet.protocol.messages import Hello
+from planetary.fleet.shell.system import SYSTEM, System
+from planetary.site.config import CONTROLLERS, Controllers
 from planetary.site.hosted_run import HostedRun
 from planetary.site.jobs import HubAttempt, Job, JobBook, JobState
 from planetary.site.placement.hub_link import EndJob, HubLink, HubLinkOptions, TakeJob
-from planetary.site.placement.placement_messages import ControllerRoom, JobReport, OfferJob, SiteNews, WorkerGroup
-from planetary.site.site_config import CONTROLLERS, Controllers
+from planetary.site.placement.messages import ControllerRoom, JobReport, OfferJob, SiteNews, WorkerGroup
 from planetary.site.submission import config_of_tables
 from planetary.site.worker_scheduler import IDLE
 

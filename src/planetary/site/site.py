@@ -22,17 +22,18 @@ from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FabricConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.core.printable import FOLDER_RULE, command_line, is_folder_name, is_name
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.gateway.reception import Reception
-from planetary.fabric.gateway.run_files import RunLock, has_run
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.fabric_events import Finish
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.reception import Reception
+from planetary.fleet.gateway.run_files import RunLock, has_run
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.events import Finish
 from planetary.machine.events import Event, Tick
 from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
 from planetary.run.kinds import kind_named, kind_of, worker_protocol
+from planetary.site.config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
 from planetary.site.hosted_run import HostedRun, RunOutcome, outcome_of
 from planetary.site.jobs import (
     JOURNAL,
@@ -57,9 +58,8 @@ from planetary.site.outer_runs import OuterRuns
 from planetary.site.placed_work import PlacedWork
 from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.messages import PLACEMENT_MESSAGES
 from planetary.site.placement.placed_jobs import PlacedJob
-from planetary.site.placement.placement_messages import PLACEMENT_MESSAGES
-from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
 from planetary.site.submission import checked, config_of_controller, with_data_sets
 from planetary.site.worker_scheduler import (
     IDLE,

@@ -17,11 +17,11 @@ import msgspec
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.files import is_pattern
-from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.choice import check_unchanged
 from planetary.run.kinds import kind_of
+from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
+from planetary.site.config import DATA_SCHEME, ControllerOptions
 from planetary.site.model_process import PreparationLimits, shapes_apart
-from planetary.site.site_config import DATA_SCHEME, ControllerOptions
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from planetary.fabric.protocol.status import Leave
+from planetary.fleet.protocol.status import Leave
 from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import check_invariants
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planetary.collectives.master.group_desk import GroupDesk, Peer
-from planetary.collectives.master.master_machine import MasterMachine
-from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.master.machine import MasterMachine
+from planetary.collectives.protocol.messages import PeerInfo
 
 
 def desk_of(*names: str) -> GroupDesk:

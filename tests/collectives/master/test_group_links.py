@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from planetary.collectives.master.events import Solve
 from planetary.collectives.master.group_desk import GroupDesk, Peer
 from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.group_operations import GroupOperations, Running
-from planetary.collectives.master.master_events import Solve
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.machine.events import Send
 
 AB, BA = ("a", "b"), ("b", "a")

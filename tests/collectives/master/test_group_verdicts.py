@@ -7,7 +7,7 @@ import math
 from planetary.collectives.master.group_desk import Peer
 from planetary.collectives.master.group_machine import GroupMachine
 from planetary.collectives.master.group_operations import Running
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.machine.events import Instruction, Send
 

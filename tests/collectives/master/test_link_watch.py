@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from planetary.collectives.master import master_events as e
-from planetary.collectives.master.master_machine import MasterMachine
+from planetary.collectives.master import events as e
+from planetary.collectives.master.machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.machine import events as k
 

@@ -6,8 +6,8 @@ from itertools import count
 from typing import get_args
 
 from message_fuzz import RandomMessages, bombard
-from planetary.collectives.master.master_machine import MasterMachine
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.master.machine import MasterMachine
+from planetary.collectives.protocol import messages as m
 from planetary.machine.events import Instruction, Received, Send, Tick
 from planetary.wire.message import Message
 

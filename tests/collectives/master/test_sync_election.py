@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.collectives.master.group_operations import content_digest, elect, elect_again
-from planetary.collectives.protocol.collective_messages import ArrayEntry, Sync
+from planetary.collectives.protocol.messages import ArrayEntry, Sync
 from planetary.collectives.protocol.options import SyncStrategy
 
 POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, SyncStrategy.RECEIVE_ONLY

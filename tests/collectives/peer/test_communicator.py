@@ -23,7 +23,7 @@ from planetary.collectives import (
     SyncStrategy,
     TooFewPeersError,
 )
-from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.peer.machine import PeerMachine
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError

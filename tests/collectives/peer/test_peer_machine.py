@@ -6,9 +6,9 @@ import pytest
 
 from message_fuzz import RandomMessages, bombard
 from planetary.collectives import RemovedError
-from planetary.collectives.peer import peer_events as e
-from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.peer import events as e
+from planetary.collectives.peer.machine import FIRST_SESSION, PeerMachine
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.core.errors import PeerError, RemoteProtocolError, TrustError
 

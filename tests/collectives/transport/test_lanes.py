@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.reduction.ring_plan import plan

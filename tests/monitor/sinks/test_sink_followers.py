@@ -10,7 +10,7 @@ from sink_story import ENDED, LOST, line, run_in
 
 from planetary.core.configuration.sinks import TensorboardSink
 from planetary.core.errors import UserError
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks import sink_kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers

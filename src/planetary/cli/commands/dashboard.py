@@ -32,7 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor.dashboard import Dashboard
     from planetary.monitor.run_folder import METRICS
     from planetary.run.status_source import status_source

@@ -75,7 +75,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.cli import node_flags
     from planetary.cli.option_values import API_PORT, WORKER_PORT
     from planetary.core.errors import PlanetaryError
-    from planetary.fabric.shell.system import SYSTEM
+    from planetary.fleet.shell.system import SYSTEM
     from planetary.net.addresses import parse_address
     from planetary.run.doctor import findings as f
     from planetary.run.doctor.link_checks import examine_gateway, examine_ring

@@ -12,7 +12,7 @@ from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.fabric.gateway.invite_list import InviteList
+    from planetary.fleet.gateway.invites import InviteList
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
     from planetary.core.printable import command_line, is_name
-    from planetary.fabric.gateway.invite_list import read_invites
+    from planetary.fleet.gateway.invites import read_invites
     from planetary.net.addresses import own_address
     from planetary.run.places import default_state_folder
 

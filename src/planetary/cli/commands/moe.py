@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter, LazyHelp, command_parser
 from planetary.cli.exit_codes import EXIT_OK
-from planetary.moe.results.exported_files import SURROGATES, WEIGHTS
+from planetary.runs.mixture.results.exported_files import SURROGATES, WEIGHTS
 
 if TYPE_CHECKING:
     from planetary.models.latent_moe_config import LatentMoeConfig
-    from planetary.moe.cost.cost import MoeShape
-    from planetary.moe.cost.cost_table import Workload
+    from planetary.runs.mixture.cost.cost import MoeShape
+    from planetary.runs.mixture.cost.table import Workload
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from planetary.moe.results.inference import evaluate_run, losses_table
     from planetary.run.places import cache_folder
+    from planetary.runs.mixture.results.inference import evaluate_run, losses_table
 
     _check_surrogates(args.run)
     for line in losses_table(evaluate_run(args.run, cache_folder(args.cache))):
@@ -104,9 +104,9 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _check_surrogates(folder: Path) -> None:
     """Raise `UserError` for the folder of a run without composers; other checks refuse a folder without a run."""
     from planetary.core.config import load_config
-    from planetary.fabric.gateway.run_files import CONFIG
-    from planetary.moe.results.run_state import is_run
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.run.kinds import kind_of
+    from planetary.runs.mixture.results.run_state import is_run
 
     if is_run(folder) and (folder / CONFIG).is_file():
         kind_of(load_config(folder / CONFIG)).check_surrogates(folder)
@@ -120,10 +120,10 @@ def _export(args: argparse.Namespace) -> int:
 
     from planetary.core.config import DataConfig, load_config
     from planetary.data.tokenizer import CHAR_TOKENIZER, CharTokenizer
-    from planetary.fabric.gateway.run_files import CONFIG
-    from planetary.moe.results.merged_export import export_merged
-    from planetary.moe.results.run_state import is_run, read_mixture
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor.human_numbers import count, size
+    from planetary.runs.mixture.results.merged_export import export_merged
+    from planetary.runs.mixture.results.run_state import is_run, read_mixture
 
     _check_surrogates(args.training)
     saved = read_mixture(args.training)
@@ -193,7 +193,7 @@ class _CostHelp(LazyHelp):
     """Has the defaults of a `Workload` in it."""
 
     def text(self) -> str:
-        from planetary.moe.cost.cost_table import Workload
+        from planetary.runs.mixture.cost.table import Workload
 
         return self.format(Workload())
 
@@ -201,7 +201,7 @@ class _CostHelp(LazyHelp):
 def run_cost(args: argparse.Namespace) -> int:
     """Print the table."""
     from planetary.core.errors import UserError
-    from planetary.moe.cost.cost_table import table
+    from planetary.runs.mixture.cost.table import table
 
     if args.config is not None and args.model is not None:
         raise UserError(f"moe cost: give either the configuration {args.config} or --model {args.model}, not both")
@@ -237,7 +237,7 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from planetary.core.config import load_config
     from planetary.core.configuration.schema import MoeConfig
     from planetary.core.errors import UserError
-    from planetary.moe.cost.cost_table import Workload, configured, named_shape
+    from planetary.runs.mixture.cost.table import Workload, configured, named_shape
 
     horizons = ("router_every", "latent_every", "backbone_every", "refresh_every")
     for flag in ("batch", "length", "rank", "delta_rank", "replicas", *horizons):

@@ -10,7 +10,7 @@ from planetary.cli.command_table import command_parser
 from planetary.cli.option_values import rate, short_seconds
 
 if TYPE_CHECKING:
-    from planetary.diloco.sync_plan import Cluster
+    from planetary.sync.plan import Cluster
 
 COLUMNS = ("up", "down", "waits", "used", "a day", "worker", "gateway")
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.cli.exit_codes import EXIT_OK
     from planetary.core.errors import UserError
-    from planetary.diloco.sync_plan import Cluster
+    from planetary.sync.plan import Cluster
 
     if args.folder is not None:
         return _compare(args)
@@ -112,7 +112,7 @@ def _predict(args: argparse.Namespace, cluster: Cluster) -> None:
     import msgspec
 
     from planetary.core.configuration.presets import PRESETS
-    from planetary.diloco.sync_plan import plan, predict
+    from planetary.sync.plan import plan, predict
 
     found, recommended = plan(cluster)
     best = next(one for one in found if recommended.startswith(f"{one.preset}:"))
@@ -166,10 +166,10 @@ def _compare(args: argparse.Namespace) -> int:
     from planetary.core.config import load_config
     from planetary.core.configuration.presets import Preset
     from planetary.core.errors import UserError
-    from planetary.diloco.sync_plan import Cluster, predict
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor import human_numbers as human
     from planetary.monitor.run_folder import load_history
+    from planetary.sync.plan import Cluster, predict
 
     history, config = load_history(args.folder), load_config(args.folder / CONFIG)
     lines = [line for line in history.metrics if line.contributions and line.round > 1]

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.run_flags import check_run_flags, local_run_of, overrides_of, with_preset
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
@@ -105,7 +105,7 @@ def train_here(config: Config, options: LocalRunOptions, *, quiet: bool, command
     import os
 
     from planetary.cli.live_display import ScreenObserver, run_until_signal
-    from planetary.fabric.gateway.run_files import has_run
+    from planetary.fleet.gateway.run_files import has_run
     from planetary.run.processes.local_run import LocalRun
 
     with contextlib.ExitStack() as stack:
@@ -124,7 +124,7 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     import os
 
     from planetary.core.config import load_config
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.run.model.trained_model import can_generate
 
     shown = os.path.relpath(folder)

@@ -14,7 +14,7 @@ from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.fabric.protocol.status import RunStatus
+    from planetary.fleet.protocol.status import RunStatus
 
 _PAUSE_S = 0.5
 
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.fabric.protocol.status import FINAL_STATES
+    from planetary.fleet.protocol.status import FINAL_STATES
     from planetary.monitor.screen import open_screen
 
     read = _source(args)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planetary.collectives.master.master_events import GroupRecord, MemberRecord
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.master.events import GroupRecord, MemberRecord
+from planetary.collectives.protocol import messages as m
 from planetary.machine.events import Append, Instruction, Send
 
 IDLE = "nothing in the group"

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from planetary.collectives.master.events import Solved
 from planetary.collectives.master.group_desk import IDLE, GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.group_measurement import LinkWatch, RingMeasurement
 from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement, elect, elect_again
-from planetary.collectives.master.master_events import Solved
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.operation_states import MASTER_OPERATION
 from planetary.collectives.reduction.small_operations import data_bytes, is_small
 from planetary.machine.events import Close, Instruction, Send

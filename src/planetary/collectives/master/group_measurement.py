@@ -13,11 +13,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from planetary.collectives.master.events import Solve
 from planetary.collectives.master.group_desk import GroupDesk
 from planetary.collectives.master.group_links import GroupLinks, Pair
-from planetary.collectives.master.master_events import Solve
 from planetary.collectives.master.ring_order import tour_cost
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 
 WATCH_PROBE_S = 0.1
 _ANSWER_S = 1.0  # slack of a measurement; a later answer counts as a failure

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from planetary.collectives.master.events import Decided, Solve
 from planetary.collectives.master.group_desk import IDLE, GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
-from planetary.collectives.master.master_events import Decided, Solve
 from planetary.collectives.master.ring_order import tour_cost
-from planetary.collectives.protocol import collective_messages as m
-from planetary.collectives.protocol.collective_messages import ArrayEntry, Fetch, Sync
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.messages import ArrayEntry, Fetch, Sync
 from planetary.collectives.protocol.operation_states import MASTER_OPERATION
 from planetary.collectives.protocol.options import Spec, SyncStrategy
 from planetary.machine.events import Append

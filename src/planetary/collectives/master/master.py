@@ -14,10 +14,10 @@ import msgspec
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines, with_checksum
-from planetary.collectives.master.master_events import Record, Solve, Solved
-from planetary.collectives.master.master_machine import MasterMachine
+from planetary.collectives.master.events import Record, Solve, Solved
+from planetary.collectives.master.machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.transport.ports import HERE, Ports
 from planetary.collectives.transport.sockets import parse_address
 from planetary.core.errors import (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planetary.collectives.peer import peer_events as e
-from planetary.collectives.protocol import collective_messages as m
-from planetary.collectives.protocol.collective_errors import AbortedError
+from planetary.collectives.peer import events as e
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.errors import AbortedError
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.reduction.operation import BufferedOperation
 from planetary.collectives.reduction.ring_plan import plan
@@ -20,7 +20,7 @@ from planetary.collectives.transport.shared_state import Fetcher, SharedState, S
 from planetary.core.errors import PlanetaryError
 
 if TYPE_CHECKING:
-    from planetary.collectives.peer.peer_shell import PeerShell
+    from planetary.collectives.peer.shell import PeerShell
 
 
 _TELLING_BYTES = 1 << 20  # fewer measure latency rather than speed

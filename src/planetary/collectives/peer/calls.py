@@ -8,12 +8,12 @@ from numbers import Real
 from types import NoneType
 from typing import Any
 
-from planetary.collectives.peer import peer_events as e
+from planetary.collectives.peer import events as e
 from planetary.collectives.peer.active_calls import ActiveCollective, CollectiveJob
-from planetary.collectives.peer.peer_shell import PeerShell
+from planetary.collectives.peer.shell import PeerShell
 from planetary.collectives.peer.work import OpenWork, Work
-from planetary.collectives.protocol import collective_messages as m
-from planetary.collectives.protocol.collective_errors import AbortedError, TooFewPeersError
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
 from planetary.collectives.reduction.small_operations import is_small
 from planetary.core.configuration.ranges import check_argument, check_instance
 from planetary.core.errors import UserError

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from msgspec import Meta
 
-from planetary.collectives.peer import peer_events as e
+from planetary.collectives.peer import events as e
 from planetary.collectives.peer.active_calls import ActiveSync, CollectiveJob
 from planetary.collectives.peer.calls import Calls
-from planetary.collectives.peer.peer_settings import PeerSettings
-from planetary.collectives.peer.peer_shell import PeerShell
+from planetary.collectives.peer.settings import PeerSettings
+from planetary.collectives.peer.shell import PeerShell
 from planetary.collectives.peer.work import OpenWork, Work
-from planetary.collectives.protocol.collective_errors import AbortedError
+from planetary.collectives.protocol.errors import AbortedError
 from planetary.collectives.protocol.options import Quantization, ReduceOp, Spec, SyncStrategy
 from planetary.collectives.reduction import quantise
 from planetary.collectives.reduction.elements import Flat

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from planetary.collectives.peer.peer_settings import PeerSettings
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.peer.settings import PeerSettings
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.reduction.buffers import BufferPool
 from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.data_plane import DataPlane

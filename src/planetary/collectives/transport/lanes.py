@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.direct_memory import CHALLENGE_BYTES, Lender, address_of
 from planetary.collectives.transport.piece_frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.lanes import CONNECT_S, Lane, Route, open_connection
 from planetary.collectives.transport.piece_frames import Introduction, ProbeRequest

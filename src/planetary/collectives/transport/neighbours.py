@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from planetary.collectives.protocol.collective_messages import PeerInfo, RingChanged
+from planetary.collectives.protocol.messages import PeerInfo, RingChanged
 from planetary.collectives.reduction import quantise
 from planetary.collectives.reduction.operation import PIECE_LARGEST
 from planetary.collectives.transport.links import Link

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.collectives.protocol.collective_messages import ArrayEntry, Fetch, PeerInfo
+from planetary.collectives.protocol.messages import ArrayEntry, Fetch, PeerInfo
 from planetary.collectives.reduction.buffer_guard import BufferGuard
 from planetary.collectives.reduction.elements import Flat, raw
 from planetary.collectives.transport.lanes import open_connection

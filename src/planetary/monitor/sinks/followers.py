@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from planetary.core.errors import UserError
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 
@@ -27,7 +27,7 @@ Item = RoundMetrics | Record
 
 
 class Followers:
-    """The sinks of one run; see `planetary.fabric.gateway.gateway.Follower`. Its methods do not block, but `close`."""
+    """The sinks of one run; see `planetary.fleet.gateway.gateway.Follower`. Its methods do not block, but `close`."""
 
     def __init__(
         self, sinks: Sequence[tuple[str, Sink]], run: Callable[[], SinkRun], report: Callable[[str], None]

@@ -6,8 +6,8 @@ from typing import Any
 
 from planetary.core.clock import SystemClock
 from planetary.core.configuration.sinks import MlflowSink
-from planetary.fabric.protocol.records import RunFinished
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.records import RunFinished
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from planetary.fabric.protocol.status import MixtureMetrics, RoundMetrics
+from planetary.fleet.protocol.status import MixtureMetrics, RoundMetrics
 
 _OF_ROUND = (
     "loss",

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from planetary.core.configuration.sinks import WandbSink
-from planetary.fabric.protocol.news import news_of
-from planetary.fabric.protocol.records import RunFinished
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.news import news_of
+from planetary.fleet.protocol.records import RunFinished
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module

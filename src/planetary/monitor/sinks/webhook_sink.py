@@ -12,8 +12,8 @@ import msgspec
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import PeerError, UserError
 from planetary.core.redaction import redacted
-from planetary.fabric.protocol.news import news_of
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.protocol.news import news_of
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 from planetary.net.http_opener import opener_for

@@ -10,10 +10,10 @@ import numpy as np
 
 from planetary.collectives import Communicator
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
-from planetary.fabric.gateway.reception import MOST_PROBE_BYTES, noise
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.shell import Address, signed
-from planetary.fabric.shell.system import SYSTEM, System
+from planetary.fleet.gateway.reception import MOST_PROBE_BYTES, noise
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.shell.shell import Address, signed
+from planetary.fleet.shell.system import SYSTEM, System
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello

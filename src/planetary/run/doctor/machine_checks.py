@@ -12,7 +12,7 @@ from pathlib import Path
 
 from planetary import version
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.shell.system import System
+from planetary.fleet.shell.system import System
 from planetary.net.addresses import listening_socket
 from planetary.run.doctor import findings as f
 from planetary.runtime.backends import is_pjrt, list_devices, require_backend

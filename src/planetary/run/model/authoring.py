@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planetary.compiler.frontend.manifest import Role
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.configuration.step_options import StepOptions
-    from planetary.fabric.preparation.compiling import PublishedArtifact
+    from planetary.fleet.preparation.compiling import PublishedArtifact
 
 MANIFEST = "manifest.json"
 
@@ -199,7 +199,7 @@ def compile(
     from planetary.compiler.check.meaning import check_meaning
     from planetary.compiler.frontend.export import Model
     from planetary.compiler.step.train_step import build_train_step
-    from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
+    from planetary.fleet.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.run.places import cache_folder
     from planetary.runtime.host import host_features
 
@@ -309,7 +309,7 @@ def _check_tables(options: object, roles: object) -> None:
 def _pretrained(folder: Path, options: Mapping[str, Any], roles: Mapping[str, Role] | None) -> Model:
     from planetary.compiler.frontend.export import export_model
     from planetary.core.config import config_from_tables
-    from planetary.fabric.preparation.preparation import given_weights
+    from planetary.runs.rounds.preparation.preparation import given_weights
 
     model = {"source": str(folder), "options": dict(options)}
     tokenizer = {"tokenizer": "byte"}  # none is needed here, so none is asked for

@@ -15,7 +15,7 @@ from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.errors import ResourceError
 from planetary.data.tokenizer_settings import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
-from planetary.fabric.gateway.run_files import PRETRAINED
+from planetary.fleet.gateway.run_files import PRETRAINED
 
 GENERATION_CONFIG_FILE = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"

@@ -29,8 +29,7 @@ from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
-from planetary.fabric.preparation.preparation import builder_options, given_weights
+from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import (
@@ -42,11 +41,12 @@ from planetary.run.model.trained_model import (
     tokenizer_of_run,
     tree_names,
 )
-from planetary.serve.program.exported_model import is_exported, read_exported
-from planetary.serve.program.served_model import ServedModel
-from planetary.serve.program.serving_program import Decode
-from planetary.serve.program.traced_model import TracedModel
-from planetary.serve.program.weight_precision import narrowed
+from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
+from planetary.runs.serve.program.exported_model import is_exported, read_exported
+from planetary.runs.serve.program.program import Decode
+from planetary.runs.serve.program.served_model import ServedModel
+from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runs.serve.program.weight_precision import narrowed
 
 GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -253,8 +253,8 @@ def _spec(name: str, value: np.ndarray) -> TensorSpec:
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> TracedModel:
     """Return a mixture with surrogates in place of all experts, or of those that a composer does not own."""
-    from planetary.moe.results.inference import experts_named, model_with
-    from planetary.moe.results.run_state import read_run
+    from planetary.runs.mixture.results.inference import experts_named, model_with
+    from planetary.runs.mixture.results.run_state import read_run
 
     wanted = experts_named(experts)
     if checkpoint is not None:

@@ -13,11 +13,17 @@ from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.step import ProgramSpec
 from planetary.run.model.served import load_served
+from planetary.runs.serve.model_check import check_model
+from planetary.runs.serve.program.exported_model import (
+    MANIFEST,
+    ExportedModel,
+    is_exported,
+    read_exported,
+    write_exported,
+)
+from planetary.runs.serve.role import LoadedModel
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program, open_program
-from planetary.serve.program.exported_model import MANIFEST, ExportedModel, is_exported, read_exported, write_exported
-from planetary.serve.worker.model_check import check_model
-from planetary.serve.worker.serving_role import LoadedModel
 
 
 def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple[ExportedModel, str]:

@@ -24,12 +24,12 @@ from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
-from planetary.fabric.gateway.run_files import CONFIG, PRETRAINED
-from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
+from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED
 from planetary.run.kinds import kind_of
+from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
 
 if TYPE_CHECKING:
-    from planetary.moe.results.inference import ExpertSelection
+    from planetary.runs.mixture.results.inference import ExpertSelection
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
         UserError: no run, no checkpoint, a model that has no such function, or no such experts.
         TrustError: the checkpoint is damaged.
     """
-    from planetary.moe.results.inference import experts_named
-    from planetary.moe.results.run_state import is_run
+    from planetary.runs.mixture.results.inference import experts_named
+    from planetary.runs.mixture.results.run_state import is_run
 
     wanted = experts_named(experts)
     if not is_run(run):
@@ -184,10 +184,10 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
 
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
-    from planetary.moe.plan.mixture_plan import model_of
-    from planetary.moe.results.exported_files import SURROGATES
-    from planetary.moe.results.inference import model_with, with_surrogates
-    from planetary.moe.results.run_state import read_run
+    from planetary.runs.mixture.plan import model_of
+    from planetary.runs.mixture.results.exported_files import SURROGATES
+    from planetary.runs.mixture.results.inference import model_with, with_surrogates
+    from planetary.runs.mixture.results.run_state import read_run
 
     round_ = 0
     if checkpoint is None:
@@ -214,8 +214,8 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
 
 
 def _saved_training(folder: Path, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
-    from planetary.moe.results.inference import model_with
-    from planetary.moe.training.saved_training import read_training
+    from planetary.runs.mixture.results.inference import model_with
+    from planetary.runs.mixture.training.saved import read_training
 
     if checkpoint is not None:
         raise UserError(f"the saved training {folder} is a single state: leave --checkpoint {checkpoint} out")

@@ -16,8 +16,8 @@ import msgspec
 
 from planetary.core.config import Config, load_config, overrides_between, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
-from planetary.fabric.gateway.run_files import CONFIG
-from planetary.fabric.shell.child import Child, describe_exit, planetary_command
+from planetary.fleet.gateway.run_files import CONFIG
+from planetary.fleet.shell.child import Child, describe_exit, planetary_command
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
 from planetary.runtime.host import usable_cores

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from planetary.collectives import Communicator, Master
-from planetary.collectives.master.master_machine import MasterMachine
-from planetary.collectives.peer import peer_events as pe
-from planetary.collectives.peer.peer_machine import PeerMachine
-from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.master.machine import MasterMachine
+from planetary.collectives.peer import events as pe
+from planetary.collectives.peer.machine import PeerMachine
+from planetary.collectives.protocol import messages as m
 from planetary.core.errors import PlanetaryError
 from planetary.machine import events as k
 from planetary.machine.machine import Machine

@@ -9,18 +9,18 @@ from typing import ClassVar, Protocol
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.preparation.compiling import PublishedArtifact
-from planetary.fabric.shell.system import System
-from planetary.fabric.worker.role import Roles
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.preparation.compiling import PublishedArtifact
+from planetary.fleet.shell.system import System
+from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
-from planetary.moe.composer.mixture_loader import MixtureLoader
-from planetary.moe.controller.mixture_controller import MixtureController
-from planetary.moe.controller.mixture_records import MixtureRecord
-from planetary.moe.controller.work_queue import WorkQueue
-from planetary.moe.gateway.mixture_gateway import MixtureGateway
-from planetary.moe.gateway.mixture_preparation import PreparedMixture
-from planetary.moe.protocol.mixture_messages import MIXTURES, MixtureJob
+from planetary.runs.mixture.composer.loader import MixtureLoader
+from planetary.runs.mixture.controller.controller import MixtureController
+from planetary.runs.mixture.controller.work_queue import WorkQueue
+from planetary.runs.mixture.gateway.gateway import MixtureGateway
+from planetary.runs.mixture.gateway.preparation import PreparedMixture
+from planetary.runs.mixture.messages import MIXTURES, MixtureJob
+from planetary.runs.mixture.records import MixtureRecord
 from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault

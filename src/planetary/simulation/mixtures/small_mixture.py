@@ -34,9 +34,9 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import batches, read_slice
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, plan_of
-from planetary.moe.plan.mixture_plan import MODEL, MixturePlan
-from planetary.moe.program.signature import in_layer
+from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, plan_of
+from planetary.runs.mixture.plan import MODEL, MixturePlan
+from planetary.runs.mixture.program.signature import in_layer
 from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import KnownProgram
 

@@ -12,22 +12,22 @@ import numpy as np
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.config import Config
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.gateway.run_files import METRICS
-from planetary.fabric.preparation.compiling import PublishedArtifact
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.status import RoundMetrics
-from planetary.fabric.shell.system import System
-from planetary.fabric.worker.role import Role, Roles, Workplace
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.run_files import METRICS
+from planetary.fleet.preparation.compiling import PublishedArtifact
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.shell.system import System
+from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.machine.machine import Validated
-from planetary.rl.controller.rl_controller import ReinforcementController
-from planetary.rl.environments.judge_process import Case
-from planetary.rl.environments.judging import Judged
-from planetary.rl.gateway.rl_gateway import PolicyGateway
-from planetary.rl.program.policy_shape import SCORE, TRAIN
-from planetary.rl.protocol.rl_messages import REINFORCEMENT, SAMPLED_TEXTS, PolicyJob, TextsSampled
-from planetary.rl.protocol.rl_records import ReinforcementRecord
-from planetary.rl.worker.rl_loader import PolicyLoader
+from planetary.runs.rl.controller import ReinforcementController
+from planetary.runs.rl.environments.judge_process import Case
+from planetary.runs.rl.environments.judging import Judged
+from planetary.runs.rl.gateway import PolicyGateway
+from planetary.runs.rl.loader import PolicyLoader
+from planetary.runs.rl.messages import REINFORCEMENT, SAMPLED_TEXTS, PolicyJob, TextsSampled
+from planetary.runs.rl.program.shape import SCORE, TRAIN
+from planetary.runs.rl.records import ReinforcementRecord
 from planetary.runtime.device_check import DeviceReport
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health

@@ -32,29 +32,29 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.outer import initial_state
-from planetary.diloco.outer_optimizers import OuterState, optimizer_of
-from planetary.fabric.preparation.parameters import ParameterVersions
-from planetary.fabric.protocol.fabric_events import TakeOuterStep
-from planetary.fabric.protocol.records import RoundClosed, RunResumed
-from planetary.fabric.worker.inner_state import InnerStates
+from planetary.fleet.protocol.events import TakeOuterStep
+from planetary.fleet.protocol.records import RoundClosed, RunResumed
 from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
-from planetary.rl.environments.judging import Judged
-from planetary.rl.environments.tasks import Problem
-from planetary.rl.gateway.dialogues import TextLimits, Texts
-from planetary.rl.gateway.packing import pack
-from planetary.rl.gateway.rl_preparation import PreparedPolicy, objective_of
-from planetary.rl.objectives.objective import IMITATION
-from planetary.rl.objectives.terms import LossTerms
-from planetary.rl.program.policy_shape import SCORE, TRAIN, PolicyShape
-from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, LearnTexts
-from planetary.rl.protocol.rl_records import GroupSampled, GroupsLearned, ImitationEnded
-from planetary.rl.worker.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runs.rl.environments.judging import Judged
+from planetary.runs.rl.environments.tasks import Problem
+from planetary.runs.rl.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runs.rl.messages import SAMPLED_TEXTS, LearnTexts
+from planetary.runs.rl.objectives.objective import IMITATION
+from planetary.runs.rl.objectives.terms import LossTerms
+from planetary.runs.rl.preparation import PreparedPolicy, objective_of
+from planetary.runs.rl.program.shape import SCORE, TRAIN, PolicyShape
+from planetary.runs.rl.records import GroupSampled, GroupsLearned, ImitationEnded
+from planetary.runs.rl.rollouts.dialogues import TextLimits, Texts
+from planetary.runs.rl.rollouts.packing import pack
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.worker.inner_state import InnerStates
+from planetary.runs.serve.program.shape import PAGE, ServingShape
+from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Runner
-from planetary.serve.program.serving_shape import PAGE, ServingShape
-from planetary.serve.program.traced_model import TracedModel
 from planetary.simulation.executors import KnownProgram
+from planetary.sync.outer import initial_state
+from planetary.sync.outer_optimizers import OuterState, optimizer_of
 
 VOCABULARY = 11
 """The digits, and the line end that ends a text."""

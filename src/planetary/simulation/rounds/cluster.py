@@ -19,20 +19,20 @@ from planetary.collectives.peer.work import Work
 from planetary.collectives.transport.ports import Ports
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
-from planetary.fabric.controller.controller import Controller
-from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.gateway.gateway_topology import GatewayTopology, RingGateway, StarGateway
-from planetary.fabric.gateway.rounds_gateway import RoundsGateway
-from planetary.fabric.gateway.rounds_start import policy_of
-from planetary.fabric.preparation.compiling import PublishedArtifact
-from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.policy import ControllerPolicy
-from planetary.fabric.protocol.records import AnyRecord
-from planetary.fabric.shell.system import System
-from planetary.fabric.worker.role import Roles
-from planetary.fabric.worker.training_role import TrainingLoader
+from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.preparation.compiling import PublishedArtifact
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.policy import ControllerPolicy
+from planetary.fleet.protocol.records import AnyRecord
+from planetary.fleet.shell.system import System
+from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
+from planetary.runs.rounds.controller.controller import Controller
+from planetary.runs.rounds.gateway.gateway import RoundsGateway
+from planetary.runs.rounds.gateway.start import policy_of
+from planetary.runs.rounds.gateway.topology import GatewayTopology, RingGateway, StarGateway
+from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.worker.role import TrainingLoader
 from planetary.simulation.collectives.machine_ports import simulated_ports
 from planetary.simulation.executors import Health, TimedExecutor
 from planetary.simulation.faults import Fault

@@ -9,10 +9,10 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.schema import FederationConfig, OuterConfig, SiteEntry
-from planetary.fabric.federation.hub_gateway import HubGateway
-from planetary.fabric.federation.site_gateway import SiteGateway
-from planetary.fabric.federation.uplink import UplinkOptions
-from planetary.fabric.shell.shell import Address
+from planetary.fleet.shell.shell import Address
+from planetary.runs.federation.hub_gateway import HubGateway
+from planetary.runs.federation.site_gateway import SiteGateway
+from planetary.runs.federation.uplink import UplinkOptions
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import PORT, SimPlace

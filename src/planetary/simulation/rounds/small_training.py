@@ -32,18 +32,8 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import read_slice
-from planetary.diloco.contributions import Contribution
-from planetary.diloco.fragments import Fragments, mixed
-from planetary.diloco.merge import MERGE_RULES
-from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.diloco.outer_optimizers import OuterState, optimizer_of
-from planetary.diloco.payload import PayloadForm, payload_digest
-from planetary.diloco.ring import HeldContribution, eager_start, form_of, outer_step_of_sum, share
-from planetary.fabric.gateway.rounds_start import policy_of
-from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.preparation.prepared_steps import StepRecord
-from planetary.fabric.protocol.policy import ControllerPolicy
-from planetary.fabric.protocol.records import (
+from planetary.fleet.protocol.policy import ControllerPolicy
+from planetary.fleet.protocol.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
@@ -54,9 +44,19 @@ from planetary.fabric.protocol.records import (
     RunResumed,
     StepReplaced,
 )
-from planetary.fabric.worker.compute import Batch, batches_of
 from planetary.machine.journal import Record
+from planetary.runs.rounds.gateway.start import policy_of
+from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.worker.compute import Batch, batches_of
 from planetary.runtime.executor import Executor, StepResult
+from planetary.sync.contributions import Contribution
+from planetary.sync.fragments import Fragments, mixed
+from planetary.sync.merge import MERGE_RULES
+from planetary.sync.outer import initial_state, outer_step, published_params
+from planetary.sync.outer_optimizers import OuterState, optimizer_of
+from planetary.sync.payload import PayloadForm, payload_digest
+from planetary.sync.ring import HeldContribution, eager_start, form_of, outer_step_of_sum, share
 
 BATCH, LENGTH = 2, 4
 SIZE = 8

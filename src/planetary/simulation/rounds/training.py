@@ -12,8 +12,8 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
-from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runtime.executor import Executor
 from planetary.simulation.executors import Device, View
 

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planetary.fabric.gateway.run_files import CONFIG, METRICS
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.gateway.run_files import CONFIG, METRICS
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import PageOperations
 from planetary.site.api.federation_operations import FederationOperations
 from planetary.site.api.invite_operations import InviteOperations

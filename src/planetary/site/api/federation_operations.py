@@ -9,10 +9,10 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
-from planetary.fabric.federation.federation_status import FederationStanding
-from planetary.fabric.federation.hub_gateway import HubGateway
-from planetary.fabric.federation.site_gateway import SiteGateway
-from planetary.fabric.protocol.status import WorkerStatus
+from planetary.fleet.protocol.status import WorkerStatus
+from planetary.runs.federation.hub_gateway import HubGateway
+from planetary.runs.federation.site_gateway import SiteGateway
+from planetary.runs.federation.status import FederationStanding
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork
 from planetary.site.site import Site

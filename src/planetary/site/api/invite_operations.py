@@ -9,7 +9,7 @@ from starlette.requests import Request
 from planetary.core.clock import SystemClock
 from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import is_name
-from planetary.fabric.gateway.invite_list import InviteList as Invites
+from planetary.fleet.gateway.invites import InviteList as Invites
 from planetary.net import invite
 from planetary.site.api.views import InviteRequest, InvitesView, InviteView, NewInvite
 from planetary.site.site import Site

@@ -15,14 +15,14 @@ from planetary.core.bounded_text import toml_tables
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.printable import is_name
-from planetary.fabric.gateway.run_files import CONFIG, EVENTS
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fleet.gateway.run_files import CONFIG, EVENTS
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import shown_config
 from planetary.run.status_source import status_source
 from planetary.site.api.views import CancelRequest, FileView, JobList, JobView, Submission, job_view
+from planetary.site.config import CONTROLLERS, ControllerOptions
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
-from planetary.site.site_config import CONTROLLERS, ControllerOptions
 from planetary.site.submission import SubmittedFiles, config_of_controller, config_of_file, config_of_tables
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong

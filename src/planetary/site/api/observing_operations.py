@@ -15,15 +15,15 @@ from starlette.responses import Response
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.errors import UserError
 from planetary.core.redaction import redacted_toml
-from planetary.fabric.gateway.run_files import EVENTS
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fleet.gateway.run_files import EVENTS
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.monitor.dashboard import PROMETHEUS
 from planetary.monitor.run_folder import read_metrics
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import MetricsView, ProbeAnswer, SiteView
+from planetary.site.config import CONTROLLERS
 from planetary.site.jobs import JOURNAL
 from planetary.site.site import Site
-from planetary.site.site_config import CONTROLLERS
 from planetary.site.worker_scheduler import IDLE
 from planetary.version import __version__
 from planetary.web.access import Scope

@@ -16,17 +16,17 @@ from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.ranges import Priority
 from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.site.api.job_operations import toml_of
 from planetary.site.api.observing_operations import after_event, event_lines
 from planetary.site.api.views import CancelRequest
+from planetary.site.config import ANY_DATA, SitePolicy
+from planetary.site.placement.choice import JobNeeds
 from planetary.site.placement.job_hub import JobHub
+from planetary.site.placement.messages import WorkerGroup
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
-from planetary.site.placement.placement_messages import WorkerGroup
-from planetary.site.placement.site_choice import JobNeeds
 from planetary.site.placement.spread_jobs import sites_wanted
 from planetary.site.site import Site
-from planetary.site.site_config import ANY_DATA, SitePolicy
 from planetary.site.submission import require_files, with_data_sets
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong

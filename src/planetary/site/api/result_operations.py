@@ -17,8 +17,8 @@ from planetary.artifacts.checkpoint import CheckpointEntry, list_checkpoints
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.artifact_manifest import ArtifactManifest
 from planetary.compiler.check.verification_report import read_report
-from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS
-from planetary.fabric.preparation.artifact_list import manifests
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS
+from planetary.fleet.preparation.artifact_list import manifests
 from planetary.monitor.run_folder import load_history
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import (

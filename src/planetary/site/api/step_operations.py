@@ -10,11 +10,11 @@ from pathlib import Path
 from starlette.requests import Request
 
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.gateway import StepWanted
-from planetary.fabric.gateway.rounds_gateway import BEFORE, RollOut, RoundsGateway
-from planetary.fabric.gateway.run_files import EVENTS
-from planetary.fabric.preparation.next_step import changed_config
+from planetary.fleet.gateway.gateway import StepWanted
+from planetary.fleet.gateway.run_files import EVENTS
 from planetary.monitor.run_folder import Event, load_history
+from planetary.runs.rounds.gateway.gateway import BEFORE, RollOut, RoundsGateway
+from planetary.runs.rounds.preparation.next_step import changed_config
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState

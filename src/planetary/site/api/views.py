@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.configuration.ranges import Priority
-from planetary.fabric.protocol.status import RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.site.jobs import Job, JobState
 
 

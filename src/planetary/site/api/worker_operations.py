@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 
 from planetary.core.errors import UserError
-from planetary.fabric.protocol.status import WorkerStatus
+from planetary.fleet.protocol.status import WorkerStatus
 from planetary.site.api.views import RoleRequest, SiteWorker, WorkerList
 from planetary.site.site import Site
 from planetary.site.worker_scheduler import IDLE

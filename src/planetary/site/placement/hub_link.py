@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from planetary.core.errors import PlanetaryError, TrustError
-from planetary.fabric.protocol.messages import Goodbye, Hello, Shutdown
-from planetary.fabric.protocol.records import error_class
-from planetary.fabric.shell.shell import Address, ClientShell
-from planetary.fabric.shell.system import SYSTEM, System
+from planetary.fleet.protocol.messages import Goodbye, Hello, Shutdown
+from planetary.fleet.protocol.records import error_class
+from planetary.fleet.shell.shell import Address, ClientShell
+from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.events import (
     Close,
     Closed,
@@ -32,7 +32,7 @@ from planetary.machine.events import (
 )
 from planetary.machine.machine import Machine, check_invariants
 from planetary.machine.redial import Redial
-from planetary.site.placement.placement_messages import PLACEMENT, CancelJob, JobReport, OfferJob, SiteNews
+from planetary.site.placement.messages import PLACEMENT, CancelJob, JobReport, OfferJob, SiteNews
 from planetary.version import __version__
 from planetary.wire.message import Message
 from planetary.wire.streams import ReceivedMessage, refuse_tensors

@@ -23,16 +23,27 @@ from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FederationConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.core.printable import FOLDER_RULE, is_folder_name
-from planetary.fabric.protocol import admission
-from planetary.fabric.protocol.messages import Hello, Refused, Welcome
-from planetary.fabric.protocol.status import MOST_EVENTS
-from planetary.fabric.shell.shell import SendQueues
-from planetary.fabric.shell.system import SYSTEM, System
+from planetary.fleet.protocol import admission
+from planetary.fleet.protocol.messages import Hello, Refused, Welcome
+from planetary.fleet.protocol.status import MOST_EVENTS
+from planetary.fleet.shell.shell import SendQueues
+from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.run.kinds import kind_of
+from planetary.site.config import DATA_SCHEME, SitePolicy, WorkerRole
+from planetary.site.placement.choice import JobNeeds, PlaceableJob, policy_obstacle
+from planetary.site.placement.machine import (
+    JobAsked,
+    JobUnwanted,
+    LineCarried,
+    OuterRunEnded,
+    PlacementMachine,
+    SiteCame,
+    SiteSession,
+)
 from planetary.site.placement.placed_jobs import (
     HUB_JOURNAL,
     HubNamed,
@@ -45,18 +56,7 @@ from planetary.site.placement.placed_jobs import (
     news_of,
     part_names,
 )
-from planetary.site.placement.placement_machine import (
-    JobAsked,
-    JobUnwanted,
-    LineCarried,
-    OuterRunEnded,
-    PlacementMachine,
-    SiteCame,
-    SiteSession,
-)
-from planetary.site.placement.site_choice import JobNeeds, PlaceableJob, policy_obstacle
 from planetary.site.placement.spread_jobs import outer_config, part_config, parts_of, sites_wanted, with_members
-from planetary.site.site_config import DATA_SCHEME, SitePolicy, WorkerRole
 from planetary.wire.streams import refuse_tensors
 
 log = logging.getLogger(__name__)

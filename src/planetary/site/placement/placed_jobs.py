@@ -8,11 +8,11 @@ from typing import TypeAlias
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.protocol.run_fold import Ban
+from planetary.fleet.protocol.run_fold import Ban
 from planetary.machine.journal import Record
 from planetary.machine.state_table import Table, advance
-from planetary.site.placement.placement_messages import AttemptState
-from planetary.site.placement.site_choice import PlaceableJob
+from planetary.site.placement.choice import PlaceableJob
+from planetary.site.placement.messages import AttemptState
 
 HUB_JOURNAL = "hub.jsonl"
 

@@ -16,8 +16,8 @@ from planetary.core.config import Config, config_from_tables, to_toml
 from planetary.core.configuration.schema import FederationConfig, SiteEntry
 from planetary.core.errors import UserError
 from planetary.run.kinds import kind_of
-from planetary.site.placement.site_choice import JobNeeds, PlaceableJob
-from planetary.site.site_config import SitePolicy
+from planetary.site.config import SitePolicy
+from planetary.site.placement.choice import JobNeeds, PlaceableJob
 
 KIND = "rounds"
 """The kind of run that is divided among sites."""

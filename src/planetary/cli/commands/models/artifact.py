@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _manifests(store: BlobStore) -> list[ArtifactManifest]:
-    from planetary.fabric.preparation.artifact_list import manifests
+    from planetary.fleet.preparation.artifact_list import manifests
 
     return manifests(store)
 
@@ -245,7 +245,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     from planetary.compiler.check.verify import runs_here, verify_artifact
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.tensors import host_dtype
-    from planetary.fabric.preparation.program_compiling import compared, reference_from_xla
+    from planetary.fleet.preparation.program_compiling import compared, reference_from_xla
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features
 

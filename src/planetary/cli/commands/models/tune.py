@@ -12,8 +12,8 @@ from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.flag_choice import FlagChoice
-    from planetary.fabric.preparation.compiling import ModelToCompile
-    from planetary.fabric.preparation.preparation import Prepared
+    from planetary.fleet.preparation.compiling import ModelToCompile
+    from planetary.runs.rounds.preparation.preparation import Prepared
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.compiler.backends.flag_choice import candidates_for
     from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import UserError
-    from planetary.fabric.preparation.flag_search import search_flags
     from planetary.run.places import cache_folder
+    from planetary.runs.rounds.preparation.flag_search import search_flags
     from planetary.runtime.backends import CPU_BACKENDS, check_device
     from planetary.runtime.host import host_features
 
@@ -98,9 +98,9 @@ def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared 
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
-    from planetary.fabric.preparation.compiling import ModelToCompile
-    from planetary.fabric.preparation.model_shapes import with_model_shapes
-    from planetary.fabric.preparation.preparation import prepare_run
+    from planetary.fleet.preparation.compiling import ModelToCompile
+    from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
+    from planetary.runs.rounds.preparation.preparation import prepare_run
     from planetary.runtime.host import usable_cores
 
     if Path(args.model).suffix in {".toml", ".json"}:

@@ -15,9 +15,9 @@ from planetary.core.printable import command_line
 if TYPE_CHECKING:
     from planetary.core.config import Config
     from planetary.run.processes.announcement import Announcement
+    from planetary.site.config import Api, SiteConfig
     from planetary.site.gateway_process import HostOptions
     from planetary.site.placement.hub_link import HubLinkOptions
-    from planetary.site.site_config import Api, SiteConfig
 
 _SWITCHES = ("api_tls", "allow_unencrypted", "plain_loopback")
 _HUB_FLAGS = {
@@ -151,11 +151,11 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     import asyncio
     from functools import partial
 
-    from planetary.fabric.gateway.gateway import GatewayOptions
+    from planetary.fleet.gateway.gateway import GatewayOptions
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
+    from planetary.site.config import Api
     from planetary.site.gateway_process import host_run
-    from planetary.site.site_config import Api
 
     if is_site(args):
         _run_site(args, hosted)
@@ -196,7 +196,7 @@ def _host_options(args: argparse.Namespace, host: str, port: int, api: Api) -> H
 
 def is_site(args: argparse.Namespace) -> bool:
     """Whether the gateway's file is one of a site or of a hub that places jobs, and not of one run."""
-    from planetary.site.site_config import is_site_file
+    from planetary.site.config import is_site_file
 
     return args.gateway_config is not None and args.gateway_config.is_file() and is_site_file(args.gateway_config)
 
@@ -208,9 +208,9 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
 
     from planetary.core.errors import UserError
     from planetary.run.places import cache_folder
+    from planetary.site.config import load_site
     from planetary.site.gateway_process import host_site
     from planetary.site.site import SiteOptions
-    from planetary.site.site_config import load_site
 
     for flag in ("resume", "checkpoint", "set", "preset", "run_dir", "local_threads"):
         if getattr(args, flag):
@@ -269,7 +269,7 @@ def _link_of(config: SiteConfig, cache: Path) -> HubLinkOptions:
 
     from planetary.core.configuration.schema import FabricConfig, Timings
     from planetary.core.errors import UserError
-    from planetary.fabric.federation.uplink import hub_address, hub_invite_in
+    from planetary.runs.federation.uplink import hub_address, hub_invite_in
     from planetary.site.placement.hub_link import HubLinkOptions
 
     federation = config.federation
@@ -310,7 +310,7 @@ def _warn_of_loopback(args: argparse.Namespace) -> None:
     import logging
 
     from planetary.core.config import load_config
-    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.fleet.gateway.run_files import CONFIG
     from planetary.net.addresses import is_local_name
 
     if args.resume is None or args.host is None or not is_local_name(args.host):

@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.collectives import Master
     from planetary.core.clock import SystemClock
     from planetary.core.errors import ClosedError
-    from planetary.fabric.gateway.invite_list import InviteList
-    from planetary.fabric.shell.child import end_with_parent
+    from planetary.fleet.gateway.invites import InviteList
+    from planetary.fleet.shell.child import end_with_parent
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
     from planetary.run.places import default_state_folder

@@ -47,9 +47,9 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
 
     from planetary.artifacts.store import BlobStore
     from planetary.cli import node_flags
-    from planetary.fabric.shell.child import planetary_command
-    from planetary.fabric.worker.backend_trial import BackendTrial
+    from planetary.fleet.shell.child import planetary_command
     from planetary.run.places import cache_folder
+    from planetary.runs.rounds.worker.backend_trial import BackendTrial
     from planetary.runtime.backends import CPU_BACKENDS, installed_backends
 
     def with_backend(backend: str) -> argparse.Namespace:
@@ -104,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.logs import log_to_stderr
     from planetary.core.configuration.schema import Timings
     from planetary.core.errors import UserError
-    from planetary.fabric.shell.child import end_with_parent, planetary_command
-    from planetary.fabric.supervisor.node_manager import NodeManager, NodeOptions
+    from planetary.fleet.shell.child import end_with_parent, planetary_command
+    from planetary.fleet.supervisor.node import NodeManager, NodeOptions
     from planetary.net.addresses import address_text
     from planetary.net.client import Trust
     from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
     from planetary.core.configuration.schema import Timings
-    from planetary.fabric.shell.child import end_with_parent, planetary_command
-    from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
+    from planetary.fleet.shell.child import end_with_parent, planetary_command
+    from planetary.fleet.supervisor.supervisor import SupervisorOptions, SupervisorShell
     from planetary.net.addresses import parse_address
 
     if args.end_with_parent:

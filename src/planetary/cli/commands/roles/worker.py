@@ -39,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
     from planetary.core.errors import PlanetaryError
-    from planetary.fabric.shell.child import end_with_parent
-    from planetary.fabric.worker.backend_candidate import candidate_roles
-    from planetary.fabric.worker.role import WorkerOptions
-    from planetary.fabric.worker.worker import WorkerShell
+    from planetary.fleet.shell.child import end_with_parent
+    from planetary.fleet.worker.role import WorkerOptions
+    from planetary.fleet.worker.worker import WorkerShell
     from planetary.net.addresses import parse_address
     from planetary.run.kinds import worker_protocol, worker_roles
     from planetary.run.places import cache_folder
+    from planetary.runs.rounds.worker.backend_candidate import candidate_roles
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
 

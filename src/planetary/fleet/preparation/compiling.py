@@ -1,0 +1,321 @@
+"""Compiling and verifying the training step in a process of its own.
+
+A compiler, a reference execution and a freshly compiled module all run native code that may crash, hang or hold the
+interpreter for seconds. None of that may happen to the process that keeps the run: here it ends as an error that
+says what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
+from planetary.core.errors import CompileError, TrustError, UserError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
+from planetary.runs.rounds.preparation.prepared_steps import environment
+from planetary.runtime.host import architecture, host_features
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from planetary.compiler.backends.iree import Artifact
+    from planetary.compiler.step.train_step import TrainStep
+    from planetary.runs.rounds.preparation.preparation import Prepared
+    from planetary.runtime.executor import Executor
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT_S = 3600.0
+_LOOK_EVERY_S = 0.5  # seconds between two checks for a refusal, while the child goes on
+
+
+class CompileTarget(msgspec.Struct, frozen=True):
+    """The target that a worker names: `features` identifies its CPU, "" for a GPU."""
+
+    backend: str
+    name: str
+    features: str
+
+
+class PublishedArtifact(msgspec.Struct, frozen=True):
+    """A compiled and verified training step in the store."""
+
+    digest: str
+    nbytes: int
+    verified: str  # the two sides of the comparison, in words
+    compile_s: float = 0.0
+    verify_s: float = 0.0
+    cached: bool = False  # the artifact was in the cache
+    reference: str = ""  # digest of the reference for the results of workers' devices
+
+
+class _Request(msgspec.Struct, frozen=True):
+    target: CompileTarget
+    spec: StepSpec
+    cache: str
+    notes: tuple[str, ...] = ()  # notes on the step
+
+
+class CompileAnswer(msgspec.Struct, frozen=True):
+    """Result of the child process: the artifact, or why there is none."""
+
+    published: PublishedArtifact | None
+    error: str = ""
+    searching: bool = False  # it is refused, and the operation that is wrong is looked for, which takes minutes
+
+
+@dataclass(frozen=True)
+class ModelToCompile:
+    """A training step with the values that its check starts from; `Prepared` has the same attributes.
+
+    Attributes:
+        step: the training step in StableHLO.
+        params: initial parameters by name, host arrays.
+        buffer_values: the model's constant inputs by name, host arrays.
+    """
+
+    step: TrainStep
+    params: Mapping[str, np.ndarray]
+    buffer_values: Mapping[str, np.ndarray]
+
+
+async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> PublishedArtifact:
+    """Compile and verify for a worker's target in a child process.
+
+    Raises:
+        CompileError: it cannot be compiled, computes something else than the reference, crashes, takes longer than
+            `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
+    """
+
+    def write(folder: Path) -> None:
+        _write_request(folder, prepared, target, cache)
+
+    digest = prepared.step.spec.stablehlo_digest
+    return await published_once("planetary.fleet.preparation.compiling", write, digest, target, cache)
+
+
+async def published_once(
+    module: str, write: Callable[[Path], None], stablehlo: str, target: CompileTarget, cache: Path
+) -> PublishedArtifact:
+    """Return the artifact published for a module of StableHLO and a target, or have a child process make it.
+
+    Args:
+        module: of this package, which `answer_of_child` runs.
+        write: puts the request into the child's folder.
+        stablehlo: digest of the portable module.
+        target: of the worker.
+        cache: where artifacts are kept.
+
+    Raises:
+        CompileError: as `compile_apart`.
+    """
+    check_target(target)
+    store = BlobStore(cache / "blobs")
+    key = _published_key(store, stablehlo, target)
+    known = await asyncio.to_thread(_known, store, key)
+    if known is not None:
+        return known
+    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
+        await asyncio.to_thread(write, Path(name))
+        published = await answer_of_child(module, Path(name))
+    if store.has(published.digest):
+        store.link(key, store.put(msgspec.json.encode(published)))
+    return published
+
+
+def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> str:
+    """Return the key of the artifact published for a module and target.
+
+    Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags that
+    `planetary tune` chose, of which the newest choice stands for all.
+    """
+    parts = {
+        "stablehlo": stablehlo,
+        "target": msgspec.to_builtins(target),
+        "iree": compiler_version(),
+        "pipeline": PIPELINE_VERSION,
+        "packages": environment(),
+        "flags": store.resolve(LATEST_CHOICE),
+    }
+    return "published 2 " + json.dumps(parts, sort_keys=True)
+
+
+def _known(store: BlobStore, key: str) -> PublishedArtifact | None:
+    digest = store.resolve(key)
+    if digest is None:
+        return None
+    try:
+        found = msgspec.json.decode(store.get(digest), type=PublishedArtifact)
+        for blob in filter(None, (found.digest, found.reference)):
+            store.verified_path(blob)
+    except (TrustError, UserError, msgspec.MsgspecError):
+        return None  # removed or damaged: made again
+    return msgspec.structs.replace(found, cached=True)
+
+
+def check_target(target: CompileTarget) -> None:
+    """Raise `CompileError` for a "host" that is not this machine."""
+    if target.backend == "cpu" and target.name == "host" and target.features != host_features():
+        raise CompileError(
+            f"the worker's CPU ({target.features}) is not the gateway's ({host_features()}), so the step cannot be "
+            f"tuned for it here: start that node with --target baseline (or x86-64-v3 on {architecture()})"
+        )
+
+
+async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
+    """Run a module of this package as a process on a folder with a request; it calls `give_answer`.
+
+    Raises:
+        CompileError: as `compile_apart`.
+    """
+    command = [sys.executable, "-m", module, str(folder)]
+    child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
+    try:
+        async with asyncio.timeout(TIME_LIMIT_S):
+            code = await _wait_and_tell(child, folder / "answer.json")
+    except TimeoutError:
+        if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
+            raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
+        code = -signal.SIGKILL
+    finally:
+        child.kill()
+    try:
+        answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=CompileAnswer)
+    except FileNotFoundError:
+        output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
+        raise CompileError(
+            f"the process that compiles and verifies the training step {describe_exit(code)}; its last words: "
+            f"{output[-1] if output else 'none'}"
+        ) from None
+    if answer.published is None:
+        ended = " The search for the operation that is wrong did not end." if answer.searching else ""
+        raise CompileError(answer.error + ended)
+    return answer.published
+
+
+async def _wait_and_tell(child: Child, answer: Path) -> int:
+    """Wait for a child's end; log its refusal as soon as it is known, while the child searches for the cause."""
+    waiting = asyncio.ensure_future(child.wait())
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
+            if answer.is_file():
+                found = msgspec.json.decode(answer.read_bytes(), type=CompileAnswer)
+                if found.searching:
+                    log.warning("%s Searching for the operation that is wrong, for at most 5 minutes", found.error)
+                break
+        return await waiting
+    finally:
+        waiting.cancel()
+
+
+def compile_and_verify(
+    portable: bytes,
+    spec: StepSpec,
+    target: CompileTarget,
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    cache: Path,
+    notes: tuple[str, ...] = (),
+    on_refusal: Callable[[str], None] = lambda text: None,
+) -> PublishedArtifact:
+    """Do the work in this process; `notes` are the step's, `on_refusal` as in `verify_artifact`.
+
+    Raises `CompileError`, `UserError` or `ResourceError`.
+    """
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import reference_digest, verify_artifact
+    from planetary.compiler.step.train_step import TrainStep
+    from planetary.runtime.backends import open_executor
+
+    step = TrainStep("", spec, portable, notes=notes)
+    store = BlobStore(cache / "blobs")
+    began = time.monotonic()
+    artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
+    compiled = time.monotonic()
+
+    def open_runner(artifact: Artifact, spec: StepSpec) -> Executor:
+        return open_executor(store.verified_path(store.put(artifact.data)), spec, backend=artifact.target.backend)
+
+    report = verify_artifact(
+        step,
+        artifact,
+        open_runner,
+        params=params,
+        buffers=buffers,
+        local=Target("cpu", "host", host_features()),
+        cache=store,
+        on_refusal=on_refusal,
+    )
+    return PublishedArtifact(
+        artifact.digest,
+        len(artifact.data),
+        report.summary,
+        compile_s=compiled - began,
+        verify_s=time.monotonic() - compiled,
+        cached=artifact.cached,
+        reference=reference_digest(store, spec) or "",
+    )
+
+
+def _write_request(folder: Path, prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> None:
+    spec = prepared.step.spec
+    (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache), prepared.step.notes)))
+    (folder / "step.mlirbc").write_bytes(prepared.step.portable)
+    np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
+    np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
+
+
+def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {spec.name: file[f"arr_{i}"] for i, spec in enumerate(specs)}
+
+
+def _serve(folder: Path) -> None:
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_Request)
+    try:
+        published = compile_and_verify(
+            (folder / "step.mlirbc").read_bytes(),
+            request.spec,
+            request.target,
+            params=_load(folder / "params.npz", request.spec.params),
+            buffers=_load(folder / "buffers.npz", request.spec.buffers),
+            cache=Path(request.cache),
+            notes=request.notes,
+            on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
+        )
+        answer = CompileAnswer(published)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
+        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
+        answer = CompileAnswer(None, text)
+    give_answer(folder, answer)
+
+
+def give_answer(folder: Path, answer: CompileAnswer) -> None:
+    """Leave the answer in one piece; a later one replaces it."""
+    (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
+    (folder / "answer.new").rename(folder / "answer.json")
+
+
+if __name__ == "__main__":
+    end_with_parent(lambda: os._exit(0))
+    _serve(Path(sys.argv[1]))
+    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

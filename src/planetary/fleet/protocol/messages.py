@@ -1,0 +1,522 @@
+"""The messages between the gateway, its supervisors and its workers, as frozen typed structs.
+
+A message is JSON on the wire (`{"type": "TrainTask", ...}`). Tensors never travel inside one: they follow as raw
+frames. `id` is stamped by the sending connection, counts up, and lets the receiver drop duplicates. `task` identifies
+one unit of work for one worker: a reply for a task that is not under way is stale and is dropped. `round` is the outer
+step that a task belongs to. `version` names a set of global parameters by the number of outer steps behind it
+(0 = initial).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+from planetary.core.configuration.ranges import InnerState, RingPrecision
+from planetary.core.schedules import Schedule
+from planetary.core.step import StepSpec
+from planetary.core.token_slice import Slice
+from planetary.fleet.protocol.status import Departure
+from planetary.net.session import SESSION, Goodbye, Greeting, Heartbeat, Refused, Welcome
+from planetary.sync.outer_optimizers import AnyOuterOptimizer
+from planetary.wire.message import Message, Order
+from planetary.wire.protocol import Protocol
+
+# Modules that handle messages name them all by this one.
+__all__ = [
+    "FABRIC",
+    "BlobData",
+    "CancelTask",
+    "Compression",
+    "CountIn",
+    "DeviceRefused",
+    "EvalResult",
+    "EvalTask",
+    "FetchBlob",
+    "FinishTask",
+    "Fragmentation",
+    "Goodbye",
+    "Heartbeat",
+    "Hello",
+    "LinkProbe",
+    "LinkProbeAnswer",
+    "Message",
+    "Order",
+    "Parameters",
+    "Progress",
+    "Ready",
+    "Reduce",
+    "ReduceDone",
+    "ReduceFailed",
+    "Refused",
+    "Relay",
+    "RestartWorker",
+    "RingJob",
+    "RingState",
+    "RoleJob",
+    "RoleMessage",
+    "SendOuterState",
+    "Shutdown",
+    "Slice",
+    "TaskFailed",
+    "TrainResult",
+    "TrainTask",
+    "TrainingJob",
+    "Welcome",
+    "WorkerExited",
+    "WorkerJob",
+    "WorkerStarted",
+]
+
+
+class Hello(Greeting, frozen=True, kw_only=True):
+    """First message of every connection, client to gateway."""
+
+    role: Literal["supervisor", "worker", "site"]
+    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts. Of a site its name at the hub
+    node: str
+    pid: int  # process id of the sender
+    backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
+    target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
+    target_features: str = ""  # worker only: identifies binaries that run on it; part of the artifact cache key
+    iree_version: str = ""  # worker only: version of the runtime
+    trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
+    chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
+    roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
+    codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
+    memory: int = 0  # worker only: bytes that were free on its machine as the process started; 0: not known
+    probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
+    run: str = ""  # worker only: the run of a gateway with several that it joins; "": the gateway chooses
+
+    def sender(self) -> str:
+        """Return the role and the name."""
+        return f"{self.role} {self.worker!r}"
+
+
+# --- supervisor and gateway ------------------------------------------------------------------------------------
+
+
+class WorkerStarted(Message, frozen=True, kw_only=True):
+    """The supervisor started its worker process."""
+
+    pid: int
+    attempt: int  # 1 for the first start
+
+
+class WorkerExited(Message, frozen=True, kw_only=True):
+    """The supervisor's worker process ended."""
+
+    pid: int
+    code: int  # exit status; negative: the signal that ended it
+    restart_in_s: float | None  # None: it will not be restarted
+    reason: str
+
+
+class RestartWorker(Message, frozen=True, kw_only=True):
+    """The gateway asks the supervisor to kill and restart its worker, e.g. because it is silent or stuck."""
+
+    reason: str
+    kind: Departure = ""  # "restarted": at the operator's request, which is no failed start
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """Finish and exit: the run is over, or, where `ok` is false, this worker is not wanted in it any more."""
+
+    reason: str
+    ok: bool = True  # exit with status 0
+    kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: the kind of failure
+
+
+# --- worker and gateway ----------------------------------------------------------------------------------------
+
+
+class RingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a run in which the workers reduce among themselves."""
+
+    port: int  # port of the ring's master, on the gateway's host
+    connections: int  # TCP streams to the next worker
+    precision: RingPrecision  # precision of the deltas on the wire
+    outer: AnyOuterOptimizer
+    gather_s: float  # how long a worker waits for the others to take part
+    overlap: bool = False  # the next round is trained during a reduction
+    radial: bool = False  # radial-directional averaging in place of the mean
+    eager: bool = False  # overlap: a worker begins with its own part of the round that is reduced
+    measures: bool = False  # new groups measure their links and order the ring by them
+    bits: int = 0  # bits of a number on the wire; 0: not quantised
+
+
+class Compression(msgspec.Struct, frozen=True, kw_only=True):
+    """Codecs of the star, by the names of `diloco.payload.CODECS`; "none": whole parameters.
+
+    Attributes:
+        up: of the workers' results.
+        down: of the changes that they get; "relay": the other workers' results as they came.
+        start: of the initial parameters.
+    """
+
+    up: str = "none"
+    down: str = "none"
+    start: str = "none"
+
+    @property
+    def codecs(self) -> set[str]:
+        """Those that both sides must know."""
+        return {self.up, self.down, self.start} - {"none"}
+
+
+class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the parameters are synchronised in parts; see `diloco.fragments`.
+
+    Attributes:
+        count: P, fragments; 1: a round synchronises all parameters.
+        delay: τ, inner steps of the next lease after which a worker takes the merged fragment.
+        mixing: α, the fraction of its own values that it keeps then.
+    """
+
+    count: int = 1
+    delay: int = 0
+    mixing: float = 0.0
+
+
+class WorkerJob(Message, frozen=True, kw_only=True):
+    """Base of the message that gives a worker its role: sent once after `Welcome`. Every kind of run has its own."""
+
+    run: str
+    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
+    reference: str = ""  # sha256 of the reference results for the worker's device; compared before `Ready`
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """The parts that the worker loads for it; a later job with the same parts loads nothing."""
+        return (self.artifact,)
+
+
+class TrainingJob(WorkerJob, frozen=True, kw_only=True):
+    """The worker trains leases, and evaluates.
+
+    The schedule is read from the newest job before every task, so a run that is lengthened loads nothing.
+    """
+
+    buffers: str  # sha256 of the packed model buffers, or "" when the model has none
+    spec: StepSpec
+    inner_state: InnerState  # the optimizer's state at the start of a round
+    schedule: Schedule  # schedule of the learning rate, an argument of every step
+    seed: int = 0  # seed of the run: keys of the model's random numbers derive from it
+    ring: RingJob | None = None  # None: results go to the gateway
+    compression: Compression = Compression()
+    eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
+    eager_radial: bool = False  # rounds are merged by radial-directional averaging
+    fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
+    inner_state_of: str = ""  # digest of the step whose optimizer states this one goes on with; "": its own
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        topology = "star" if self.ring is None else "ring"
+        seed = (str(self.seed),) if self.spec.keys else ()
+        return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start, *seed
+
+
+class FetchBlob(Message, frozen=True, kw_only=True):
+    """The worker asks for a content-addressed blob."""
+
+    digest: str
+
+
+class BlobData(Message, frozen=True, kw_only=True):
+    """The blob, as one u8 tensor named "blob"."""
+
+    digest: str
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The worker loaded the artifact and can take tasks."""
+
+    artifact: str
+    opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
+    device: str = ""  # device name from the driver
+    verified: str = ""  # result of the comparison with the job's reference, in words
+    in_ring: bool = False  # role of a ring
+    outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
+    outer_digest: str = ""  # ring: of that state
+
+
+class DeviceRefused(Message, frozen=True, kw_only=True):
+    """The worker's device cannot run the artifact, or computes something else than the job's reference. It ends."""
+
+    artifact: str
+    reason: str  # differing tensor and its error; or the compiler's message
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """How a version was made from the results of its round; see `diloco.relay`.
+
+    Attributes:
+        rule: of `diloco.merge.MERGE_RULES`.
+        trimmed: of that rule.
+        rate: of the outer step.
+        tasks: of all results that count, ascending.
+        digests: of their payloads.
+        own: those of the tasks whose payload the worker has itself; the others' come as tensors.
+    """
+
+    rule: str
+    trimmed: float
+    rate: float
+    tasks: tuple[int, ...]
+    digests: tuple[str, ...]
+    own: tuple[int, ...] = ()
+
+
+class Parameters(Message, frozen=True, kw_only=True):
+    """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
+
+    With a codec for the broadcast, whole parameters are float32, and `digest` names a change since `since` that
+    comes as one tensor of bytes, "payload". With fragments and without such a codec a change comes as the tensors of
+    its fragment.
+    """
+
+    version: int
+    counted: int = 0  # hub only: the site's tokens in this version, since its run began
+    since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
+    digest: str = ""  # digest of "payload", or of the version that `relay` makes; "": these are tensors
+    codec: str = ""  # codec of whole parameters in "payload"; "": they are tensors
+    relay: Relay | None = None  # the worker takes the outer step itself
+
+
+class RingState(Message, frozen=True, kw_only=True):
+    """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity, and moments.
+
+    Down: the state that later tasks start from. Up: the answer to `SendOuterState`.
+    """
+
+    version: int
+    digest: str
+
+
+class SendOuterState(Message, frozen=True, kw_only=True):
+    """Ring: the gateway wants the outer state that the worker has, to keep it or to pass it on."""
+
+    version: int
+
+
+class Reduce(Message, frozen=True, kw_only=True):
+    """Ring: average the results of the round with the other workers of `group` and take the outer step.
+
+    Answered with `ReduceDone` or `ReduceFailed`. Every recipient has the outer state of `round - 1`, and the
+    step is taken from there, whichever version the results were trained from; a holder of none of `tasks` takes part
+    with nothing, to get the new state.
+    """
+
+    round: int
+    attempt: int  # counts up over the whole run
+    group: int  # group of the ring's master; a new one when the participants change, or an attempt failed
+    peers: int  # how many take part
+    tasks: tuple[int, ...]  # tasks of counted results
+    tokens: int  # tokens of all these results
+
+
+class ReduceDone(Message, frozen=True, kw_only=True):
+    """The worker has the outer state of `round`."""
+
+    round: int
+    attempt: int
+    digest: str  # digest of that state
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class ReduceFailed(Message, frozen=True, kw_only=True):
+    """The worker still has the outer state of `round - 1` and its results of the round."""
+
+    round: int
+    attempt: int
+    kind: Literal["peer", "numerics"]
+    reason: str
+
+
+class TrainTask(Message, frozen=True, kw_only=True):
+    """Train `steps` inner steps from parameters `version` on `slice` and `more`, then answer with `TrainResult`."""
+
+    task: int
+    round: int
+    version: int
+    lease: int  # position of the slice in the run's data order
+    slice: Slice
+    more: tuple[Slice, ...] = ()  # slices after `slice`, in this order
+    steps: int
+    first_step: int  # inner step index of the first step, for the schedule
+    ahead: tuple[int, ...] = ()  # eager: tasks of the round that is reduced, whose part the worker begins with
+    ahead_tokens: int = 0  # tokens of all contributions to that round
+    after: int = 0  # streaming: own task whose end parameters the worker goes on from; 0: from the version
+    mixes: int = -1  # streaming: the version whose fragment is mixed in after `Fragmentation.delay` steps; -1: none
+    missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in before the first step
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """All that it is trained on, in order."""
+        return (self.slice, *self.more)
+
+
+class EvalTask(Message, frozen=True, kw_only=True):
+    """Evaluate parameters `version` on `slice` (whole batches), then answer with `EvalResult`."""
+
+    task: int
+    version: int
+    slice: Slice
+    batches: int
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """All that it is evaluated on."""
+        return (self.slice,)
+
+
+class CountIn(Message, frozen=True, kw_only=True):
+    """Decoupled: the round of a task closed; its result counts in a later one, for the fragment of that.
+
+    A worker that has sent the result sends it again.
+    """
+
+    order: ClassVar[Order] = Order.AHEAD
+    task: int
+    round: int
+
+
+class CancelTask(Message, frozen=True, kw_only=True):
+    """Stop working on `task`; no answer is wanted."""
+
+    task: int
+    reason: str
+
+
+class FinishTask(Message, frozen=True, kw_only=True):
+    """End `task` after the inner step under way, and answer with the steps that are trained."""
+
+    task: int
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """The worker finished inner step `step` (1-based within the task)."""
+
+    order: ClassVar[Order] = Order.AHEAD
+    task: int
+    round: int
+    step: int  # 0: the first one is about to start
+    loss: float | None = None  # loss of that inner step
+
+
+class TrainResult(Message, frozen=True, kw_only=True):
+    """A finished train task; the parameters after the last inner step follow as tensors."""
+
+    task: int
+    round: int
+    steps: int
+    tokens: int  # target tokens trained on
+    loss: float  # mean over the inner steps
+    grad_norm: float  # norm at the last inner step, before clipping
+    seconds: float  # duration of the inner steps
+    through: int = 0  # site only: all its tokens since its run began, up to the last in this result
+    # held: the worker keeps its end parameters until `Reduce`; delta: the tensor "payload" encodes their change
+    payload: Literal["end_parameters", "held", "delta"] = "end_parameters"
+    digest: str = ""  # digest of a delta's bytes
+
+
+class EvalResult(Message, frozen=True, kw_only=True):
+    """A finished eval task."""
+
+    order: ClassVar[Order] = Order.AHEAD
+    task: int
+    version: int
+    loss: float  # mean over the batches
+    batches: int
+
+
+class TaskFailed(Message, frozen=True, kw_only=True):
+    """The worker could not finish a task. It stays connected unless `Goodbye` follows."""
+
+    task: int
+    # parameters: the worker does not have those that the task begins from
+    kind: Literal["numerics", "data", "resource", "internal", "parameters"]
+    reason: str
+    step: int = 0  # 1-based inner step at which it happened; 0: before the first
+
+    def sending_order(self) -> Order:
+        """Put a role's failure ahead: the role has dropped its state, and with it the messages that wait."""
+        return Order.IN_TURN if self.task else Order.AHEAD
+
+
+# --- measuring a link -------------------------------------------------------------------------------------------
+
+
+class LinkProbe(Message, frozen=True, kw_only=True):
+    """A machine measures its link to the gateway; any bytes may come along as the tensor "payload"."""
+
+    answer_bytes: int = 0  # size of the answer's tensor "payload"
+    dial: int = 0  # port of the sender's address that the gateway tries to connect to; 0: none
+
+
+class LinkProbeAnswer(Message, frozen=True, kw_only=True):
+    """The gateway's answer to `LinkProbe`."""
+
+    clock: float  # Unix time in seconds
+    received_bytes: int  # size of the payload
+    address: str  # address of the prober
+    software: str  # version of planetary
+    iree_version: str = ""  # compiler version; "": none is installed
+    dial_error: str = ""  # why the sender's port could not be reached
+
+
+# --- a worker's role in another kind of run --------------------------------------------------------------------
+
+
+class RoleMessage(Message, frozen=True, kw_only=True):
+    """Base of the messages that a worker's role handles, and of those that it sends.
+
+    One may carry a tensor of bytes, "payload". The kind of run declares the messages.
+    """
+
+
+class RoleJob(WorkerJob, frozen=True, kw_only=True):
+    """Base of the jobs of roles that decide by themselves."""
+
+    plan: str  # how the role is played, in JSON that the kind of run reads
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """A role is made for its plan."""
+        return self.artifact, self.plan
+
+
+FABRIC = Protocol(
+    25,
+    *SESSION,
+    Hello,
+    WorkerStarted,
+    WorkerExited,
+    RestartWorker,
+    Shutdown,
+    TrainingJob,
+    FetchBlob,
+    BlobData,
+    Ready,
+    DeviceRefused,
+    Parameters,
+    RingState,
+    SendOuterState,
+    Reduce,
+    ReduceDone,
+    ReduceFailed,
+    TrainTask,
+    EvalTask,
+    CountIn,
+    CancelTask,
+    FinishTask,
+    Progress,
+    TrainResult,
+    EvalResult,
+    TaskFailed,
+    LinkProbe,
+    LinkProbeAnswer,
+)
+"""The messages of every kind of run."""

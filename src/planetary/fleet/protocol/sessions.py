@@ -1,0 +1,163 @@
+"""The controller's state of a connection while it lasts. None of it is worth a journal."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from planetary.fleet.protocol.status import Leave
+from planetary.machine.events import Received
+from planetary.machine.state_table import Table, advance
+from planetary.sync.fragments import FragmentSteps
+
+MOST_UNANSWERED = 3
+"""Leases in a row that may come back without a sign of the worker. Each may leave a version in the worker's queue."""
+
+
+class Phase(StrEnum):
+    """How far a worker's session has come."""
+
+    COMPILING = "compiling"  # the target's artifact is being built
+    LOADING = "loading"  # it fetches and loads the artifact
+    READY = "ready"  # it takes tasks
+
+
+WORKER_SESSION: Table = {
+    (Phase.COMPILING, "artifact offered"): Phase.LOADING,
+    (Phase.LOADING, "ready"): Phase.READY,
+    (Phase.COMPILING, "job replaced"): Phase.COMPILING,
+    (Phase.LOADING, "job replaced"): Phase.COMPILING,
+    (Phase.READY, "job replaced"): Phase.COMPILING,
+}
+"""At the gateway. A session ends with its connection, in any phase."""
+
+
+class InFlight(msgspec.Struct, kw_only=True):
+    """A task that a session has not answered yet.
+
+    Attributes:
+        awaits: payloads that have not left the gateway and without which it cannot begin.
+        complete_at: from when on it is waited for: when the last of them had left, or a sign of life came.
+    """
+
+    awaits: int = 0
+    complete_at: float = 0.0
+
+    def sent(self, now: float) -> None:
+        """A payload has left the gateway."""
+        if self.awaits > 0:
+            self.awaits, self.complete_at = self.awaits - 1, now
+
+
+class TrainInFlight(InFlight):
+    """A train task."""
+
+    task: int
+    round: int
+    leases: tuple[int, ...]  # leases in the order of training
+    steps: int  # inner steps of all of them
+    assigned_at: float
+    progress_at: float
+    version: int  # version of its first parameters
+    mixes: int = -1  # the version that it waits for on the way; -1: none
+    after: int = 0  # the own task that it goes on from; 0: from the version
+    missed: tuple[int, ...] = ()  # versions that are mixed in at its start
+    early: bool = False  # it is of the round after `round`, which is open
+    ended: Received | None = None  # the result of an early one that is trained
+    due_from: float = 0.0  # when its round was opened, if it was early
+    ends_early: bool = False  # the worker was asked for the steps trained so far
+    step: int = 0
+    started: bool = False
+    loss: float | None = None
+
+    @property
+    def known_round(self) -> int:
+        """The round that its worker was told, and names in its result."""
+        return self.round + self.early
+
+    @property
+    def mixed(self) -> int:
+        """The newest version in its worker's own values at the end of it."""
+        return max(self.version, self.mixes)
+
+    @property
+    def since(self) -> float:
+        """From when its worker's time counts: an early one may pause for the round before it."""
+        return max(self.assigned_at, self.due_from)
+
+
+class EvalInFlight(InFlight):
+    """An eval task."""
+
+    task: int
+    version: int
+    chunk: int
+    assigned_at: float
+
+
+class WorkerSession(msgspec.Struct):
+    """A worker's connection."""
+
+    session: int
+    worker: str
+    node: str
+    pid: int
+    backend: str
+    target: str
+    features: str
+    phase: Phase
+    phase_at: float = 0.0  # when it began, monotonic
+    artifact: str = ""
+    reference: str = ""  # digest of the reference for its device's results
+    device: str = ""  # device name from the driver
+    trial: bool = False  # it never becomes ready
+    chosen: str = ""  # why its machine chose the backend, in words
+    roles: tuple[str, ...] = ()  # roles allowed by the operator; empty: all
+    leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
+    leaves_as: Leave = "moved"  # if it does
+    verified: str = ""  # result of that comparison, in words
+    version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
+    address: str = ""  # address of the worker
+    identity: str = ""  # public key of its machine; "" in a local run, and without TLS
+    invite: str = ""  # id of the invite that it came with
+    heard_at: float = 0.0  # when its newest message came; heartbeats are none
+    arriving: dict[int, float] = msgspec.field(default_factory=dict)  # message with tensors -> since when it comes in
+    arrived_at: float = 0.0  # when the last of them was here
+    arrival_s: float = 0.0  # seconds that it took
+    mixed: int = -1  # the newest version that is in its own values, after its last lease that counts
+    failed_after: int = 0  # own task with whose end parameters a lease failed; 0: none did
+    own: FragmentSteps | None = None  # steps of these values, where the run's workers keep them
+    unanswered: int = 0  # leases in a row that came back from it without a sign
+    train: TrainInFlight | None = None
+    next: TrainInFlight | None = None  # an early one behind `train`, that goes on from its end parameters
+    evaluate: EvalInFlight | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes tasks."""
+        return self.phase is Phase.READY
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Whether it gets no more tasks and versions until it gives a sign or connects again."""
+        return self.unanswered >= MOST_UNANSWERED
+
+    def advance(self, event: str, now: float) -> None:
+        """Take a step of `WORKER_SESSION` at monotonic time `now`."""
+        self.phase, self.phase_at = Phase(advance(WORKER_SESSION, self.phase, event)), now
+
+    def may(self, role: str) -> bool:
+        """Whether its operator allows it a role."""
+        return not self.roles or role in self.roles
+
+
+class SupervisorSession(msgspec.Struct):
+    """A supervisor's connection."""
+
+    session: int
+    worker: str
+    node: str
+    child_pid: int = 0  # 0: its worker process is not running
+    restart_expected: bool = True
+    identity: str = ""  # public key of its machine

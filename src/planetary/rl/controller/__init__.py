@@ -1,1 +1,0 @@
-"""Decisions: which groups are sampled, judged, dropped and trained. No I/O."""

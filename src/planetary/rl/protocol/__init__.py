@@ -1,1 +1,0 @@
-"""Messages and records of reinforcement learning."""

@@ -1,1 +1,0 @@
-"""A worker that samples, trains, or does both by turns. Needs no JAX."""

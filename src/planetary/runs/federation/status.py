@@ -1,0 +1,46 @@
+"""Status of a federation at one moment, as seen by its hub or by one of its sites."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.configuration.schema import SiteEntry
+from planetary.runs.federation.messages import SiteTerms
+
+
+class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):
+    """One site, as its hub sees it."""
+
+    terms: SiteEntry
+    part: int  # part of the hub's data, from 0
+    parts: int  # 1: it has data of its own, or is the only one
+    connected: bool
+    joined: bool  # ready for contributions
+    tokens: int  # tokens of this site in the newest version
+    task_rounds: int | None  # rounds done of those that it was asked for; None: it was asked for none
+    lost: int  # how often it was
+    banned: str  # why it is not used any more; "": it is
+
+
+class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands that is a hub, or belongs to one."""
+
+    role: str  # "hub" or "site"
+    hub: str  # identity of the hub's run; "": not known to the site yet
+    version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
+    tokens_total: int  # tokens in the hub's version; of a site: its trained tokens
+    uncounted: int  # site only: its tokens that the version it trains from does not contain
+    waits: str  # site only: reason of a wait between two rounds, "" without a wait
+    sites: tuple[FederatedSite, ...]  # hub only: sites in the order of its configuration
+
+
+def terms_in_words(terms: SiteTerms) -> str:
+    """Describe a site's terms in its federation."""
+    entry = terms.entry
+    texts = [f"part {terms.part + 1} of {terms.parts}" if entry.data == "part" else "data of its own"]
+    texts += ["standby"] if entry.role == "standby" else []
+    texts += [f"every {entry.every_rounds} rounds"] if entry.every_rounds else []
+    texts += [f"at most {entry.most_share:.0%} of the weight"] if entry.most_share < 1 else []
+    texts += ["judged"] if entry.trust == "judged" else []
+    texts += [f"{entry.mbit_per_s:g} Mbit/s"] if entry.mbit_per_s else []
+    return ", ".join(texts)

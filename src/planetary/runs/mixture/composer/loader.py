@@ -1,0 +1,129 @@
+"""Makes a worker's role in a mixture: loads its program, and finds by the reference which roles the device can have.
+
+The code of composers and expert workers is imported by workers that have such a job alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from planetary.core.errors import CompileError, ResourceError
+from planetary.core.program_trial import decode_program_reference
+from planetary.core.step import FunctionSpec
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.worker.role import Role, Workplace
+from planetary.runs.mixture import messages as mm
+from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
+
+if TYPE_CHECKING:
+    from planetary.runtime.device_program import DeviceProgram
+    from planetary.runtime.program_runner import Program, Runner
+
+
+class OpenProgram(Protocol):
+    """As `runtime.program_runner.open_program`."""
+
+    def __call__(
+        self,
+        artifact: bytes,
+        program: Program,
+        /,
+        *,
+        backend: str,
+        threads: int | None,
+        device_id: int,
+        island: int,
+    ) -> Runner:
+        """Load a program's artifact on a device."""
+        ...
+
+
+class MixtureLoader:
+    """Loads a worker's role in a mixture."""
+
+    def __init__(self, open_program: OpenProgram | None = None) -> None:
+        """`open_program`: loads a program on a device; None: as `runtime.program_runner`."""
+        self._open = open_program
+
+    def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
+        return job.artifact, job.reference
+
+    def load(self, job: m.WorkerJob, place: Workplace) -> Role:
+        """Load the mixture's program, and compare it on this device with the reference."""
+        from planetary.runs.mixture.composer.role import ComposerRole
+        from planetary.runs.mixture.plan import MixturePlan
+        from planetary.runs.mixture.program.part import loaded_program
+        from planetary.runtime.program_runner import open_program
+
+        assert isinstance(job, mm.MixtureJob)
+        options = place.options
+        run = (self._open or open_program)(
+            place.store.get(job.artifact),
+            loaded_program(job.functions),
+            backend=options.backend,
+            threads=options.threads or None,
+            device_id=options.device_id,
+            island=options.island,
+        )
+        plan = msgspec.json.decode(job.plan, type=MixturePlan)
+        roles, verified, seconds = roles_on(run, job, plan.training.expert_optimizer.roles, place)
+        ready = mm.MixtureReady(
+            artifact=job.artifact, device=run.device_name, verified=verified, roles=roles, composer_s=seconds
+        )
+        return ComposerRole(plan, run, ready, place.send, place.system)
+
+
+def roles_on(
+    program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
+) -> tuple[tuple[str, ...], str, float]:
+    """Compare a device's results with the job's reference; return the roles that it can have, and words about it.
+
+    And the seconds that it takes for the largest function of a composer; 0: not measured.
+
+    Only parts of the program that an allowed role needs are run, so a device that compiles functions at their first
+    call compiles no others.
+
+    Args:
+        program: the job's, on the device.
+        job: with its reference in the worker's store; without one nothing is compared.
+        roles: of the run, with the parts of the program that each needs.
+        place: the worker; its options have the allowed roles.
+
+    Raises:
+        CompileError: there is no role whose functions the device computes rightly.
+        ResourceError: nor one that its memory suffices for.
+        TrustError: the blob is no reference of this program.
+    """
+    from planetary.runs.mixture.training.expert_optimizer import COMPOSER
+
+    options = place.options
+    allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
+    if not job.reference:
+        return tuple(allowed), "", 0.0
+    reference = decode_program_reference(place.store.get(job.reference), job.functions)
+    reports: dict[str, DeviceReport] = {}
+    failed: dict[str, CompileError | ResourceError] = {}
+    for part in sorted(frozenset[str]().union(*allowed.values())):
+        functions = functions_of(part, job.functions)
+        key = key_of(job.artifact, job.reference, options.backend, program.device_name, functions)
+        try:
+            check = partial(check_program, program, reference, functions, place.system.clock.monotonic)
+            reports[part] = check_once(place.store, key, check)
+        except (CompileError, ResourceError) as error:
+            failed[part] = error
+    usable = tuple(role for role, parts in allowed.items() if not parts & failed.keys())
+    if not usable:
+        raise min(failed.values(), key=lambda error: isinstance(error, ResourceError))
+    found = max(reports.values(), key=lambda report: report.worst_error).summary
+    lacking = {role: failed[min(parts & failed.keys())] for role, parts in allowed.items() if role not in usable}
+    words = "; ".join([found, *(f"not as {role}: {error}" for role, error in lacking.items())])
+    return usable, words, reports[COMPOSER].seconds if COMPOSER in usable else 0.0
+
+
+def functions_of(part: str, functions: Mapping[str, FunctionSpec]) -> dict[str, FunctionSpec]:
+    """Return the functions of one part of a program, by their whole names."""
+    return {name: spec for name, spec in functions.items() if name.partition("_")[0] == part}

@@ -1,0 +1,453 @@
+"""Everything between a configuration and a mixture that composers can join: data, plan, program and initial values, and
+the run folder of one that begins, or goes on from its journal and its payloads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import TrustError, UserError
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.token_slice import Slice
+from planetary.data.fitting import STEP_LEASES, fit_to_data
+from planetary.data.prepare import PreparedData, prepare
+from planetary.data.slices import LeaseLedger, SliceOrder
+from planetary.fleet.gateway.run_files import EVENTS, METRICS, write_config
+from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
+from planetary.fleet.protocol.run_fold import forgiven
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.shell.system import SYSTEM, System
+from planetary.machine.journal import Record, replay
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import check_mixture
+from planetary.runs.mixture.controller.events import MixturePolicy
+from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
+from planetary.runs.mixture.methods.ownership import hashed, round_robin
+from planetary.runs.mixture.methods.pace import PACES
+from planetary.runs.mixture.methods.tiers import Tier
+from planetary.runs.mixture.payloads.experts import experts_bytes
+from planetary.runs.mixture.payloads.payloads import fragment_bytes
+from planetary.runs.mixture.payloads.shard import HeldFragment, shard_bytes
+from planetary.runs.mixture.payloads.surrogates import messages_of, surrogates_bytes
+from planetary.runs.mixture.plan import MixturePlan, OwnerMap, model_of, training_of
+from planetary.runs.mixture.program.part import part_of
+from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
+from planetary.runs.mixture.records import FragmentStart, MixtureRecord, MixtureStarted, MixtureState
+from planetary.runs.mixture.training.composer import LayerFit
+from planetary.runs.mixture.training.expert_work import HeldExperts
+from planetary.runs.mixture.training.participant_states import ComposerState, TrainingState
+from planetary.runs.mixture.training.replicas import only_shards
+from planetary.runs.rounds.gateway.run_step import write_record
+from planetary.runs.rounds.gateway.start import resume_metrics
+from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, schedule_of, step_options
+from planetary.runs.rounds.preparation.prepared_steps import (
+    PreparedRecord,
+    environment,
+    files_read,
+    keep,
+    put_whole,
+    sources_of,
+    usable_record,
+)
+from planetary.runtime.program_runner import Program
+from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
+
+if TYPE_CHECKING:
+    from planetary.fleet.gateway.gateway import GatewayOptions
+
+
+log = logging.getLogger(__name__)
+
+
+class ProgramRecord(PreparedRecord, frozen=True):
+    """The sources of a mixture's program, and its functions.
+
+    Attributes:
+        digest: of the portable module of all functions.
+        functions: signatures by name.
+    """
+
+    digest: str
+    functions: dict[str, FunctionSpec]
+
+    @property
+    def module(self) -> str:
+        return self.digest
+
+
+@dataclass(frozen=True)
+class PreparedMixture:
+    """The parts of a mixture's run.
+
+    Attributes:
+        config: the run's configuration, fitted to the data.
+        data: the prepared token files.
+        plan: of all participants.
+        program: all their functions in StableHLO.
+        record: of the program's sources; the store has it.
+        given: reads the ordinary model's parameters to start from; None: they are drawn from the seed.
+    """
+
+    config: Config
+    data: PreparedData
+    plan: MixturePlan
+    program: Program
+    record: ProgramRecord
+    given: Callable[[], Tensors] | None = None
+
+    @property
+    def dense(self) -> tuple[TensorSpec, ...]:
+        """The parameters that are no routed experts."""
+        return parameter_specs(part_of(self.program, "composer"))
+
+    @property
+    def experts(self) -> tuple[TensorSpec, ...]:
+        """The weights of one layer's experts on one composer."""
+        return parameter_specs(part_of(self.program, "expert"))
+
+    @property
+    def model(self) -> tuple[TensorSpec, ...]:
+        """The parameters of the ordinary model with all experts."""
+        arguments = self.program.functions["whole_evaluate"].arguments
+        return tuple(s for s in arguments if s.dtype == "f32" and ".surrogates." not in s.name)
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars of the ordinary model."""
+        return sum(spec.size for spec in self.model)
+
+    def initial(self) -> TrainingState:
+        """Return all participants' values before the first step."""
+        from planetary.runs.mixture.training.initial import initial_training  # brings JAX
+
+        composer, expert = part_of(self.program, "composer"), part_of(self.program, "expert")
+        given = self.given() if self.given is not None else None
+        plan = self.plan
+        return initial_training(plan.model, plan.training, plan.owner_map, composer, expert, given=given)
+
+
+def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) -> MixturePlan:
+    """Return the plan that a configuration makes.
+
+    `owners`: those that the run began with; None: those of the configuration.
+
+    Raises:
+        UserError: its parts do not fit together.
+    """
+    model = model_of(config)
+    if data.vocab_size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer has {data.vocab_size} tokens but the model was given model.options.vocab_size = "
+            f"{model.vocab_size}"
+        )
+    per_step = config.moe.composers * config.tokens_per_batch
+    order = data.order(config, per_step)
+    held_out = tuple(piece for piece, _ in data.eval_chunks(config, 1))
+    return plan_over(config, order, held_out, owners_of(config, model, order) if owners is None else owners)
+
+
+def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> OwnerMap:
+    """Return which composer owns which expert; see `moe.methods.ownership`."""
+    composers = config.moe.composers
+    match config.moe.ownership:
+        case "round-robin":
+            found = round_robin(model.n_layer, model.n_expert, composers)
+        case "hashed":
+            found = hashed(model.n_layer, model.n_expert, composers)
+        case "load-aware":
+            from planetary.runs.mixture.training.initial import drawn_model, owners_by_load  # brings JAX
+
+            start = model_values(config) if config.model.weights else drawn_model(model)
+            found = owners_by_load(start, model, order, composers)
+    return tuple(tuple(int(owner) for owner in row) for row in found)
+
+
+def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], owners: OwnerMap) -> MixturePlan:
+    """Return the plan over these tokens. Raises `UserError` where the keys do not fit together."""
+    model = model_of(config)
+    return MixturePlan(
+        model=model,
+        training=training_of(config, model, step_options(config), schedule_of(config, config.total_inner_steps)),
+        owners=owners,
+        order=order,
+        held_out=held_out,
+        steps=config.total_inner_steps,
+        steps_per_round=config.train.inner_steps,
+        pace=PACES[config.moe.pace],
+        delivery=config.data.delivery,
+        view_every=config.eval.every,
+    )
+
+
+def prepare_mixture(
+    config: Config,
+    cache: Path,
+    stage: Callable[[str], None],
+    owners: OwnerMap | None = None,
+    own: ProgramRecord | None = None,
+) -> PreparedMixture:
+    """Prepare data and program; `stage` is called with each stage in words. `owners`: as in `plan_of`.
+
+    A program that was made before from the same plan, files and packages is read back. `own`: the record of the run
+    that goes on, which counts whatever became of these.
+
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
+    """
+    for warning in check_mixture(config):
+        log.warning("%s", warning)
+    stage("preparing the data")
+    data = prepare(config, cache / "data")
+    config = fit_to_data(config, data, STEP_LEASES)
+    if owners is None and config.moe.ownership == "load-aware":
+        stage("measuring how often each expert is chosen")
+    plan = plan_of(config, data, owners)
+    store = BlobStore(cache / "blobs")
+    record = usable_record(store, _program_parts(plan), ProgramRecord, own)
+    if record is None:
+        record = _make_program(config, plan, store, stage)
+    else:
+        stage("reading the mixture's program that was prepared before")
+    program = Program(store.get(record.digest), record.functions)
+    given = (lambda: model_values(config)) if config.model.weights else None
+    return PreparedMixture(config, data, plan, program, record, given)
+
+
+def _program_parts(plan: MixturePlan) -> str:
+    """Return the part of a plan that decides its program, as JSON: no length of a run, no rate, no ownership."""
+    schedules = {"dense_schedule": None, "expert_schedule": None}
+    parts = {
+        "mixture": msgspec.to_builtins(plan.model),
+        "training": msgspec.to_builtins(plan.training) | schedules,
+        "slots": plan.slots,
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def _make_program(config: Config, plan: MixturePlan, store: BlobStore, stage: Callable[[str], None]) -> ProgramRecord:
+    from planetary.runs.mixture.program.programs import mixture_program  # brings JAX
+
+    stage("exporting the mixture to StableHLO and differentiating it")
+    with files_read() as read:
+        training, optimizer = plan.training, plan.training.expert_optimizer
+        rank = training.rank if training.composers > 1 else 0
+        program = mixture_program(
+            plan.model,
+            ComposerShape(plan.slots, rank, plan.model.batch_size, training.detach, optimizer.in_step),
+            plan.tokens_per_step,
+            dense=training.dense,
+            experts=training.experts,
+            functions=optimizer.functions,
+        )
+    record = ProgramRecord(
+        made_from=_program_parts(plan),
+        environment=environment(),
+        sources=sources_of(config, read),
+        digest=put_whole(store, program.portable),
+        functions=dict(program.functions),
+    )
+    keep(store, record)
+    return record
+
+
+def model_values(config: Config) -> Tensors:
+    """Return the parameters of the file that `model.weights` names.
+
+    Raises:
+        UserError: it cannot be read, or is of another model.
+    """
+    from planetary.compiler.frontend.export import export_model
+
+    source = config.model.source
+    return given_weights(export_model(source, builder_options(config, source)), config.model).initial("param")
+
+
+def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
+    """Put the start of all participants into the payload store.
+
+    Raises:
+        UserError: a shard's state is larger than a payload may be.
+        ResourceError: the store fails.
+    """
+    state, plan = prepared.initial(), prepared.plan
+    names = plan.fragments(prepared.dense, prepared.experts)
+    held = {key: HeldFragment() for key in names}
+    shards = tuple(store.put("shard", _no_larger(shard_bytes(c, 0, held, plan), plan)) for c in state.composers)
+    surrogates: tuple[str, ...] = ()
+    bank = state.surrogates
+    if bank is not None:
+        made = []
+        for composer in state.composers:
+            fits = []
+            for layer, slots in enumerate(only_shards(composer, plan.owner_map, [composer.number]).slots):
+                ids = slots[slots >= 0]
+                fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float), 0))
+            made.append(store.put("surrogate", surrogates_bytes(messages_of(fits, composer.number, 0))))
+        surrogates = tuple(made)
+    fragments = tuple(
+        FragmentStart(tier, i, store.put("fragment", fragment_bytes(composer.named(mine))))
+        for (tier, i), mine in names.items()
+        for composer in [state.composers[i if tier is Tier.EXPERTS else 0]]
+    )
+    experts: tuple[tuple[str, ...], ...] = ()
+    if streamed := plan.training.expert_optimizer.streamed_layers(plan.model.n_layer):
+        experts = tuple(
+            tuple(store.put("experts", _no_larger(experts_bytes(_held(one, layer)), plan)) for layer in streamed)
+            for one in state.composers
+        )
+    return MixtureStarted(
+        owners=plan.owners, shards=shards, surrogates=surrogates, experts=experts, fragments=fragments
+    )
+
+
+def _held(composer: ComposerState, layer: int) -> HeldExperts:
+    fitted = composer.fitted[layer] if composer.fitted else {}
+    return HeldExperts(composer.experts[layer], composer.expert_moments[layer], {}, fitted)
+
+
+def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
+    if len(state) > MAX_PAYLOAD_BYTES:
+        what = plan.training.expert_optimizer.largest_state
+        raise UserError(
+            f"the state {what} takes {len(state) / GIB:.1f} GiB with the optimizer's; no more than "
+            f"{MAX_PAYLOAD_BYTES / GIB:g} GiB can be sent. Use more than moe.composers = {plan.training.composers}, or "
+            "a smaller model"
+        )
+    return state
+
+
+STUCK_AFTER_S = 120.0
+"""A composer without a step for this long, and for twenty of its usual steps, is restarted."""
+
+
+@dataclass
+class MixtureStart:
+    """The state that the gateway goes on from."""
+
+    policy: MixturePolicy
+    state: MixtureState
+    records: list[Record]  # new ones: to be written to the journal
+    metrics: list[RoundMetrics]  # metrics of earlier rounds
+    late: list[RoundMetrics]  # metrics of finished rounds whose lines are still to be written
+
+
+def owners_of_run(folder: Path) -> OwnerMap | None:
+    """Return the ownership map of a run that has begun, from its journal; None: it has not."""
+    records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
+    return next((record.owners for record in records if isinstance(record, MixtureStarted)), None)
+
+
+def begin_mixture(
+    config: Config,
+    options: GatewayOptions,
+    prepared: PreparedMixture,
+    store: PayloadStore,
+    system: System = SYSTEM,
+) -> MixtureStart:
+    """Read or make the run folder with the file operations of `system`.
+
+    Raises:
+        UserError: there is already a run in the folder, or none that can be resumed; or its journal is damaged.
+        TrustError: it was started with another configuration.
+        ResourceError: the payload store fails.
+    """
+    folder, resume, files = options.folder, options.resume, system.files
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, MixtureRecord, checksums=True)) if path.exists() else []
+    policy = msgspec.structs.replace(mixture_policy(config, prepared, system), local=options.local_threads is not None)
+    steps = prepared.plan.steps_per_round
+    if not resume:
+        if earlier:
+            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+        write_config(folder, config, files)
+        write_record(folder, prepared.record, files)
+        started = RunStarted(
+            run=config.run.name,
+            rounds=config.train.rounds,
+            config_hash=policy.config_hash,
+            model=prepared.program.digest,
+            params=prepared.param_count,
+        )
+        records: list[Record] = [started, store_start(prepared, store)]
+        return MixtureStart(policy, replay(records, MixtureState(steps_per_round=steps)), records, [], [])
+    state = replay(earlier, MixtureState(steps_per_round=steps), folder / EVENTS)
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    _check_same(earlier, policy, prepared, folder)
+    records = []
+    if not state.shards:  # the gateway died between its first two records
+        records.append(start := store_start(prepared, store))
+        state.apply(start)
+    for name in sorted(state.needed()):
+        if not store.has(name):
+            raise UserError(
+                f"cannot resume {folder}: the payload {name[:24]}… is not in {store.url}; a run needs its payloads "
+                "where they were"
+            )
+    mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
+    resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
+    state.apply(resumed)
+    for pardon in (pardons := forgiven(state, options.forgive)):
+        state.apply(pardon)
+    write_config(folder, config, files)
+    write_record(folder, prepared.record, files)
+    evaluates = state.evaluates_last(config.train.rounds)
+    metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates, files=files)
+    return MixtureStart(policy, state, [*records, resumed, *pardons], metrics, late)
+
+
+def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:
+    started = next(record for record in earlier if isinstance(record, RunStarted))
+    if started.config_hash != policy.config_hash:
+        raise TrustError(
+            f"the run in {folder} was started with another configuration ({started.config_hash[:12]}) than this one "
+            f"({policy.config_hash[:12]}): only the number of rounds and keys that do not change the mathematics may "
+            "differ in a resumed run"
+        )
+    prepared.plan.pace.check_resumable()
+
+
+def mixture_policy(config: Config, prepared: PreparedMixture, system: System = SYSTEM) -> MixturePolicy:
+    """Derive the controller's constants from the configuration; `system` draws the numbers of one gateway's life."""
+    from planetary.compiler.backends.pipeline import compiler_version
+
+    timings, moe = config.timings, config.moe
+    fragments: dict[Tier, int] = {}
+    for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
+        fragments[tier] = fragments.get(tier, 0) + 1
+    return MixturePolicy(
+        workers=config.fabric.workers,
+        startup_grace_s=timings.startup_grace_s,
+        run=config.run.name,
+        abandon_after_s=config.fabric.abandon_after_s,
+        heartbeat_s=timings.heartbeat_s,
+        silent_after_s=timings.silent_after_s,
+        iree_version=compiler_version(),
+        plan=prepared.plan,
+        functions=dict(prepared.program.functions),
+        config_hash=config_hash(config),
+        sync=SyncPolicy(
+            moe.composers,
+            fragments,
+            quorum=prepared.plan.pace.quorum(moe.composers, moe.quorum),
+            grace_s=timings.grace_s,
+            return_s=timings.startup_grace_s,
+            replicas=moe.replicas,
+        ),
+        secret=system.entropy(8).hex(),
+        first_task=(int.from_bytes(system.entropy(4), "big") >> 1) << 31,
+        checkpoint_every=config.checkpoint.every,
+        lease_s=STUCK_AFTER_S,
+        stuck_after_s=STUCK_AFTER_S,
+    )

@@ -1,0 +1,288 @@
+"""The syncer's journal: records of a mixture beside the fabric's, and the state that they fold to."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fleet.protocol.records import AnyRecord, RoundFinished
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.machine.journal import Record
+from planetary.runs.mixture.methods.tiers import Tier
+
+
+class FragmentStart(msgspec.Struct, frozen=True):
+    """A fragment before the first step."""
+
+    tier: Tier
+    fragment: int
+    payload: str
+
+
+class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
+    """The start of all participants, as names in the payload store, and the run's ownership map."""
+
+    owners: tuple[tuple[int, ...], ...]  # composer of each expert, [layers][experts]
+    shards: tuple[str, ...]  # each shard's state
+    surrogates: tuple[str, ...]  # each shard's surrogates; empty without
+    experts: tuple[tuple[str, ...], ...] = ()  # under offload, each shard's experts with their moments, by layer
+    fragments: tuple[FragmentStart, ...]
+
+
+class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
+    """A worker is the composer of a shard from now on."""
+
+    shard: int
+    epoch: int
+    worker: str
+    step: int  # first step
+    progress: int = 0  # steps of the run then, the mean over all shards; journals of before have none
+    why: str
+
+
+class SpeakerChanged(Record, frozen=True, kw_only=True, tag="speaker_changed"):
+    """Another owner of a shard's experts publishes their surrogates from now on."""
+
+    shard: int
+    by: int  # shard of which that owner is the composer
+    why: str
+
+
+class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
+    """A shard's whole state is in the payload store."""
+
+    shard: int
+    epoch: int
+    step: int
+    progress: int  # steps of the run, the mean over all shards, as far as its composer knew
+    payload: str
+    loss: float | None = None  # mean cross-entropy since the end of the last round, at the end of a round
+    compute_s: float = 0.0  # spent in the steps since then
+
+
+class FragmentAdvanced(Record, frozen=True, kw_only=True, tag="fragment_merged"):
+    """A fragment has a new version."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    shards: tuple[int, ...]  # shards of the merged publications
+    payload: str
+    velocity: str  # velocity of the outer step; "" without momentum
+    seconds: float  # duration since the first publication
+    why: str
+    steps: int = 0  # the most that a publication had taken since the version before
+
+
+class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_refreshed"):
+    """A shard has new surrogates."""
+
+    shard: int
+    by: int | None = None  # shard whose composer made them, as the speaker of this one; None: this one's
+    epoch: int  # epoch of that composer
+    step: int
+    progress: float = 0.0  # progress of the run at the fit; older journals have none
+    error: float | None
+    payload: str
+    change: str = ""  # payload of their changes to those in the payload `base`; "": they came whole
+    base: str = ""
+
+
+class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
+    """Expert workers' update of a shard's experts of one layer was judged.
+
+    Where none of it counts, the version and the payload are those before.
+    """
+
+    shard: int
+    layer: int
+    version: int
+    step: int  # step of the sketches
+    worker: str
+    accepted: int  # experts
+    refused: dict[str, int]  # experts, by reason
+    payload: str
+    change: str = ""  # payload of the changes to the version before, where updates are lossy
+
+
+class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
+    """A refusal, or a change of hands; `what` is a word, `why` a sentence."""
+
+    what: str
+    why: str
+
+
+MixtureRecord = (
+    AnyRecord
+    | MixtureStarted
+    | ShardGranted
+    | SpeakerChanged
+    | ShardKept
+    | FragmentAdvanced
+    | SurrogatesRefreshed
+    | ExpertsAdvanced
+    | SyncNote
+)
+
+
+class Shard(msgspec.Struct):
+    """A shard's state, as the journal has it.
+
+    Attributes:
+        step, progress: of its saved state.
+        surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
+        surrogate_change: payload of their changes to those in `surrogate_base`; "": they came whole.
+        speaker: shard whose composer publishes this one's surrogates.
+        round_step: how many steps its composer had taken at the end of the last finished round.
+        marks: its first state at or after the end of rounds that are not finished yet.
+    """
+
+    payload: str = ""
+    step: int = 0
+    progress: int = 0
+    epoch: int = 0
+    owner: str = ""
+    surrogates: str = ""
+    surrogate_step: int = 0
+    surrogate_progress: float = 0.0
+    surrogate_error: float | None = None
+    surrogate_change: str = ""
+    surrogate_base: str = ""
+    speaker: int = 0
+    round_step: int = 0
+    marks: dict[int, ShardKept] = {}
+
+
+class Fragment(msgspec.Struct):
+    """The newest version of a fragment."""
+
+    payload: str = ""
+    velocity: str = ""
+    version: int = 0
+    shards: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+class Experts(msgspec.Struct):
+    """The authoritative experts of a shard in one layer, under offload."""
+
+    payload: str = ""
+    version: int = 0
+    step: int = -1  # step of the newest judged sketches
+    change: str = ""  # payload of the change from the previous version; "": only the whole exists
+
+
+class MixtureState(RunFold, kw_only=True):
+    """Everything that the journal of a mixture determines.
+
+    Attributes:
+        steps_per_round: of each shard, on average.
+        owners: which composer owns which expert, [layers][experts].
+        shards: by number.
+        fragments: by tier and number.
+        experts: by shard and layer; empty under direct ownership.
+    """
+
+    steps_per_round: int
+    owners: tuple[tuple[int, ...], ...] = ()
+    shards: list[Shard] = msgspec.field(default_factory=list)
+    fragments: dict[tuple[Tier, int], Fragment] = msgspec.field(default_factory=dict)
+    experts: dict[tuple[int, int], Experts] = msgspec.field(default_factory=dict)
+
+    def experts_of(self, shard: int) -> tuple[str, ...]:
+        """Return the payloads of a shard's experts, by layer; none under direct ownership."""
+        layers = len(self.owners) if self.experts else 0
+        return tuple(self.experts[shard, layer].payload for layer in range(layers))
+
+    def evaluates_last(self, rounds: int) -> bool:
+        """Whether the last of `rounds` is finished, and its model not evaluated yet."""
+        return self.round == rounds and rounds not in self.evals
+
+    def needed(self) -> set[str]:
+        """Return the names of all payloads that the run may still ask for."""
+        names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
+        names |= {s.surrogate_change for s in self.shards}
+        names |= {kept.payload for s in self.shards for kept in s.marks.values()}
+        names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
+        names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
+        return names - {""}
+
+    def _apply_own(self, record: Record) -> None:
+        match record:
+            case MixtureStarted():
+                self.owners = record.owners
+                surrogates = record.surrogates or ("",) * len(record.shards)
+                self.shards = [
+                    Shard(payload=p, surrogates=s, speaker=number)
+                    for number, (p, s) in enumerate(zip(record.shards, surrogates, strict=True))
+                ]
+                self.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
+                self.experts = {
+                    (shard, layer): Experts(payload)
+                    for shard, layers in enumerate(record.experts)
+                    for layer, payload in enumerate(layers)
+                }
+            case ExpertsAdvanced():
+                before = self.experts[record.shard, record.layer]
+                # Before version 8 of the control protocol a refused update made a version, too.
+                if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:
+                    raise LocalProtocolError(
+                        f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; "
+                        f"with {record.accepted} accepted updates they cannot be at {record.version} then"
+                    )
+                new = Experts(record.payload, record.version, record.step, record.change)
+                same = Experts(before.payload, before.version, record.step, before.change)
+                self.experts[record.shard, record.layer] = new if record.version > before.version else same
+            case ShardGranted():
+                shard = self.shards[record.shard]
+                if record.epoch != shard.epoch + 1:
+                    raise LocalProtocolError(
+                        f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
+                    )
+                shard.epoch, shard.owner = record.epoch, record.worker
+                # Where steps are lost that no saved state has, the run goes back. A state that was saved when they
+                # counted ends no later round: its composer saves another one when that round is over.
+                last = record.progress // self.steps_per_round
+                shard.marks = {round_: kept for round_, kept in shard.marks.items() if round_ <= last}
+            case SpeakerChanged():
+                self.shards[record.shard].speaker = record.by
+            case ShardKept():
+                shard = self.shards[record.shard]
+                shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
+                # A composer that was cut off at the end of a round is saved later: that state stands for the round.
+                for round_ in range(self.round + 1, record.progress // self.steps_per_round + 1):
+                    shard.marks.setdefault(round_, record)
+            case FragmentAdvanced():
+                held = self.fragments[record.tier, record.fragment]
+                if record.version != held.version + 1:
+                    raise LocalProtocolError(
+                        f"{record.tier} fragment {record.fragment} is at version {held.version}, not before "
+                        f"{record.version}"
+                    )
+                self.fragments[record.tier, record.fragment] = Fragment(
+                    record.payload, record.velocity, record.version, record.shards, record.seconds
+                )
+            case SurrogatesRefreshed():
+                shard = self.shards[record.shard]
+                shard.surrogates, shard.surrogate_step = record.payload, record.step
+                shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
+                shard.surrogate_change, shard.surrogate_base = record.change, record.base
+            case RoundFinished():
+                for shard in self.shards:
+                    if record.round in shard.marks:
+                        shard.round_step = shard.marks[record.round].step
+                    shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
+            case _:
+                pass
+
+
+def mixture_news(record: Record) -> str:
+    """Return a sentence about a record of this file for the log, or ""."""
+    match record:
+        case ShardGranted() if record.step:  # at the start all shards are given out
+            return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
+        case SpeakerChanged():
+            return f"the composer of shard {record.by} speaks for the experts of shard {record.shard}: {record.why}"
+        case SyncNote():
+            return f"{record.what}: {record.why}"
+    return ""

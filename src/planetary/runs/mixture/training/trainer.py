@@ -1,0 +1,308 @@
+"""Composers, syncer, surrogate refresh and expert workers in lock step in one process, without a network.
+
+Every participant is a pure transition on values of `states.py`; this is the schedule in which each step waits for
+everything. A networked run at the same schedule must equal it, and `bench/parallax.py` measures it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from planetary.core.configuration.step_options import StepOptions
+from planetary.core.errors import NumericsError, UserError
+from planetary.core.step import GRADIENT
+from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.methods import ownership
+from planetary.runs.mixture.methods.acceptance import Verdict
+from planetary.runs.mixture.methods.averaging import mean_gradients, merge
+from planetary.runs.mixture.methods.tiers import Tier, tier_fragments
+from planetary.runs.mixture.program.programs import composer_program, dense_specs, expert_program
+from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
+from planetary.runs.mixture.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
+from planetary.runs.mixture.training.initial import initial_training
+from planetary.runs.mixture.training.participant_states import (
+    ComposerState,
+    Surrogates,
+    SyncerState,
+    TrainingState,
+    assembled,
+)
+from planetary.runs.mixture.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots
+from planetary.runs.mixture.training.routing import RoutingAgreement, all_layers, routing_agreement
+from planetary.runs.mixture.training.settings import MoeTraining
+from planetary.runtime.program_runner import Program, ProgramRunner, Runner, XlaRunner
+
+if TYPE_CHECKING:
+    from planetary.compiler.backends.targets import Target
+
+
+@functools.lru_cache(maxsize=16)
+def composer_runner(
+    config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return a composer's program ready to run; trainings of one model in one process share its functions."""
+    return XlaRunner(composer_program(config, shape, options), optimise=optimise)
+
+
+def expert_runner(
+    config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return an expert worker's program ready to run, shared in the same way."""
+    return _expert_runner(msgspec.structs.replace(config, balance=0.0), slots, tokens, options, optimise)
+
+
+@functools.lru_cache(maxsize=16)
+def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> XlaRunner:
+    return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
+
+
+class IreeRunner(ProgramRunner):
+    """Compiles a program with IREE for one target and runs it on that device of this machine.
+
+    Args:
+        program: to compile.
+        target: for an IREE backend.
+        functions: those that will be called; default: all.
+
+    Raises:
+        CompileError: IREE refuses the program.
+        ResourceError: the device cannot be opened, or the module not be loaded.
+    """
+
+    def __init__(self, program: Program, target: Target, functions: Sequence[str] = ()) -> None:
+        from planetary.compiler.backends.iree import compile_functions
+        from planetary.runtime.iree_functions import IreeFunctions
+
+        wanted = {name: program.functions[name] for name in functions or program.functions}
+        module = compile_functions(program.portable, target, wanted)
+        super().__init__(program, IreeFunctions(module, wanted, backend=target.backend))
+
+
+replace = msgspec.structs.replace
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """The report of one step of all composers.
+
+    Attributes:
+        cross_entropy: mean over the composers, before the update.
+        sketch_bytes: of all sketches that were made.
+        update_bytes: of the updates that expert workers returned.
+        surrogate_bytes: of the numbers that a refresh in this step sent, once for all receivers.
+        surrogate_error: mean relative error on the calibration rows, of a refresh in this step; NaN without one.
+        verdicts: on expert workers' updates.
+        merged: tiers and fragments that were merged after the step.
+    """
+
+    cross_entropy: float
+    sketch_bytes: int
+    update_bytes: int
+    surrogate_bytes: int
+    surrogate_error: float
+    verdicts: tuple[Verdict, ...]
+    merged: tuple[tuple[Tier, int], ...]
+
+
+class MoeTrainer:
+    """Compiles the programs of one training and moves its state from step to step.
+
+    Args:
+        config: the model.
+        training: how it is trained.
+        owners: ownership map i32 [layers, experts]; default: e mod C.
+        optimise: False compiles faster and runs slower.
+
+    Raises:
+        UserError: the parts do not fit together.
+        CompileError: the model cannot be compiled.
+    """
+
+    def __init__(
+        self,
+        config: LatentMoeConfig,
+        training: MoeTraining,
+        owners: np.ndarray | None = None,
+        *,
+        optimise: bool = True,
+    ) -> None:
+        shape = (config.n_layer, config.n_expert)
+        self.owners = ownership.round_robin(*shape, training.composers) if owners is None else owners
+        if self.owners.shape != shape or self.owners.max() >= training.composers or self.owners.min() < 0:
+            raise UserError(
+                f"an ownership map for {training.composers} composers is i32 {list(shape)} with numbers below that, "
+                f"found {list(self.owners.shape)}, {self.owners.min()} to {self.owners.max()}"
+            )
+        self.config, self.training = config, training
+        self.batch = training.batch_size // training.composers
+        slots = replicated_slots(self.owners, training.composers, training.replicas)[0].shape[1]
+        rank = training.rank if training.composers > 1 else 0
+        kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.expert_optimizer.in_step)
+        self.composer: Runner = composer_runner(config, kind, training.dense, optimise)
+        tokens = self.batch * config.sequence_length
+        self.expert: Runner = expert_runner(config, slots, tokens, training.experts, optimise)
+        self._optimise = optimise
+        self.steps = ComposerSteps(config, training, self.batch, self.composer, self.expert)
+        self._names = tier_fragments(dense_specs(config), training.cadence)
+        self._copies = expert_fragments(
+            self.owners, training.composers, [spec.name for spec in parameter_specs(self.expert.program)]
+        )
+
+    def initial(self) -> TrainingState:
+        """Return the state before the first step."""
+        return initial_training(self.config, self.training, self.owners, self.composer.program, self.expert.program)
+
+    def step(self, state: TrainingState, tokens: np.ndarray, targets: np.ndarray) -> tuple[TrainingState, StepReport]:
+        """Return the state after one step of every composer, and its report.
+
+        Args:
+            state: left as it was.
+            tokens: i32 [batch_size, T]; composer c gets the c-th part of the rows.
+            targets: like `tokens`.
+
+        Raises:
+            NumericsError: a loss is not finite.
+        """
+        parts = [slice(c.number * self.batch, (c.number + 1) * self.batch) for c in state.composers]
+        found = [
+            self.steps.gradients(c, state.surrogates, tokens[part], targets[part])
+            for c, part in zip(state.composers, parts, strict=True)
+        ]
+        losses = [float(f["cross_entropy"]) for f in found]
+        if not np.isfinite(losses).all():
+            raise NumericsError(f"step {state.steps}: the losses of the composers are {losses}")
+        composers = self._update_dense(state, found)
+        composers, sizes, verdicts = self._update_experts(state.steps, composers, found)
+        composers = [self.steps.remember(c, f) for c, f in zip(composers, found, strict=True)]
+        done = state.steps + 1
+        surrogates, refreshed, error = state.surrogates, 0, float("nan")
+        syncer, due = state.syncer, self.training.cadence.refresh_due(done)
+        if due and self.training.replicas > 1:
+            composers, syncer = self._consolidate(composers, syncer, done)
+        if surrogates is not None and due:
+            surrogates, refreshed, error = self.refresh(composers, surrogates, done)
+        composers, syncer, merged = self._synchronise(composers, syncer, done)
+        after = TrainingState(done, tuple(composers), surrogates, syncer)
+        return after, StepReport(float(np.mean(losses)), *sizes, refreshed, error, tuple(verdicts), merged)
+
+    def evaluate(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+        """Return the mean cross-entropy of the assembled model: mean dense parameters, all real experts."""
+        return mean_loss(self._whole, whole_arguments(*assembled(state, self.config), self.config), batches)
+
+    def evaluate_composer(
+        self, state: TrainingState, number: int, batches: Sequence[tuple[np.ndarray, np.ndarray]]
+    ) -> float:
+        """Return the mean cross-entropy as one composer sees the model: its own experts, surrogates for the others."""
+        return mean_loss(self.composer, self.steps.arguments(state.composers[number], state.surrogates), batches)
+
+    def evaluate_surrogates(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+        """Return the mean cross-entropy with surrogates in place of all experts, on the first composer's other state.
+
+        Raises:
+            UserError: this training has no surrogates.
+        """
+        if state.surrogates is None:
+            raise UserError("there are no surrogates to evaluate: the training has one composer, or rank 0")
+        nothing = state.composers[0].owning_nothing()
+        return mean_loss(self.composer, self.steps.arguments(nothing, state.surrogates), batches)
+
+    def agreement(self, state: TrainingState, tokens: np.ndarray) -> RoutingAgreement:
+        """Return how far the composers agree about routing the same tokens i32 [batch, T], over all layers at once."""
+        batch = {"tokens": tokens, "targets": tokens}
+        found = [
+            self.composer("evaluate", {**self.steps.arguments(c, state.surrogates), **batch}) for c in state.composers
+        ]
+        return routing_agreement([all_layers(one, self.config.n_layer) for one in found], self.config.n_active)
+
+    def refresh(
+        self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
+    ) -> tuple[Surrogates, int, float]:
+        """Return the bank after every owner fitted its experts' surrogates, bytes sent, and the mean relative error."""
+        fits = []
+        for composer in composers:
+            fits += self.steps.fit(only_shards(composer, self.owners, [composer.number]), surrogates)
+        return install(surrogates, fits, done), sum(fit.nbytes for fit in fits), mean_error(fits)
+
+    # --- details --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _whole(self) -> Runner:
+        """The ordinary model, with all experts in slots: built when it is first evaluated."""
+        if self.training.composers == 1:
+            return self.composer
+        whole = ComposerShape(self.config.n_expert, 0, self.batch)
+        return composer_runner(self.config, whole, self.training.dense, self._optimise)
+
+    def _update_dense(self, state: TrainingState, found: Sequence[Tensors]) -> list[ComposerState]:
+        """Everyone takes an optimizer step; tiers with a horizon of 1 take it on the mean gradient."""
+        cadence = self.training.cadence.of_step(state.steps + 1)
+        together = [
+            GRADIENT + name for (tier, _), names in self._names.items() if cadence.horizon(tier) == 1 for name in names
+        ]
+        mean = mean_gradients([{n: f[n] for n in together} for f in found], [1] * len(found))
+        shared = cadence.backbone == 1  # then all tiers are, and all composers stay equal
+        composers: list[ComposerState] = []
+        for composer, gradients in zip(state.composers, found, strict=True):
+            if shared and composers:
+                first = composers[0]
+                composers.append(replace(composer, dense=first.dense, dense_moments=first.dense_moments))
+                continue
+            composers.append(self.steps.update_dense(composer, state.steps, {**gradients, **mean}))
+        return composers
+
+    def _update_experts(
+        self, step: int, composers: Sequence[ComposerState], found: Sequence[Tensors]
+    ) -> tuple[list[ComposerState], tuple[int, int], list[Verdict]]:
+        if self.training.expert_optimizer.in_step:
+            pairs = zip(composers, found, strict=True)
+            return [self.steps.update_experts(c, step, f) for c, f in pairs], (0, 0), []
+        sketches = [self.steps.sketches(step, number, f) for number, f in enumerate(found)]
+        sketched, sent = sum(sketch.nbytes for layers in sketches for sketch in layers), 0
+        verdicts: list[Verdict] = []
+        after = []
+        for composer in composers:
+            used = sketches if self.training.sketches == "all" else [sketches[composer.number]]
+            new, size, judged = self.steps.offloaded(step, composer, used)
+            after.append(new)
+            sent += size
+            verdicts += judged
+        return after, (sketched, sent), verdicts
+
+    def _consolidate(
+        self, composers: list[ComposerState], syncer: SyncerState, done: int
+    ) -> tuple[list[ComposerState], SyncerState]:
+        training, steps = self.training, self.training.cadence.of_step(done).refresh
+        merged, start = consolidate(
+            composers,
+            syncer.start,
+            training.merge,
+            self._copies,
+            replicas=training.replicas,
+            tokens=steps * self.batch * self.config.sequence_length,
+            steps=steps,
+        )
+        return merged, replace(syncer, start=start)
+
+    def _synchronise(
+        self, composers: list[ComposerState], syncer: SyncerState, done: int
+    ) -> tuple[list[ComposerState], SyncerState, tuple[tuple[Tier, int], ...]]:
+        cadence = self.training.cadence
+        if len(composers) == 1:
+            return composers, syncer, ()
+        if done <= cadence.warm_start:  # all are equal: the merges that follow start from here
+            return composers, replace(syncer, start={**syncer.start, **composers[0].dense}), ()
+        due = tuple(key for key in cadence.due(done) if cadence.horizon(key[0]) > 1 and key in self._names)
+        for key in due:
+            names, horizon = self._names[key], cadence.horizon(key[0])
+            published = [self.steps.published(c.number, c.named(names), horizon) for c in composers]
+            previous = {n: syncer.start[n] for n in names}
+            velocity = {n: syncer.velocity.get(n, np.zeros_like(v)) for n, v in previous.items()}
+            merged, speed = merge(previous, velocity, published, self.training.merge)
+            composers = [replace(c, dense={**c.dense, **merged}) for c in composers]
+            syncer = SyncerState({**syncer.start, **merged}, {**syncer.velocity, **speed})
+        return composers, syncer, due

@@ -1,0 +1,125 @@
+"""The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
+
+The process is of its own session, so that whatever it starts is ended with it. Its answers go through a pipe of their
+own: output of the environment does not reach the gateway. The environment can find that pipe, so that each answer
+repeats the random ticket of its request: a line without the ticket is no answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from typing import Any
+
+import msgspec
+
+from planetary.core.errors import UserError
+from planetary.runs.rl.environments.judging import Judge, Judged, judge_of
+
+MOST_OUTPUT = 16 << 20
+"""Bytes that an environment may write into one file."""
+LEFT_RUNNING = "it left processes running"
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One completion to judge."""
+
+    prompt: str
+    completions: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A line to the process. The first one has no case: the answer tells whether the environment can be loaded.
+
+    Attributes:
+        ticket: random text that the answer repeats.
+    """
+
+    ticket: str
+    case: Case | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line from the process."""
+
+    ticket: str
+    verdict: Judged
+
+
+def limit(memory_bytes: int) -> None:
+    """Bound this process: memory, size of files, and no core dumps."""
+    for limited, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, MOST_OUTPUT),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is there already
+            resource.setrlimit(limited, (most, most))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a child leaves behind, so that it is seen; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def has_children() -> bool:
+    """Whether a process that was started here still runs."""
+    while True:
+        try:
+            found, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if found == 0:
+            return True
+
+
+def loaded(task: str) -> tuple[Judge | None, str]:
+    """Return the judge of a task, or None and the reason."""
+    try:
+        return judge_of(task), ""
+    except UserError as error:
+        return None, str(error)
+
+
+def judged(judge: Judge, case: Case) -> Judged:
+    """Return the verdict on a case; whatever the environment raises is its problem."""
+    try:
+        return judge(case.prompt, case.completions, case.meta)
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
+        return Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
+
+
+def main() -> None:
+    """Judge until the gateway closes the pipe."""
+    task, requests, answers, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    limit(memory)
+    adopt_orphans()
+    os.set_inheritable(requests, False)
+    os.set_inheritable(answers, False)
+    judge: Judge | None = None
+    own = os.getpid()
+    with os.fdopen(requests, "rb") as source:
+        for line in source:
+            request = msgspec.json.decode(line, type=Request)
+            if judge is None or request.case is None:
+                judge, problem = loaded(task)
+                verdict = Judged(problem=problem)
+            else:
+                verdict = judged(judge, request.case)
+            if os.getpid() != own:
+                os._exit(1)  # the environment has forked, and this is the copy: one of them answers
+            if has_children():
+                verdict = Judged(problem=LEFT_RUNNING)
+            data = msgspec.json.encode(Answer(request.ticket, verdict)) + b"\n"
+            while data:
+                data = data[os.write(answers, data) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Events and instructions of reinforcement learning, beside the fabric's, and the constants of a run."""
+
+from __future__ import annotations
+
+from planetary.core.configuration.ranges import RateDecay
+from planetary.core.schedules import Schedule
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.policy import FabricPolicy
+from planetary.runs.rl.messages import PolicyJob
+from planetary.runs.rl.objectives.objective import Equal
+from planetary.runs.rl.objectives.staleness import StalenessBounds
+from planetary.runs.rl.program.shape import PolicyShape
+
+
+class GroupOutcome(e.Event, frozen=True):
+    """The verdict of the environment on a group's texts.
+
+    Attributes:
+        goes_on: whether a dialogue of it goes on, so that there are no rewards yet.
+        rewards: one a completion; None: the environment gave none.
+        problems: of the environment, each once.
+    """
+
+    number: int
+    goes_on: bool = False
+    rewards: tuple[float | None, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class TextsJudged(e.Event, frozen=True):
+    """The texts of a task were checked, and judged where nothing was wrong with them.
+
+    Attributes:
+        defect: why they do not follow from the weights; "": they may.
+        broken: why nothing can be judged at all; "": something can.
+        tokens: that the policy generated.
+    """
+
+    task: int
+    outcomes: tuple[GroupOutcome, ...] = ()
+    defect: str = ""
+    broken: str = ""
+    tokens: int = 0
+
+
+class PolicyWeightsOf(e.Payload, frozen=True):
+    """The packed parameters of a version."""
+
+    version: int
+
+
+class ReferenceWeights(e.Payload, frozen=True):
+    """The packed parameters of the reference policy."""
+
+
+class TextsOf(e.Payload, frozen=True):
+    """The texts of groups that are to be continued."""
+
+    task: int
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class BatchesOf(e.Payload, frozen=True):
+    """The training batches of groups; of an imitation those of their answers."""
+
+    task: int
+    imitates: bool
+    groups: tuple[int, ...]
+
+
+class JudgeTexts(e.Instruction, frozen=True):
+    """Check and judge sampled texts; answer with `TextsJudged`."""
+
+    task: int
+    attachment: int
+    version: int
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class ForgetGroups(e.Instruction, frozen=True):
+    """The texts of these groups are not needed any more."""
+
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class ForgetTask(e.Instruction, frozen=True):
+    """Results of this task do not count any more."""
+
+    task: int
+
+
+class KeepReference(e.Instruction, frozen=True):
+    """The newest parameters are the reference policy from now on."""
+
+
+class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of a run of reinforcement learning.
+
+    Attributes:
+        merge: rule of the outer step, of `diloco.merge.MERGE_RULES`.
+        groups: prompts of a round.
+        completions: of each prompt.
+        lag: how many versions the weights that sampled a text may be behind those that it trains.
+        ahead: rounds for which texts are sampled before the round before them is trained.
+        equal: use of groups with equal rewards.
+        imitated: rounds at the start that train on answers.
+        imitation_goal: mean reward of held-out prompts that ends the imitation before; 0: none does.
+        imitation_every: rounds between two evaluations before its end.
+        held_out: prompts of an evaluation.
+        goal: mean reward of held-out prompts that ends the run; 0: none does.
+        ends: tokens after which a completion has ended.
+        teaches: whether advantages come from the reference's log-probabilities.
+        staleness: how tokens of older versions are weighed.
+        refers: whether the loss has a term of the reference policy.
+        reference: whether the reference is there from the start; if not, it is the policy at the end of the imitation.
+        rate: learning rate of the first round after the imitation.
+        decay: of that rate from there to the last round, where it is near 0.
+        schedule: of the imitation's rounds.
+        most_texts: of one task.
+    """
+
+    params: tuple[TensorSpec, ...]  # parameters of the policy, in the order of the functions' arguments
+    state: tuple[TensorSpec, ...]
+    shape: PolicyShape
+    config_hash: str
+    rounds: int
+    merge: str
+    groups: int
+    completions: int
+    lag: int
+    ahead: int
+    equal: Equal
+    imitated: int
+    imitation_goal: float
+    imitation_every: int
+    held_out: int
+    goal: float
+    ends: tuple[int, ...]
+    teaches: bool
+    staleness: StalenessBounds | None
+    refers: bool
+    reference: bool
+    rate: float
+    decay: RateDecay
+    schedule: Schedule
+    eval_every: int
+    checkpoint_every: int
+    persists: bool
+    most_texts: int = 256
+
+    @property
+    def loaded(self) -> str:
+        return "the policy's functions"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("actor", "learner")
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        return PolicyJob(
+            run=self.run,
+            artifact=artifact,
+            reference=reference,
+            plan=PolicyJob.plan_of(self.shape),
+            params=self.params,
+            state=self.state,
+            persists=self.persists,
+        )
+
+    def rate_of(self, round_: int, imitated: int) -> float:
+        """Return the learning rate of a round's steps, where the imitation's last round is `imitated`."""
+        if round_ <= imitated:
+            return self.schedule.rate(round_ - 1)
+        steps = self.rounds - imitated
+        learning = Schedule(kind=self.decay, peak=self.rate, total_steps=max(1, steps), final_fraction=0.0)
+        return learning.rate(round_ - 1 - imitated)
+
+    def is_due(self, round_: int, every: int, imitated: int) -> bool:
+        """Whether a task of every `every` rounds is due after this one: also after the run's last one, and after the
+        imitation's last one, `imitated`.
+        """
+        return round_ in {self.rounds, imitated} or round_ % every == 0

@@ -1,0 +1,122 @@
+"""The messages of reinforcement learning, beside those of every kind of run.
+
+A worker takes them in the order in which they come: the weights that were sent last are those of the next tasks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.protocol import messages as m
+from planetary.runs.rl.objectives.staleness import StalenessBounds
+from planetary.runs.rl.program.shape import PolicyShape
+
+WEIGHTS_OF = "weights of a policy"
+TEXTS_TO_SAMPLE = "texts to sample"
+SAMPLED_TEXTS = "sampled texts"
+BATCHES = "batches of texts"
+END_PARAMETERS = "end parameters of a policy"
+"""Kinds of packed payloads."""
+
+
+class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
+    """The worker holds a policy, and samples or trains as it is asked to.
+
+    Attributes:
+        params: of the policy, in the order in which functions take them.
+        state: of the optimizer, which starts as zeros.
+        persists: whether that state outlasts a round.
+    """
+
+    params: tuple[TensorSpec, ...]
+    state: tuple[TensorSpec, ...]
+    persists: bool
+
+    @staticmethod
+    def plan_of(shape: PolicyShape) -> str:
+        """Return the plan: the sizes that the policy is compiled for."""
+        return msgspec.json.encode(shape).decode()
+
+    @property
+    def shape(self) -> PolicyShape:
+        """The sizes that the policy is compiled for."""
+        return msgspec.json.decode(self.plan, type=PolicyShape)
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """Signatures of the compiled functions, by name."""
+        return self.shape.functions(self.params, self.state)
+
+
+class PolicyReady(m.RoleMessage, frozen=True, kw_only=True):
+    """The worker has loaded the functions and has no weights yet."""
+
+    artifact: str
+    device: str
+    verified: str
+
+
+class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
+    """The parameters of one version, or of the reference policy; a packed payload follows."""
+
+    version: int
+    reference: bool = False
+
+
+class SampleTexts(m.RoleMessage, frozen=True, kw_only=True):
+    """Continue texts with the newest weights; answer with `TextsSampled`. The texts follow, packed.
+
+    They are `tokens` i32 of all texts one after the other, `lengths` i32, `seeds` u32 and `most` i32, one a text.
+    """
+
+    task: int
+    version: int  # version of the newest weights
+    greedy: bool  # always the likeliest token, in place of a draw
+    ends: tuple[int, ...]  # tokens after which a text has ended; the last of its completion
+
+
+class TextsSampled(m.RoleMessage, frozen=True, kw_only=True):
+    """The completions, packed: `tokens` i32 and `logprobs` f32 of all texts, and `lengths` i32 of the completions."""
+
+    task: int
+    version: int
+    seconds: float
+
+
+class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
+    """Train from the newest weights, a step a batch; answer with `TextsLearned`. The batches follow, packed.
+
+    Their arrays are those of the training step but for the reference, each with a first dimension more: [steps, …].
+    """
+
+    task: int
+    round: int
+    version: int  # version of the newest weights
+    first_step: int
+    rate: float  # learning rate of all its steps
+    reference: bool  # the loss has a term of the reference policy
+    teacher: bool  # advantages are the reference's log-probabilities minus the sampled ones
+    staleness: StalenessBounds | None = None  # bounds that weigh tokens of older versions
+
+
+class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
+    """A finished task of training; the parameters after the last step follow, packed."""
+
+    task: int
+    round: int
+    steps: int
+    tokens: int
+    loss: float  # mean over steps
+    grad_norm: float  # norm at the last step, before clipping
+    seconds: float
+    divergence: float  # KL of the sampling policies and the weights before the first step: mean over its own tokens
+    entropy: float  # entropy of those weights' distributions at own tokens of the first batch, nats
+    reference_divergence: float = 0.0  # the same KL as `divergence`, to the reference; 0: there is none
+
+
+REINFORCEMENT = m.FABRIC.extended(
+    PolicyJob, PolicyReady, PolicyWeights, SampleTexts, TextsSampled, LearnTexts, TextsLearned
+)
+"""The protocol of reinforcement learning."""

@@ -1,0 +1,238 @@
+"""The parts of a run of reinforcement learning: policy, prompts, program and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from planetary.core.config import Config, config_hash
+from planetary.core.configuration.strict import WARMUP_SHARE
+from planetary.core.errors import UserError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.models.context import CacheSizes
+from planetary.runs.rl.config import check_keys
+from planetary.runs.rl.environments.judges import JudgeLimits, check_environment
+from planetary.runs.rl.environments.problems import Problems, problems_of
+from planetary.runs.rl.events import PolicyOfRun
+from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
+from planetary.runs.rl.program.program import policy_program
+from planetary.runs.rl.program.shape import PolicyShape
+from planetary.runs.rl.rollouts.dialogues import TextLimits
+from planetary.runs.rounds.preparation.preparation import schedule_of, step_options
+from planetary.runs.serve.program.shape import PAGE, ServingShape, reaches_of
+from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runtime.program_runner import Program
+from planetary.wire.limits import MIB
+
+MOST_AT_ONCE = 64
+"""Texts that one decoding call continues."""
+
+LoadPolicy = Callable[[Config], TracedModel]
+LoadFolder = Callable[[Path], TracedModel]
+
+
+@dataclass(frozen=True)
+class PreparedPolicy:
+    """The parts of a run of reinforcement learning. There is no data.
+
+    Attributes:
+        model: the policy, with its initial parameters.
+        reference: parameters that it is compared with from the start; None: those at the end of the imitation.
+        objective: of the rounds after the imitation.
+        state: of the optimizer.
+    """
+
+    config: Config
+    model: TracedModel
+    reference: Tensors | None
+    problems: Problems
+    objective: Objective
+    shape: PolicyShape
+    limits: TextLimits
+    program: Program
+    state: tuple[TensorSpec, ...]
+
+    data = None
+
+    @property
+    def param_count(self) -> int:
+        return self.model.param_count
+
+
+def prepare_policy(
+    config: Config, stage: Callable[[str], None], load: LoadPolicy, load_folder: LoadFolder
+) -> PreparedPolicy:
+    """Prepare a run.
+
+    Args:
+        config: of the run.
+        stage: is called with the name of each stage.
+        load: makes the policy that `[model]` describes.
+        load_folder: loads the policy of a folder.
+
+    Raises:
+        UserError: keys do not fit together, or the model, the prompts or the environment cannot be used.
+        CompileError: the model cannot be lowered.
+    """
+    check_keys(config)
+    check_environment(config.rl.task, judge_limits(config))
+    problems = problems_of(config.rl.task, config.rl.prompts, config.run.seed, config.rl.held_out)
+    stage("loading the policy")
+    model = load_folder(Path(config.rl.start)) if config.rl.start else load(config)
+    shape = shape_of(model, config)
+    stage("building the policy's functions and its training step")
+    options = step_options(config)
+    program, state = policy_program(model.decode, model.params, model.specs, shape, options)
+    return PreparedPolicy(
+        config=config,
+        model=model,
+        reference=_reference(config, model, load_folder),
+        problems=problems,
+        objective=objective_of(config),
+        shape=shape,
+        limits=limits_of(config, model, shape),
+        program=program,
+        state=state,
+    )
+
+
+def judge_limits(config: Config) -> JudgeLimits:
+    """Return the limits of the environment's processes."""
+    return JudgeLimits(config.rl.judges, config.rl.judge_seconds, int(config.rl.judge_mb * MIB))
+
+
+def objective_of(config: Config) -> Objective:
+    """Return the objective with the configuration's coefficients."""
+    rl = config.rl
+    return OBJECTIVES[rl.objective].with_terms(
+        clip_low=rl.clip_low, clip_high=rl.clip_high, mask_gap=rl.mask_gap, drift=rl.drift, reference=rl.kl
+    )
+
+
+def shape_of(model: TracedModel, config: Config) -> PolicyShape:
+    """Return the sizes that a policy is compiled for.
+
+    Raises:
+        UserError: the batch or the text's length is missing or too long for the model, or the cache too small.
+    """
+    rl, train, sizes = config.rl, config.train, model.sizes
+    if train.batch_size < 1 or train.sequence_length < 1:
+        raise UserError("rl: train.batch_size (texts) and train.sequence_length (tokens of a text) must be given")
+    if not isinstance(sizes, CacheSizes):
+        raise UserError(
+            f"the policy {model.name} keeps no keys and values of a text, without which rl does not sample: use a "
+            "model with `decode` and `cache_sizes` (docs/serving.md)"
+        )
+    whole = -(-train.sequence_length // PAGE)
+    window = whole * PAGE
+    if sizes.positions is not None and window > sizes.positions:
+        raise UserError(
+            f"train.sequence_length = {train.sequence_length}: texts are sampled in pages of {PAGE} tokens, so the "
+            f"model needs {window} positions and has {sizes.positions} (for gpt2: model.options.n_position)"
+        )
+    at_once = min(MOST_AT_ONCE, max(rl.groups * rl.completions, 1))
+    page_shape = (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
+    pages = min(at_once * whole + 1, int(rl.cache_mb * MIB) // (4 * int(np.prod(page_shape))))
+    if pages <= whole:
+        raise UserError(
+            f"rl.cache_mb = {rl.cache_mb:g} does not hold one text of {window} tokens: expected "
+            f"{(whole + 1) * 4 * int(np.prod(page_shape)) / MIB:.1f} at least"
+        )
+    chunks = tuple(chunk for chunk in (PAGE, 4 * PAGE, 16 * PAGE) if chunk < window) or (window,)
+    together = tuple(sorted({max(1, at_once // 4), at_once}))
+    serving = ServingShape(
+        vocabulary=model.vocabulary,
+        window=window,
+        pages=pages,
+        page_shape=page_shape,
+        batches=together,
+        chunks=chunks,
+        prefills=together,
+        reaches=reaches_of(window),
+        most_candidates=1,  # draws are from the whole distribution
+        scores_prompts=False,
+    )
+    return PolicyShape(serving, train.batch_size, train.sequence_length, train.micro_batches)
+
+
+def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> TextLimits:
+    """Return the limits of texts. Raises `UserError` for a tokenizer without a token that ends a text."""
+    if model.tokenizer.vocab_size > model.vocabulary:
+        raise UserError(
+            f"the tokenizer has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: set "
+            "model.options.vocab_size, or another data.tokenizer"
+        )
+    ends = tuple(sorted(model.ends))
+    if not ends:
+        newline = model.tokenizer.encode(b"\n").tolist()
+        if len(newline) != 1:
+            raise UserError("the tokenizer has no token that ends a text: no end of document, and no line end")
+        ends = (newline[0],)
+    return TextLimits(
+        window=min(config.train.sequence_length + 1, shape.serving.window),  # its last token is never read
+        most=config.rl.max_tokens,
+        vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
+        ends=ends,
+        begins=model.begins,
+    )
+
+
+def _reference(config: Config, model: TracedModel, load_folder: LoadFolder) -> Tensors | None:
+    if not config.rl.teacher:
+        return model.arrays() if not config.rl.imitated_rounds else None
+    teacher = load_folder(Path(config.rl.teacher))
+    if teacher.specs != model.specs or teacher.tokenizer.digest != model.tokenizer.digest:
+        raise UserError(f"rl.teacher = {config.rl.teacher}: the teacher has other parameters or tokens than the policy")
+    return teacher.arrays()
+
+
+def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> PolicyOfRun:
+    """Derive the controller's constants from the configuration."""
+    from planetary.compiler.backends.pipeline import compiler_version
+
+    timings, rl, optimizer = config.timings, config.rl, config.optimizer
+    imitated = max(1, rl.imitated_rounds)
+    warmup = min(optimizer.warmup_steps, imitated // WARMUP_SHARE)
+    fitted = replace(config, optimizer=replace(optimizer, warmup_steps=warmup))
+    schedule = schedule_of(fitted, imitated)
+    objective = prepared.objective
+    return PolicyOfRun(
+        run=config.run.name,
+        local=local,
+        startup_grace_s=timings.startup_grace_s,
+        abandon_after_s=config.fabric.abandon_after_s,
+        heartbeat_s=timings.heartbeat_s,
+        silent_after_s=timings.silent_after_s,
+        iree_version=compiler_version(),
+        params=prepared.shape.serving.params_of(prepared.program.functions),
+        state=prepared.state,
+        shape=prepared.shape,
+        config_hash=config_hash(config),
+        rounds=config.train.rounds,
+        merge=config.outer.merge,
+        groups=rl.groups * config.train.inner_steps,
+        completions=rl.completions,
+        lag=rl.lag,
+        ahead=rl.ahead,
+        equal=objective.equal if rl.equal == "objective" else rl.equal,
+        imitated=rl.imitated_rounds,
+        imitation_goal=rl.imitation_goal,
+        imitation_every=rl.imitation_every or config.eval.every,
+        held_out=prepared.problems.held_out_count,
+        goal=rl.goal,
+        ends=prepared.limits.ends,
+        teaches=objective.teacher,
+        staleness=objective.staleness,
+        refers=objective.terms.reference > 0,
+        reference=prepared.reference is not None,
+        rate=rl.learning_rate,
+        decay=rl.decay,
+        schedule=schedule,
+        eval_every=config.eval.every,
+        checkpoint_every=config.checkpoint.every,
+        persists=config.train.inner_state == "persist",
+    )

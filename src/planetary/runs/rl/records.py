@@ -1,0 +1,114 @@
+"""Records of reinforcement learning beside the fabric's, and the state that they fold to."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.fleet.protocol.records import AnyRecord, RunResumed
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.machine.journal import Record
+
+
+class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
+    """All completions of a prompt have a reward, or none for good."""
+
+    group: int  # group number, which determines the prompt
+    task: int
+    worker: str  # sampler of its last turn
+    version: int  # version of the oldest token
+    newest: int  # version of the newest token
+    rewards: tuple[float | None, ...]  # None: the environment gave none
+    problems: tuple[str, ...] = ()  # problems of the environment, each once
+
+
+class GroupDropped(Record, frozen=True, kw_only=True, tag="group_dropped"):
+    """A group is not trained; `why` is "equal", "stale" or "unusable"."""
+
+    group: int
+    why: str
+
+
+class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
+    """A worker has trained these groups from the weights `version`; its end parameters count in the round."""
+
+    round: int
+    version: int
+    task: int
+    worker: str
+    groups: tuple[int, ...]
+    sampled: tuple[int, ...]  # sampling version of each group
+    tokens: int
+
+
+class TextsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
+    """A worker's texts do not follow from the weights; its groups are sampled again elsewhere."""
+
+    round: int
+    task: int
+    worker: str
+    groups: tuple[int, ...]
+    reason: str
+    held_out: bool = False  # held-out prompts
+
+
+class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
+    """The mean reward of the likeliest completions of held-out prompts."""
+
+    version: int
+    reward: float
+    prompts: int
+
+
+class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
+    """The imitation has reached its goal with this version: later rounds train on rewards."""
+
+    version: int
+    reward: float  # mean of held-out prompts
+
+
+ReinforcementRecord = (
+    AnyRecord | GroupSampled | GroupDropped | GroupsLearned | TextsRefused | HeldOutJudged | ImitationEnded
+)
+
+
+class ReinforcementState(RunFold):
+    """The state that the journal determines.
+
+    Attributes:
+        next_group: number of the next group; none is sampled twice, also after a resume.
+        next_task: number of the next task.
+        refusals: rounds in which texts were refused, by worker.
+        held_out: mean reward of held-out prompts, by version.
+        imitation_ended: version with which the imitation reached its goal; None: it has not.
+    """
+
+    next_group: int = 1
+    next_task: int = 1
+    refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    held_out: dict[int, float] = msgspec.field(default_factory=dict)
+    imitation_ended: int | None = None
+
+    def _apply_own(self, record: Record) -> None:
+        match record:
+            case GroupSampled() | GroupDropped():
+                self.next_group = max(self.next_group, record.group + 1)
+            case GroupsLearned():
+                self.next_task = max(self.next_task, record.task + 1)
+                self.next_group = max(self.next_group, *(group + 1 for group in record.groups))
+            case TextsRefused():
+                self.refusals.setdefault(record.worker, []).append(record.round)
+                self.next_task = max(self.next_task, record.task + 1)
+            case HeldOutJudged():
+                self.held_out[record.version] = record.reward
+            case ImitationEnded():
+                self.imitation_ended = record.version
+            case RunResumed():
+                if self.imitation_ended is not None and self.imitation_ended > record.mark.round:
+                    self.imitation_ended = None
+                self.round, self.tokens_total = record.mark.round, record.mark.tokens_total
+                self.next_task = max(self.next_task, record.mark.next_task) + 1000
+                for known in (self.held_out, self.train_losses):
+                    for version in [one for one in known if one > self.round]:
+                        del known[version]
+            case _:
+                pass

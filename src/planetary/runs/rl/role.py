@@ -1,0 +1,169 @@
+"""A worker's role in reinforcement learning: it keeps the policy on its device, and does one task at a time."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.shell.system import System
+from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.fleet.worker.role import Role, Workplace
+from planetary.machine.events import Instruction, Payload
+from planetary.runs.rl.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runs.rl.messages import (
+    BATCHES,
+    END_PARAMETERS,
+    SAMPLED_TEXTS,
+    TEXTS_TO_SAMPLE,
+    WEIGHTS_OF,
+    LearnTexts,
+    PolicyJob,
+    PolicyReady,
+    PolicyWeights,
+    SampleTexts,
+    TextsLearned,
+    TextsSampled,
+)
+from planetary.runs.rounds.worker.inner_state import InnerStates
+from planetary.runtime.device_check import DeviceReport
+from planetary.runtime.program_runner import Runner
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[m.Message, Packed | None], None]
+OpenPolicy = Callable[[m.RoleJob, Mapping[str, FunctionSpec], Workplace], tuple[Runner, DeviceReport]]
+"""As `fabric.worker.checked_program.open_checked_program`."""
+MOST_PAYLOAD = 4 << 30
+"""Bytes that come with one message."""
+
+
+def load(job: PolicyJob, place: Workplace, open_policy: OpenPolicy) -> Role:
+    """Load a policy's functions onto this device and check them there; raises as `RoleLoader.load`."""
+    run, report = open_policy(job, job.functions, place)
+    kept = InnerStates(place.options.state / job.run, job.state)
+    now = place.system.clock.monotonic
+    policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists, now=now)
+    ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary)
+    return PolicyRole(policy, ready, place.send, place.system)
+
+
+class PolicyRole:
+    """A worker's role in reinforcement learning. Tasks are computed in a thread, in order of arrival."""
+
+    def __init__(self, policy: LoadedPolicy, ready: PolicyReady, send: Send, system: System) -> None:
+        """`ready`: the worker's description of itself, sent with each connection."""
+        self.machine = IndependentMachine()
+        self._policy, self._ready, self._send, self._clock = policy, ready, send, system.clock
+        self._connections = itertools.count(1)
+        self._connection = 0
+        self._compute = system.threads("compute")
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """A connection's end orphans its tasks, which the gateway gives to others: they are dropped."""
+        match instruction:
+            case RoleConnected():
+                self._connection = next(self._connections)
+                self._send(self._ready, None)
+            case RoleDisconnected():
+                self._connection = 0
+            case _:
+                pass
+
+    def tensors(self, payload: Payload) -> Tensors:
+        """Results are sent with their bytes."""
+        raise LocalProtocolError(f"this role's machine sends no tensors, and was asked for those of {payload}")
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        fits = isinstance(message, PolicyWeights | SampleTexts | LearnTexts) and tensor.nbytes <= MOST_PAYLOAD
+        return TensorSpec("payload", "ui8", tensor.shape) if fits and tensor.name == "payload" else None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        if isinstance(message, PolicyWeights | SampleTexts | LearnTexts):
+            payload = tensors["payload"].tobytes() if "payload" in tensors else b""
+            self._compute.submit(self._work, self._connection, message, payload)
+
+    def sent(self, message: m.Message) -> None: ...
+
+    def close(self) -> None:
+        self._compute.shutdown(wait=True, cancel_futures=True)
+
+    # --- in the thread ----------------------------------------------------------------------------------------
+
+    def _work(self, connection: int, message: m.Message, payload: bytes) -> None:
+        if connection != self._connection:
+            return
+        try:
+            self._do(message, payload)
+        except Exception as error:
+            log.exception("%s failed", type(message).__name__)
+            number = message.task if isinstance(message, SampleTexts | LearnTexts) else 0
+            reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+            self._send(m.TaskFailed(task=number, kind=_kind_of(error), reason=reason), None)
+
+    def _do(self, message: m.Message, payload: bytes) -> None:
+        match message:
+            case PolicyWeights():
+                _, weights = unpack_arrays(payload, WEIGHTS_OF)
+                if message.reference:
+                    self._policy.use_reference(weights)
+                else:
+                    self._policy.use(message.version, weights)
+            case SampleTexts():
+                self._sample(message, payload)
+            case LearnTexts():
+                self._learn(message, payload)
+            case _:
+                pass
+
+    def _sample(self, message: SampleTexts, payload: bytes) -> None:
+        began = self._clock.monotonic()
+        self._policy.require(message.version)
+        fields, arrays = unpack_arrays(payload, TEXTS_TO_SAMPLE)
+        vocabulary = int(bytes(fields))
+        borders = np.cumsum(arrays["lengths"])[:-1]
+        texts = np.split(arrays["tokens"], borders)
+        starts = [
+            TextStart(tuple(int(token) for token in text), int(seed), int(most))
+            for text, seed, most in zip(texts, arrays["seeds"], arrays["most"], strict=True)
+        ]
+        shape = self._policy.shape.serving
+        found = sample(self._policy.sampling, shape, vocabulary, starts, ends=message.ends, greedy=message.greedy)
+        results = {
+            "tokens": np.array([token for one in found for token in one.tokens], np.int32),
+            "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
+            "lengths": np.array([len(one.tokens) for one in found], np.int32),
+        }
+        done = TextsSampled(task=message.task, version=message.version, seconds=self._clock.monotonic() - began)
+        self._send(done, pack_arrays(SAMPLED_TEXTS, None, results))
+
+    def _learn(self, message: LearnTexts, payload: bytes) -> None:
+        _, batches = unpack_arrays(payload, BATCHES)
+        found = self._policy.learn(message, batches)
+        done = TextsLearned(
+            task=message.task,
+            round=message.round,
+            steps=found.steps,
+            tokens=found.tokens,
+            loss=found.loss,
+            grad_norm=found.grad_norm,
+            seconds=found.seconds,
+            divergence=found.divergence,
+            entropy=found.entropy,
+            reference_divergence=found.reference_divergence,
+        )
+        self._send(done, pack_arrays(END_PARAMETERS, None, found.parameters))
+
+
+def _kind_of(error: Exception) -> Literal["numerics", "resource", "internal"]:
+    if isinstance(error, NumericsError):
+        return "numerics"
+    return "resource" if isinstance(error, PlanetaryError) else "internal"

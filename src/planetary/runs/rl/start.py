@@ -1,0 +1,140 @@
+"""How a gateway of reinforcement learning begins: a new run, or one that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.durable_files import DISK, DurableFiles
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config
+from planetary.core.errors import TrustError, UserError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.slices import LeaseLedger
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
+from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
+from planetary.fleet.protocol.run_fold import forgiven
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.machine.journal import Record, replay
+from planetary.runs.rl.events import PolicyOfRun
+from planetary.runs.rl.preparation import PreparedPolicy
+from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
+from planetary.runs.rounds.gateway.start import trim_metrics
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.sync.outer import initial_state
+from planetary.sync.outer_optimizers import OuterState, optimizer_of
+
+if TYPE_CHECKING:
+    from planetary.fleet.gateway.gateway import GatewayOptions
+
+REFERENCE_FILE = "reference.safetensors"
+"""In the run folder: the parameters at the end of the imitation, which a resumed run compares with, too."""
+
+
+@dataclass
+class PolicyStart:
+    """The state that the gateway goes on from; see `RunStart`."""
+
+    policy: PolicyOfRun
+    state: ReinforcementState
+    parameters: ParameterVersions
+    reference: Tensors | None
+    records: list[Record]
+    metrics: list[RoundMetrics]
+
+
+def begin_policy(
+    config: Config,
+    options: GatewayOptions,
+    prepared: PreparedPolicy,
+    policy: PolicyOfRun,
+    files: DurableFiles = DISK,
+) -> PolicyStart:
+    """Read or make the run folder.
+
+    Raises:
+        UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
+        TrustError: the checkpoint is damaged, or belongs to another model or configuration.
+    """
+    folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
+    initial = initial_state(specs, prepared.model.arrays(), optimizer)
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, ReinforcementRecord, checksums=True)) if path.exists() else []
+    if not options.resume:
+        if earlier:
+            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+        write_config(folder, config, files)
+        started = RunStarted(
+            run=config.run.name,
+            rounds=policy.rounds,
+            config_hash=policy.config_hash,
+            model=prepared.program.digest,
+            params=prepared.param_count,
+        )
+        parameters = ParameterVersions(specs, initial, 0, optimizer=optimizer)
+        state = replay([started], ReinforcementState())
+        return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    state = replay(earlier, ReinforcementState(), folder / EVENTS)
+    found = _checkpoint(options)
+    mark, outer = Mark(0, 0, 1, LeaseLedger()), initial
+    if found is not None:
+        _check_same(found, prepared, policy)
+        mark = msgspec.json.decode(found.info.controller, type=Mark)
+        outer = OuterState(dict(found.params), dict(found.velocity), dict(found.moments))
+    resumed = RunResumed(run=config.run.name, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
+    state.apply(resumed)
+    for pardon in (pardons := forgiven(state, options.forgive)):
+        state.apply(pardon)
+    reference = prepared.reference
+    imitated = policy.imitated if state.imitation_ended is None else state.imitation_ended
+    if reference is None and mark.round >= imitated:
+        reference = read_reference(options)
+    write_config(folder, config, files)
+    metrics = trim_metrics(folder / METRICS, mark.round, files)
+    newest = list({line.round: line for line in metrics}.values())
+    parameters = ParameterVersions(specs, outer, mark.round, optimizer=optimizer)
+    return PolicyStart(policy, state, parameters, reference, [resumed, *pardons], newest)
+
+
+def keep_reference(
+    options: GatewayOptions, specs: Sequence[TensorSpec], params: Tensors, files: DurableFiles = DISK
+) -> None:
+    """Put the reference policy into the run folder. Raises `ResourceError`."""
+    write_atomically(options.folder / REFERENCE_FILE, b"".join(safetensors_pieces(specs, params)), files)
+
+
+def read_reference(options: GatewayOptions) -> Tensors:
+    """Return the reference policy of the run folder. Raises `TrustError`, and `UserError` where it is missing."""
+    try:
+        return read_safetensors(options.folder / REFERENCE_FILE)[1]
+    except OSError as error:
+        raise UserError(f"cannot resume {options.folder}: {REFERENCE_FILE}: {error.strerror or error}") from error
+
+
+def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
+    if options.resume_from is not None:
+        return load_checkpoint(options.resume_from)
+    checkpoints = options.folder / CHECKPOINTS
+    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
+        return None
+    return load_latest(checkpoints)
+
+
+def _check_same(checkpoint: Checkpoint, prepared: PreparedPolicy, policy: PolicyOfRun) -> None:
+    info = checkpoint.info
+    if tuple(info.param_specs) != prepared.model.specs:
+        raise TrustError(f"the checkpoint of round {info.round} has other parameters than the policy")
+    if info.config_hash != policy.config_hash:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was written with another configuration ({info.config_hash[:12]}) "
+            f"than this one ({policy.config_hash[:12]}): only the number of rounds and what does not change the "
+            "mathematics may differ in a resumed run"
+        )

@@ -1,0 +1,206 @@
+"""The record of a finished round, and its line of metrics, which waits for its held-out loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+
+from planetary.fleet.controller.desk import RoundsDesk
+from planetary.fleet.protocol.events import WriteMetrics
+from planetary.fleet.protocol.records import EvalFinished, RoundClosed, RoundFinished, RoundStarted
+from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
+from planetary.machine.journal import Record
+from planetary.runs.rounds.controller.evaluation import Evaluation
+from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.state import OpenRound
+from planetary.sync.outer_optimizers import OuterOptimizer
+
+_NO_TIME = 1e-9  # seconds; a round is never divided by zero
+
+
+def finished_record(
+    opened: OpenRound,
+    tokens_before: int,
+    seconds: float,
+    *,
+    durable: bool,
+    merged: MergedMetrics | None = None,
+) -> RoundFinished:
+    """Return the record that ends `opened`, which took `seconds`; `tokens_before` were trained before it."""
+    seconds = max(seconds, _NO_TIME)
+    workers = len({c.worker for c in opened.contributions})
+    busy = sum(c.seconds for c in opened.contributions)
+    return RoundFinished(
+        round=opened.round,
+        workers=workers,
+        tokens=opened.tokens,
+        tokens_total=tokens_before + opened.tokens,
+        loss=opened.mean_loss,
+        seconds=seconds,
+        compute_fraction=min(1.0, busy / (workers * seconds)),
+        durable=durable,
+        delta_norm=None if merged is None else merged.delta_norm,
+        merged=merged,
+        contributions=_contributions(opened, seconds),
+    )
+
+
+def merged_metrics(opened: OpenRound, outer: OuterOptimizer, topology: Topology) -> MergedMetrics | None:
+    """Return the metrics of the merged delta of a round; None where the gateway sees no deltas."""
+    if topology.delta_norm is None or opened.judged is None:
+        return None
+    tokens = {c.task: c.tokens for c in opened.contributions}
+    lengths = [(tokens[one.task], one.delta_norm) for one in opened.judged.measures if one.task in tokens]
+    mean = sum(count * length for count, length in lengths) / max(1, sum(count for count, _ in lengths))
+    rho = topology.autocorrelation
+    return MergedMetrics(
+        delta_norm=topology.delta_norm,
+        radial_ratio=topology.delta_norm / mean if mean > 0 else None,
+        autocorrelation=rho,
+        effective_rate=None if rho is None else outer.effective_rate(rho),
+    )
+
+
+def _contributions(opened: OpenRound, round_s: float) -> tuple[ContributionMetrics, ...]:
+    """Return the metrics of each contribution: of those that count, and of those that were refused."""
+    counted = {
+        c.task: ContributionMetrics(
+            worker=c.worker,
+            loss=c.loss,
+            seconds=c.seconds,
+            grad_norm=c.grad_norm,
+            transfer_s=c.transfer_s,
+            share=min(1.0, (c.seconds + c.transfer_s) / round_s),
+            waited_s=c.waited_s,
+            version_lag=c.version_lag,
+        )
+        for c in opened.contributions
+    }
+    if opened.judged is None:
+        return tuple(counted.values())
+    return tuple(
+        msgspec.structs.replace(
+            counted.get(measure.task) or ContributionMetrics(worker=measure.worker, loss=measure.loss),
+            delta_norm=measure.delta_norm,
+            cosine=measure.cosine,
+            refused=measure.refused,
+        )
+        for measure in opened.judged.measures
+    )
+
+
+def finished_by_checkpoint(
+    records: Sequence[Record], opened: OpenRound | None, tokens_before: int, round_: int
+) -> RoundFinished | None:
+    """Return the end of the round whose checkpoint is the journal's last deed, though the journal does not know it.
+
+    A gateway that dies after it has committed the checkpoint of `round_` and before it has written `round_finished`
+    leaves the round open. The checkpoint is the truth, so the round is finished; its duration is the time between
+    its start (or the end of the one before it) and its closing.
+
+    Args:
+        records: the journal, before it is resumed.
+        opened: the round that it leaves open.
+        tokens_before: target tokens of the rounds before.
+        round_: that of the checkpoint which is resumed.
+    """
+    if opened is None or opened.round != round_ or not opened.closed:
+        return None
+    ends = [r.t for r in records if isinstance(r, RoundClosed) and r.round == round_]
+    return finished_record(opened, tokens_before, ends[-1] - began_at(records, round_), durable=True)
+
+
+def began_at(records: Sequence[Record], round_: int) -> float:
+    """Return the Unix time, in seconds, from which a round counts: its start or the end of the one before it.
+
+    Whichever is later: so no second counts twice where rounds overlap.
+    """
+    times = [
+        r.t
+        for r in records
+        if (isinstance(r, RoundStarted) and r.round == round_)
+        or (isinstance(r, RoundFinished) and r.round == round_ - 1)
+    ]
+    return times[-1]
+
+
+def unreported(records: Sequence[Record], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
+    """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
+
+    A gateway that dies while a round is evaluated leaves its line unwritten.
+    """
+    ends = {r.round: r for r in records if isinstance(r, RoundFinished) and r.round <= until and r.round not in told}
+    return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
+
+
+def lines_at_resume(
+    records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
+) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
+    """Return the metrics that stay, and those that the run that goes on writes.
+
+    After a power cut a line may be on the disk though the record of its evaluation is not. The journal is the state, so
+    the line loses that held-out loss.
+
+    Args:
+        records: the journal, before it is resumed.
+        written: the metrics so far, of rounds up to `until`.
+        until: the round that the run goes on from.
+        inner_steps: of each round.
+        evaluates: whether the parameters of `until` are evaluated now. A stop may have come before that, and have
+            written the line of the round without its held-out loss; it is written again.
+    """
+    known = {record.version for record in records if isinstance(record, EvalFinished)}
+    agreed = [
+        line if line.round in known or line.eval_loss is None else msgspec.structs.replace(line, eval_loss=None)
+        for line in written
+    ]
+    stay = [line for line in agreed if line.round < until or not evaluates]
+    late = unreported(records, {line.round for line in written}, until, inner_steps)
+    return stay, late + [line for line in agreed if line.round == until and evaluates]
+
+
+def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
+    """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
+    return RoundMetrics(
+        round=finished.round,
+        loss=finished.loss,
+        eval_loss=None,
+        tokens=finished.tokens,
+        tokens_total=finished.tokens_total,
+        seconds=finished.seconds,
+        workers=finished.workers,
+        inner_steps=inner_steps,
+        bytes_up=0,
+        bytes_down=0,
+        tokens_per_s=finished.tokens / finished.seconds,
+        compute_fraction=finished.compute_fraction,
+        delta_norm=finished.delta_norm,
+        merged=finished.merged,
+        contributions=finished.contributions,
+    )
+
+
+class MetricsLines:
+    """Each finished round gets one line, complete where its parameters are evaluated."""
+
+    def __init__(self, desk: RoundsDesk, evaluation: Evaluation, lines: Iterable[RoundMetrics]) -> None:
+        """Start with lines that an earlier incarnation of the gateway left unwritten."""
+        self._desk, self._evaluation = desk, evaluation
+        self._lines = {metrics.round: metrics for metrics in lines}
+
+    def add(self, metrics: RoundMetrics | None) -> None:
+        """Keep the line of a round that is finished now; None: it is not."""
+        if metrics is not None:
+            self._lines[metrics.round] = metrics
+
+    def write(self, *, everything: bool = False) -> None:
+        """Write the lines of rounds that are not evaluated any more; or all of them, at the end of the run."""
+        for round_ in sorted(self._lines):
+            if everything or round_ not in self._evaluation.versions:
+                loss = self._desk.state.evals.get(round_)
+                self._desk.out.append(WriteMetrics(msgspec.structs.replace(self._lines.pop(round_), eval_loss=loss)))
+
+    def forget_after(self, round_: int) -> None:
+        """The run went back: rounds after this one were not."""
+        self._lines = {number: metrics for number, metrics in self._lines.items() if number <= round_}

@@ -1,0 +1,212 @@
+"""Where the results of a round are reduced, and who has which parameters: the interface of the star and the ring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import Literal
+
+from planetary.fleet.controller.desk import RoundsDesk
+from planetary.fleet.controller.stalls import Wait
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.events import OuterStepDone
+from planetary.fleet.protocol.records import EndKind, Mark
+from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
+from planetary.machine.events import Received
+from planetary.runs.rounds.controller.overlap import OVERLAPS, LeaseStart
+from planetary.runs.rounds.state import OpenRound
+from planetary.sync.deltas import Table
+
+
+class ReductionOutcome(StrEnum):
+    """Outcome of the reduction under way."""
+
+    WAIT = "wait"
+    RETRY = "retry"  # no worker has a result
+    DONE = "done"  # the round's parameters exist, and are at the gateway where they have to be
+
+
+class Topology(ABC):
+    """One per controller of a run in rounds. The defaults are those of a topology without state on workers.
+
+    Attributes:
+        overlap: the training while a round is reduced.
+        result: how a worker's `TrainResult` says where its parameters are.
+        stall: why the reduction cannot go on, "" while it can.
+        failure: why the run cannot go on; None while it can.
+        unfit: why the run cannot go on in this topology, and from where it goes on in a star; None while it can.
+        delta_norm: Euclidean norm of the merged delta of the round reduced last; None: the gateway has not seen it.
+        autocorrelation: cosine of that delta with that of the round before; None: the gateway has not seen both.
+    """
+
+    result: Literal["end_parameters", "held", "delta"]
+
+    def __init__(self, desk: RoundsDesk) -> None:
+        """Start from the newest version of the desk's state; nothing is reduced."""
+        self._desk = desk
+        self.overlap = OVERLAPS[desk.policy.overlap]()
+        self.stall = ""
+        self.failure: tuple[EndKind, str] | None = None
+        self.unfit: tuple[str, Mark] | None = None
+        self.delta_norm: float | None = None
+        self.autocorrelation: float | None = None
+
+    # --- parameters -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def able_workers(self) -> list[WorkerSession]:
+        """Return the ready workers that can be given a lease now, in order of their names."""
+
+    @abstractmethod
+    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+        """Make `version` the parameters of the worker's next task, unless they already are."""
+
+    def lacks_parameters(self, worker: WorkerSession) -> bool:
+        """Take note that a worker does not have the version that was sent to it last; return whether that is news."""
+        return True
+
+    def announce(self, round_: int) -> None:
+        """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
+        ready = self._desk.ready_workers()
+        for worker in self._desk.all_workers():
+            # One that is about to leave needs it for its last lease.
+            pauses = worker.train is not None and worker.train.mixes == round_
+            if pauses or (worker in ready and self.overlap.sends(worker.train, round_)):
+                self.send_parameters(worker, round_)
+
+    def finished(self, round_: int) -> None:
+        """Take note that a round is finished: where a checkpoint was due, it is written."""
+
+    def reports_steps(self, worker: WorkerSession) -> bool:
+        """Whether a lease of this worker without a report means that it stands still."""
+        return True
+
+    def evaluators(self) -> list[WorkerSession]:
+        """Return the ready workers that may be asked for held-out losses, in order of their names."""
+        return self._desk.ready_workers()
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether versions are evaluated in this run, as far as workers are concerned."""
+        return True
+
+    @abstractmethod
+    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+        """Whether a worker that is ready has `version`, or can be sent it now."""
+
+    def start(self, worker: WorkerSession, *, early: bool = False) -> LeaseStart:
+        """Return where a worker begins its next lease; `early`: of the round after the open one."""
+        state = self._desk.state
+        before, newest = state.open if early else state.closing, state.version
+        contributed = () if before is None else before.contributions
+        own = [c.task for c in contributed if c.task != worker.failed_after and self.holds(worker, c.task)]
+        mixed = worker.mixed
+        if early and worker.train is not None:
+            own, mixed = [worker.train.task], worker.train.mixed
+        return self.overlap.start(before, own, range(mixed + 1, newest + 1), newest)
+
+    def holds(self, worker: WorkerSession, task: int) -> bool:
+        """Whether a worker still holds its contribution of `task`, on the connection on which it trained it."""
+        return False
+
+    def supply(self, now: float) -> Mark | None:
+        """Bring every ready worker to the newest version; return the mark to go back to when none has that."""
+        return None
+
+    def went_back(self, version: int) -> None:
+        """Take note that the run was rolled back to `version`."""
+
+    def restored(self, mark: Mark, digest: str) -> None:
+        """The gateway has the outer state after `mark` again, which has this digest; workers may drop their copies."""
+
+    def newest(self) -> int:
+        """Return the newest version that anybody may be asked to evaluate; older ones are given up."""
+        return 0
+
+    # --- contributions ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+        """Keep where the result of an accepted task is."""
+
+    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
+        """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on."""
+        return False
+
+    def arrived(self, task: int, event: Received) -> str | None:
+        """Keep the tensors of a result that already counts; return its defect or "", None for one that does not."""
+        return None
+
+    def lost(self, ended: OpenRound) -> dict[int, str]:
+        """Forget the results of a round that do not count, or that no live worker has any more.
+
+        Returns their tasks, and why.
+        """
+        return {}
+
+    def keeps(self, worker: WorkerSession) -> bool:
+        """Whether a worker has the only copy of needed state."""
+        return False
+
+    def take_refused(self) -> list[tuple[str, str]]:
+        """Return whose contributions were refused since the last call, and why."""
+        return []
+
+    # --- the reduction ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a round's reduction has begun and is not settled."""
+
+    @property
+    def may_close(self) -> bool:
+        """Whether a reduction may begin as far as parameters are concerned."""
+        return True
+
+    @abstractmethod
+    def begin(self, ended: OpenRound, why: str, now: float) -> None:
+        """Reduce the contributions to a round that closes for the reason `why`."""
+
+    @abstractmethod
+    def begin_again(self, ended: OpenRound, now: float) -> None:
+        """Reduce the remaining contributions, after `ReductionOutcome.RETRY`."""
+
+    @abstractmethod
+    def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
+        """Return the outcome of the reduction; called after every event and at `next_deadline`."""
+
+    def give_up(self) -> Mark | None:
+        """Nothing is left to be reduced: the round is trained again.
+
+        Return where it began, if the run goes back to there while the round after it is trained.
+        """
+        return None
+
+    def measured(self, round_: int, table: Table) -> None:
+        """The gateway has compared the contributions of a round."""
+
+    def made(self, round_: int, needed: tuple[int, ...]) -> None:
+        """Take note that the parameters of `round_` are the newest; `needed` are older ones that are evaluated."""
+
+    # --- reports of workers and the gateway ---------------------------------------------------------------------
+
+    def ready(self, worker: WorkerSession, message: m.Ready) -> None:
+        """A worker connected that may still have parameters from before."""
+
+    def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
+        """Take a message that belongs to the topology; return whether it did."""
+        return False
+
+    def stepped(self, done: OuterStepDone) -> None:
+        """The gateway has taken the outer step of a round."""
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def wait(self, session: int) -> Wait | None:
+        """Return until when a worker that takes part in a reduction has to end it; None while it does not."""
+        return None
+
+    def next_deadline(self) -> float | None:
+        """When `settle` or `supply` have something to do by themselves."""
+        return None

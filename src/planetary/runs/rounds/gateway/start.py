@@ -1,0 +1,285 @@
+"""How a gateway begins: a new run, or one that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.durable_files import DISK, DurableFiles
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import TrustError, UserError
+from planetary.data.fitting import length_of
+from planetary.data.slices import LeaseLedger
+from planetary.fleet.controller.desk import RoundsDesk
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
+from planetary.fleet.protocol.messages import Compression, Fragmentation
+from planetary.fleet.protocol.policy import ControllerPolicy, EvalChunk
+from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
+from planetary.fleet.protocol.run_fold import forgiven
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.machine.journal import Record, replay
+from planetary.runs.rounds.controller.round_end import finished_by_checkpoint, lines_at_resume
+from planetary.runs.rounds.gateway.run_step import keep_step, write_record
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.preparation.preparation import Prepared, schedule_of
+from planetary.runs.rounds.state import ControllerState
+from planetary.sync.judgement import JUDGES
+from planetary.sync.outer import initial_state
+from planetary.sync.outer_optimizers import OuterState, optimizer_of
+from planetary.sync.rounds import RoundPolicy
+
+if TYPE_CHECKING:
+    from planetary.fleet.gateway.gateway import GatewayOptions
+    from planetary.runs.rounds.gateway.topology import GatewayTopology
+
+
+FIRST_STEP_S = 900.0
+"""How long a worker may take to its first sign of progress, while no step time is known to judge it by. Long on
+purpose: a large model on a slow machine is no fault, and a dead process is noticed by other means at once."""
+
+
+@dataclass
+class RoundsStart:
+    """The state that the gateway goes on from."""
+
+    policy: ControllerPolicy
+    state: ControllerState
+    parameters: ParameterVersions
+    records: list[AnyRecord]  # new ones: to be written to the journal
+    metrics: list[RoundMetrics]  # metrics of earlier rounds
+    unreported: list[RoundMetrics]  # metrics of finished rounds whose lines are still to be written
+
+
+def begin(
+    config: Config,
+    options: GatewayOptions,
+    prepared: Prepared,
+    topology: GatewayTopology,
+    files: DurableFiles = DISK,
+) -> RoundsStart:
+    """Read or make the run folder with the operations of `files`; `topology` has been started.
+
+    Raises:
+        UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
+        TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
+    """
+    folder = options.folder
+    policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
+    path = folder / EVENTS
+    earlier = list(read_json_lines(path, AnyRecord, checksums=True)) if path.exists() else []
+    if not options.resume:
+        if earlier:
+            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+        write_config(folder, config, files)
+        write_record(folder, prepared.record, files)
+        started = RunStarted(
+            run=config.run.name,
+            rounds=policy.length.expected_rounds,
+            config_hash=policy.config_hash,
+            model=prepared.step.spec.stablehlo_digest,
+            params=prepared.step.spec.param_count,
+            notes=prepared.step.notes,
+        )
+        specs = prepared.step.spec.params
+        state = initial_state(specs, prepared.params, policy.outer)
+        parameters = ParameterVersions(
+            specs,
+            state,
+            0,
+            policy.compression,
+            fragments=policy.fragments.count,
+            optimizer=policy.outer,
+            statistics=policy.spec.statistics,
+        )
+        policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
+        policy = topology.extend(policy, parameters.state)
+        return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    start = _resume(config, options, prepared, policy, earlier, files=files)
+    policy = msgspec.structs.replace(
+        policy, inner_state_of=start.state.inner_state_of, start_digest=start.parameters.start_digest
+    )
+    start.policy = topology.extend(policy, start.parameters.state)
+    return start
+
+
+def _resume(
+    config: Config,
+    options: GatewayOptions,
+    prepared: Prepared,
+    policy: ControllerPolicy,
+    earlier: list[AnyRecord],
+    *,
+    files: DurableFiles,
+) -> RoundsStart:
+    folder, specs = options.folder, prepared.step.spec.params
+    state = replay(earlier, ControllerState(), folder / EVENTS)
+    checkpoint = _checkpoint(options)
+    if checkpoint is not None:
+        _check_same(checkpoint, prepared, policy)
+    mark, outer = outer_state_of(checkpoint, prepared)
+    if mark.round > policy.length.most_rounds:
+        raise UserError(
+            f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
+        )
+    late = finished_by_checkpoint(earlier, state.closing or state.open, state.tokens_total, mark.round)
+    if late is not None:
+        state.apply(late)
+        earlier = [*earlier, late]
+    resumed = RunResumed(
+        run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
+    )
+    state.apply(resumed)
+    model, replaced = prepared.step.spec.stablehlo_digest, []
+    if model != state.steps[-1]:  # the configuration, or a model's file whose own step is lost, changed
+        why = "the run was resumed with another step"
+        replaced = [StepReplaced(round=mark.round, model=model, before=state.steps[-1], why=why, keeps_state=False)]
+        state.apply(replaced[0])
+        keep_step(folder, prepared.record, files)
+    for pardon in (pardons := forgiven(state, options.forgive)):
+        state.apply(pardon)
+    evaluates = mark.round not in state.evals and RoundsDesk(policy, state).eval_due(mark.round)
+    metrics, untold = resume_metrics(
+        folder / METRICS, earlier, mark.round, config.train.inner_steps, evaluates=evaluates, files=files
+    )
+    write_config(folder, config, files)
+    write_record(folder, prepared.record, files)
+    records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
+    shown = {} if checkpoint is None else checkpoint.shown
+    parameters = ParameterVersions(
+        specs,
+        outer,
+        mark.round,
+        policy.compression,
+        shown,
+        fragments=policy.fragments.count,
+        optimizer=policy.outer,
+        statistics=policy.spec.statistics,
+    )
+    return RoundsStart(policy, state, parameters, records, metrics, untold)
+
+
+def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
+    """Return where a run stands at a checkpoint, and its outer state there; without one, both at the start."""
+    if checkpoint is None:
+        optimizer = optimizer_of(prepared.config.outer)
+        return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
+    mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
+    return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity), dict(checkpoint.moments))
+
+
+def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
+    """The checkpoint to go on from; None when the run ended before its first one."""
+    if options.resume_from is not None:
+        return load_checkpoint(options.resume_from)
+    checkpoints = options.folder / CHECKPOINTS
+    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
+        return None
+    return load_latest(checkpoints)
+
+
+def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPolicy) -> None:
+    info = checkpoint.info
+    if tuple(info.param_specs) != tuple(prepared.step.spec.params):
+        raise TrustError(
+            f"the checkpoint of round {info.round} has other parameters than the model of the configuration; a run is "
+            "resumed with the configuration it was started with"
+        )
+    if info.data_key != prepared.data.key:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was trained on other data than data.source gives now: the file, the "
+            "tokenizer or the batch shape changed"
+        )
+    if info.config_hash != policy.config_hash:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was written with another configuration "
+            f"({info.config_hash[:12]}) than this one ({policy.config_hash[:12]}): "
+            "only the number of rounds and keys without effect on the mathematics may differ in a resumed run"
+        )
+
+
+def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[RoundMetrics]:
+    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
+    if not path.exists():
+        return []
+    JsonLinesWriter(path, files).close()  # cuts off a torn last line
+    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
+    _write_lines(path, kept, files)
+    return kept
+
+
+def _write_lines(path: Path, lines: Iterable[RoundMetrics], files: DurableFiles) -> None:
+    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), files)
+
+
+def resume_metrics(
+    path: Path,
+    records: Sequence[Record],
+    until: int,
+    inner_steps: int,
+    *,
+    evaluates: bool,
+    files: DurableFiles = DISK,
+) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
+    """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
+    stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
+    if path.exists():
+        _write_lines(path, stay, files)
+    return stay, late
+
+
+def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
+    """Derive the controller's constants from the configuration."""
+    from planetary.compiler.backends.pipeline import compiler_version
+
+    timings, length = config.timings, length_of(config, prepared.data.train.count)
+    chunk = max(1, -(-config.eval.batches // config.fabric.workers))
+    return ControllerPolicy(
+        run=config.run.name,
+        length=length,
+        config_hash=config_hash(config),
+        round=RoundPolicy(
+            quorum=config.fabric.quorum,
+            grace_s=timings.grace_s,
+            deadline_s=config.fabric.round_deadline_s,
+            grace_factor=config.sync.grace_factor,
+            grace_steps=config.sync.grace_steps,
+            delay=config.sync.delay,
+            least_steps=config.train.inner_steps,
+        ),
+        startup_grace_s=timings.startup_grace_s,
+        first_step_s=FIRST_STEP_S,
+        abandon_after_s=config.fabric.abandon_after_s,
+        inner_state=config.train.inner_state,
+        schedule=schedule_of(config, length.schedule_steps),
+        tokens_per_lease=config.targets_per_slice // config.leases_per_slice,
+        leases=config.fabric.leases,
+        locate=prepared.data.order(config).locate,
+        held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
+        eval_every=config.eval.every,
+        gateway_delivers=config.data.delivery == "gateway",
+        outer=optimizer_of(config.outer),
+        merge=config.outer.merge,
+        judge=JUDGES[config.outer.judge],
+        loss_rise=config.outer.loss_rise,
+        compression=Compression(
+            up=config.sync.compression, down=config.sync.broadcast_compression, start=config.sync.start_compression
+        ),
+        overlap=config.sync.overlap,
+        fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),
+        checkpoint_every=config.checkpoint.every,
+        heartbeat_s=timings.heartbeat_s,
+        silent_after_s=timings.silent_after_s,
+        iree_version=compiler_version(),
+        spec=prepared.step.spec,
+        seed=config.run.seed,
+        buffers=prepared.buffers,
+    )

@@ -1,0 +1,257 @@
+"""The tensors that the gateway holds: global parameters by version, the outer state, contributions on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from planetary.core.configuration.schema import OuterConfig
+from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.messages import Compression, Message, RingState, TrainResult
+from planetary.runs.rounds.changes import Change
+from planetary.runs.rounds.preparation.broadcast import broadcast_of
+from planetary.sync.contributions import Contribution, Weighting, check_contribution, flat
+from planetary.sync.deltas import Table, table_of
+from planetary.sync.fragments import Fragments
+from planetary.sync.merge import MERGE_RULES, MergeRule
+from planetary.sync.outer import OuterStep, outer_step, published_params
+from planetary.sync.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
+from planetary.sync.payload import PAYLOAD, PayloadForm, compile_loops, payload_digest
+from planetary.sync.ring import check_state, state_of, state_tensors
+from planetary.wire.streams import ReceivedMessage
+
+PLAIN = Compression()
+
+
+class ParameterVersions:
+    """Used from one thread at a time, except `read` and `of_version`, which only read.
+
+    `receive`, `compare` and `step` take a gateway's messages and instructions, and return the event that follows.
+
+    Attributes:
+        state: of the outer optimizer.
+        start_digest: of the initial parameters as they travel in a codec; "": they are tensors.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        state: OuterState,
+        version: int,
+        compression: Compression = PLAIN,
+        shown: Tensors | None = None,
+        *,
+        fragments: int = 1,
+        optimizer: OuterOptimizer = AVERAGING,
+        statistics: Collection[str] = (),
+    ) -> None:
+        """Start from `state`, the state after `version` outer steps.
+
+        With a codec for the initial parameters, version 0 has the values that its bytes stand for.
+
+        `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
+        parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is; `statistics`: names
+        of `specs` that are averaged only, and not judged.
+
+        The loops of the codecs are compiled here, so not on an event loop.
+
+        Raises:
+            UserError: the model has fewer tensors than fragments.
+        """
+        compile_loops(compression.codecs, specs)
+        self._specs, self._optimizer = tuple(specs), optimizer
+        self._statistics = frozenset(statistics)
+        self._fragments = Fragments(specs, fragments)
+        self._start = None if compression.start == "none" else PayloadForm(compression.start, specs)
+        self.state, start = self._begun(state, version)
+        self.start_digest = payload_digest(start[PAYLOAD]) if start else ""
+        self._version = version
+        up, parts = compression.up, self._fragments.parts
+        self._up = None if up == "none" else [PayloadForm(up, part) for part in parts]
+        self._broadcast = broadcast_of(specs, self._fragments, compression, shown or self.state.params)
+        self._published: dict[int, Mapping[str, np.ndarray]] = {version: start or self._newest()}
+        self._contributions: dict[int, Tensors] = {}
+        self._delta: dict[str, np.ndarray] = {}  # previous outer step of each fragment stepped here
+        self._attachments = 0
+
+    def of_version(self, version: int) -> Mapping[str, np.ndarray]:
+        """The parameters of a version, as workers take them."""
+        return self._published[version]
+
+    def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:
+        """Return the change from the version before to `version`, as it travels; `own`: as of `ChangeOf`."""
+        return self._broadcast.change_of(version, own)
+
+    @property
+    def change(self) -> Change:
+        """The form of the newest version for workers that have the one before."""
+        return self._broadcast.change
+
+    def _begun(self, state: OuterState, version: int) -> tuple[OuterState, Mapping[str, np.ndarray]]:
+        """Return the state of a version that is gone on from, and its tensors where they travel in a codec."""
+        if version > 0 or self._start is None:
+            return state, {}
+        payload = self._start.encode(state.params)
+        params = self._start.decode(payload, payload_digest(payload))
+        return replace(state, params=params), {PAYLOAD: payload}
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the newest version is a change of one fragment."""
+        return self._fragments.count > 1
+
+    @property
+    def shown(self) -> Tensors:
+        """The newest version as workers have it, where they get changes in a codec; else empty."""
+        return self._broadcast.shown
+
+    def _newest(self) -> Mapping[str, np.ndarray]:
+        return self._broadcast.newest(self.state.params)
+
+    def keep(self, versions: Sequence[int]) -> None:
+        """Forget all other versions."""
+        self._broadcast.keep(versions)
+        self._published = {v: p for v, p in self._published.items() if v in versions}
+
+    def kept(self) -> tuple[int, int]:
+        """Return how many versions and how many workers' tensors are kept."""
+        return len(self._published), len(self._contributions)
+
+    def attach(self, tensors: Tensors, payload: np.ndarray | None = None, digest: str = "") -> int:
+        """Keep a worker's end parameters, or deltas that came as a `payload` of this digest; return their number."""
+        self._attachments += 1
+        self._contributions[self._attachments] = tensors
+        self._broadcast.attached(self._attachments, payload, digest)
+        return self._attachments
+
+    def drop(self, attachment: int) -> None:
+        """Forget a worker's end parameters."""
+        del self._contributions[attachment]
+        self._broadcast.dropped(attachment)
+
+    def adopt(self, version: int, attachment: int) -> None:
+        """Ring: the outer state that came with a message is the newest that is known here."""
+        self.state = state_of(self._specs, self._contributions.pop(attachment))
+        self._version = version
+
+    def replace(self, version: int, params: Mapping[str, np.ndarray]) -> None:
+        """Let `params`, float32 masters, be those of `version`, which is the newest; velocity and moments stay.
+
+        Workers that were sent this version have to be sent it again.
+        """
+        self.state, self._delta = replace(self.state, params=dict(params)), {}
+        self._published = {**self._published, version: published_params(self._specs, params)}
+
+    def outer_state(self, version: int) -> Tensors:
+        """Ring: return the outer state of `version`, which is the newest known here, as it travels."""
+        if version != self._version:
+            raise LocalProtocolError(f"the outer state of round {version} is not here, that of {self._version} is")
+        return state_tensors(self.state)
+
+    async def receive(self, brings: type[Message], session: int, received: ReceivedMessage) -> e.Received:
+        """Return the event of a worker's message; the tensors of one of the class `brings` are checked and kept."""
+        if not isinstance(received.message, brings):
+            return e.Received(session, received.message)
+        message = received.message
+        defect, tensors = await asyncio.to_thread(self.read, message, received.tensors)
+        digest = message.digest if isinstance(message, TrainResult | RingState) else ""
+        attachment = self.attach(tensors, received.tensors.get(PAYLOAD), digest)
+        return e.Received(session, message, defect, attachment)
+
+    def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
+        """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
+        if isinstance(message, RingState):  # ring
+            return check_state(self._specs, tensors, message.digest, self._optimizer), tensors
+        round_ = message.round if isinstance(message, TrainResult) else 1
+        if self._up is None:
+            return check_contribution(self._fragments.of_round(round_), tensors), tensors
+        assert isinstance(message, TrainResult)
+        if PAYLOAD not in tensors:
+            return "it came without its delta", {}
+        try:
+            form = self._up[self._fragments.number_of(round_)]
+            return "", form.decode(tensors[PAYLOAD], message.digest)
+        except ProtocolError as error:
+            return str(error), {}
+
+    def _contribution(self, task: int, tokens: int, tensors: Tensors, steps: int = 1) -> Contribution:
+        return Contribution(task, tokens, tensors, steps, "ends" if self._up is None else "deltas")
+
+    def measure(self, round_: int, parts: Sequence[tuple[int, int]]) -> Table:
+        """Return the inner products of the deltas of contributions to a round, given as (task, attachment)."""
+        contributions = [self._contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
+        judged = self._trained(self._fragments.of_round(round_))
+        table = table_of(judged, self.state.params, contributions)
+        if not self.is_partial:
+            return table
+        # A fragment of tensors that begin at zero is near zero, and its first delta is no sign of a fault.
+        squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
+        return replace(table, start_norm=squares**0.5)
+
+    def _trained(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        return [spec for spec in specs if spec.name not in self._statistics]
+
+    def compare(self, instruction: e.MeasureContributions) -> e.Event:
+        """Compare contributions with the start of the round."""
+        return e.ContributionsMeasured(instruction.round, self.measure(instruction.round, instruction.contributions))
+
+    def step(self, outer: OuterConfig, step_tokens: int, instruction: e.TakeOuterStep) -> e.Event:
+        """Make the next version from contributions; `step_tokens` are those of an inner step."""
+        try:
+            step = self.take_outer_step(
+                instruction.round,
+                instruction.contributions,
+                MERGE_RULES[instruction.rule](outer.trimmed),
+                weighting=outer.weights,
+                step_tokens=step_tokens,
+            )
+        except NumericsError as error:
+            return e.OuterStepFailed(instruction.round, str(error))
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, self.change)
+
+    def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
+        """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""
+        self.state, start = self._begun(state, version)
+        self._version, self._delta = version, {}
+        self._broadcast.go_back(shown or self.state.params)
+        # Workers expect the codec in a run that began here at version 0.
+        self._published = {version: start if start and self.start_digest else self._newest()}
+
+    def take_outer_step(
+        self,
+        round_: int,
+        parts: Sequence[tuple[int, int, int]],
+        rule: MergeRule,
+        *,
+        weighting: Weighting = "tokens",
+        step_tokens: int = 1,
+    ) -> OuterStep:
+        """Make version `round_` from contributions given as (task, tokens, attachment), `step_tokens` an inner step.
+
+        Raises `NumericsError`; the state is then as before.
+        """
+        contributions = [
+            self._contribution(task, tokens, self._contributions.pop(attachment), max(1, tokens // step_tokens))
+            for task, tokens, attachment in parts
+        ]
+        specs = self._fragments.of_round(round_)
+        step = outer_step(
+            specs,
+            self.state,
+            contributions,
+            self._optimizer,
+            rule=rule,
+            weighting=weighting,
+            before=self._delta if self._trained(specs)[0].name in self._delta else None,
+            statistics=self._statistics,
+        )
+        self.state = self.state.updated(step.state)
+        self._delta = {**self._delta, **step.delta}
+        self._broadcast.advance(round_, step, rule, {task: attachment for task, _, attachment in parts})
+        self._published = {**self._published, round_: self._newest()}
+        return step

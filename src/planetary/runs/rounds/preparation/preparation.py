@@ -1,0 +1,266 @@
+"""Everything between a configuration and a run that workers can join: data, model, training step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.step.step_module import TrainStep
+from planetary.core.config import Config, ModelConfig, is_function
+from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
+from planetary.core.errors import TrustError, UserError
+from planetary.core.schedules import Schedule
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.data.fitting import fit_to_data
+from planetary.data.prepare import PreparedData, prepare
+from planetary.data.reader import TOKEN_DTYPES
+from planetary.runs.rounds.preparation.model_checks import check_model, first_batch
+from planetary.runs.rounds.preparation.prepared_steps import (
+    StepRecord,
+    StoredArrays,
+    files_read,
+    find_record,
+    keep_record,
+)
+
+if TYPE_CHECKING:
+    from planetary.compiler.frontend.export import Model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The parts of a run.
+
+    Attributes:
+        config: the run's configuration, fitted to the data.
+        data: the prepared token files.
+        step: the training step in StableHLO.
+        params: initial parameters by name, host arrays.
+        buffer_values: the model's constant inputs by name, host arrays.
+        record: the sources of the step; the store has all that it names.
+    """
+
+    config: Config
+    data: PreparedData
+    step: TrainStep
+    params: Mapping[str, np.ndarray]
+    buffer_values: Mapping[str, np.ndarray]
+    record: StepRecord
+
+    @property
+    def buffers(self) -> str:
+        """Digest of the buffers, packed, in the store; "" without any."""
+        return self.record.buffers
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars."""
+        return self.step.spec.param_count
+
+
+def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
+    """Prepare data, model and training step; `stage` is called with the name of each activity.
+
+    A step that was made before from the same configuration, files and packages is read back. `own`: the record of the
+    run that goes on, which counts whatever became of these files and packages.
+
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
+    `ResourceError`.
+    """
+    stage("preparing the data")
+    data = prepare(config, cache / "data")
+    config = fit_to_data(config, data)
+    store, options = BlobStore(cache / "blobs"), step_options(config)
+    record = find_record(store, config, options, own)
+    if record is None:
+        record = _make_step(config, options, store, data, stage)
+    else:
+        stage("reading the training step that was prepared before")
+    spec = record.spec
+    step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
+    _check_batch(config, step, data.vocab_size)
+    _check_statistics(config, spec)
+    params = StoredArrays(store, record.params, spec.params)
+    buffers = StoredArrays(store, record.buffers, spec.buffers)
+    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
+    return Prepared(config, data, step, params, buffers, record)
+
+
+def _make_step(
+    config: Config, options: StepOptions, store: BlobStore, data: PreparedData, stage: Callable[[str], None]
+) -> StepRecord:
+    stage("exporting the model to StableHLO")
+    from planetary.compiler.check.meaning import with_checked_meaning
+    from planetary.compiler.frontend.export import export_model, load_model
+    from planetary.compiler.step.train_step import build_train_step
+
+    source = config.model.source
+    with files_read() as read:
+        if is_function(source):
+            model = export_model(source, builder_options(config, source), roles=config.model.roles)
+        else:
+            model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
+        if config.model.weights:
+            model = given_weights(model, config.model)
+    stage("differentiating it and adding the optimizer")
+    step = build_train_step(model, options)
+    stage("comparing loss and gradients with the model's own framework")
+    model = with_checked_meaning(model, _first_batch(config, data, model.manifest.of_role("input", "target")))
+    meaning = model.manifest.meaning
+    assert meaning is not None
+    log.info("meaning of the model: %s", meaning.summary)
+    return keep_record(
+        store,
+        config,
+        options,
+        portable=step.portable,
+        spec=step.spec,
+        params=model.start,
+        buffers=model.initial("buffer"),
+        notes=(*step.notes, *([meaning.summary] if meaning.author != "framework" else [])),
+        meaning=meaning,
+        read=read,
+    )
+
+
+def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]) -> list[np.ndarray] | None:
+    """Return the first batch of the data as a model takes it; None for a model of other arguments."""
+    rows = config.train.batch_size // config.train.micro_batches
+    expected = (rows, config.train.sequence_length)
+    if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
+        return None
+    return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
+
+
+def step_options(config: Config) -> StepOptions:
+    """Return the configuration's settings of the training step, but for its learning rate."""
+    optimizer, train = config.optimizer, config.train
+    return StepOptions(
+        **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
+        **{name: getattr(train, name) for name in ComputeOptions.__struct_fields__},
+        optimizer=optimizer.name,
+    )
+
+
+def schedule_of(config: Config, total_steps: int) -> Schedule:
+    """Return the learning-rate schedule of a run of so many inner steps. Raises `UserError` for one that cannot be."""
+    optimizer = config.optimizer
+    return Schedule(
+        kind=optimizer.schedule,
+        peak=optimizer.learning_rate,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=total_steps,
+        final_fraction=optimizer.final_fraction,
+        cooldown_fraction=optimizer.cooldown_fraction,
+    )
+
+
+def given_weights(model: Model, config: ModelConfig) -> Model:
+    """Return the model with the values of the file, or of the pretrained model's folder, that `model.weights` names.
+
+    Raises:
+        UserError: it cannot be read, or does not fit.
+    """
+    from planetary.artifacts.pretrained_weights import read_pretrained
+    from planetary.artifacts.ternary_matrices import read_weights
+    from planetary.compiler.frontend.weights import with_weights
+
+    path = Path(config.weights)
+    try:
+        specs, tensors, ternary = (*read_pretrained(path), ()) if path.is_dir() else read_weights(path)
+    except OSError as error:
+        raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
+    except TrustError as error:
+        raise UserError(f"cannot read model.weights: {error}") from error
+    refuse_ternary_twice(path, ternary, config)
+    return with_weights(model, specs, tensors, where=str(path), optional=config.weights_optional)
+
+
+def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig) -> None:
+    """Raise `UserError` where a file's weights of these names are ternary, and the model would make them so again.
+
+    Ternary values have another mean than their source, and would get another scale.
+    """
+    if ternary and config.options.get("ternary"):
+        raise UserError(
+            f"{path}: {ternary[0]!r} is ternary already, and model.options.ternary = true would scale it again. Set "
+            "model.options.ternary = false to use these weights as they are; to go on training ternary experts, "
+            "give their float weights (`planetary moe export` without --packed)"
+        )
+
+
+def builder_options(config: Config, source: str) -> dict[str, object]:
+    """The model function's options, completed by the configuration's other sections.
+
+    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
+    """
+    import inspect
+
+    from planetary.compiler.frontend.export import find_builder
+
+    options = dict(config.model.options)
+    accepted = inspect.signature(find_builder(source)).parameters
+    known = {
+        "batch_size": config.train.batch_size // config.train.micro_batches,  # the step puts the parts together
+        "sequence_length": config.train.sequence_length,
+        "seed": config.run.seed,
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    for name, value in known.items():
+        if name in accepted or takes_any:
+            options.setdefault(name, value)
+    return options
+
+
+def _check_statistics(config: Config, spec: StepSpec) -> None:
+    """Raise `UserError` where a model has statistics and the run would do more to them than average them."""
+    sync, federation = config.sync, config.federation
+    wrong = {
+        "sync.overlap": (sync.overlap, "none"),
+        "sync.compression": (sync.compression, "none"),
+        "sync.broadcast_compression": (sync.broadcast_compression, "none"),
+        "sync.start_compression": (sync.start_compression, "none"),
+        "sync.ring_compression": (sync.ring_compression, "none"),
+        "federation.hub": (federation.hub, ""),
+        "federation.sites": ("set" if federation.sites else "", ""),
+    }
+    found = [f"{key} = {value!r} instead of {kept!r}" for key, (value, kept) in wrong.items() if value != kept]
+    if spec.statistics and found:
+        raise UserError(
+            f"the model {config.model.source} has statistics that its loss gives new values of "
+            f"({', '.join(spec.statistics[:3])}{', …' if len(spec.statistics) > 3 else ''}); they are averaged by "
+            f"rounds without codec and overlap only, found {'; '.join(found)}. Change these keys, or use "
+            "normalisation without running statistics, such as layer or group normalisation"
+        )
+
+
+def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
+    """Raise `UserError` unless the model takes batches as the data gives them."""
+    expected = (config.train.batch_size, config.train.sequence_length)
+    batch = step.spec.batch
+    if len(batch) != 2 or any(b.shape != expected or b.dtype not in TOKEN_DTYPES for b in batch):
+        found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
+        raise UserError(
+            f"the model's batch must be inputs and targets, each of shape {list(expected)} (train.batch_size × "
+            f"train.sequence_length) and of type {', '.join(TOKEN_DTYPES[:-1])} or {TOKEN_DTYPES[-1]}; it takes {found}"
+        )
+    narrowest = min((b.dtype for b in batch), key=lambda dtype: np.iinfo(host_dtype(dtype)).max)
+    if vocab_size - 1 > np.iinfo(host_dtype(narrowest)).max:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model takes tokens as {narrowest}, of at most "
+            f"{np.iinfo(host_dtype(narrowest)).max}"
+        )
+    declared = config.model.options.get("vocab_size")
+    if isinstance(declared, int) and declared < vocab_size:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model was given model.options.vocab_size = {declared}"
+        )

@@ -1,0 +1,272 @@
+"""The controller of a served model: a scheduler of texts over the workers that the base admits, equips and loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.controller.controller import RunController
+from planetary.fleet.controller.desk import Desk
+from planetary.fleet.controller.stalls import Wait
+from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.policy import FabricPolicy
+from planetary.fleet.protocol.records import EndKind
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.runs.serve.messages import ComputeCall, Drawing, ServingJob, ServingReady
+from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.scheduling.sampling import Candidates
+from planetary.runs.serve.scheduling.scheduler import Call, Given, Scheduler
+from planetary.runs.serve.scheduling.texts import TextRequest
+
+FIRST_CALL_S = 300.0
+"""A worker may compile a function when it is first called."""
+CALL_S = 30.0
+AHEAD_S = 0.05
+"""So long a worker may compute by itself: a text that comes meanwhile waits for it."""
+MOST_AHEAD = 15
+CALL_FACTOR = 20.0
+"""A call that takes so many times as long as the longest before, and `CALL_S`, is stuck."""
+
+
+class Submit(e.Event, frozen=True):
+    """A text is to be continued; `GiveTokens` follows, until it is finished."""
+
+    request: TextRequest
+
+
+class Cancel(e.Event, frozen=True):
+    """The client of a text has left."""
+
+    text: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a call, one entry a text."""
+
+    rows: tuple[Candidates, ...]
+
+
+class CallComputed(e.Event, frozen=True):
+    """A worker has computed a call."""
+
+    session: int
+    call: int
+    seconds: float
+    results: Results
+    last: bool = True
+
+
+class UseWeights(e.Event, frozen=True):
+    """Another version of the model's parameters is there: `digest` of the packed ones, `trial` as `ServingJob`'s."""
+
+    digest: str
+    trial: str = ""
+
+
+class GiveTokens(e.Instruction, frozen=True):
+    """Hand tokens to whom they are for."""
+
+    given: Given
+
+
+class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of a served model."""
+
+    params: tuple[TensorSpec, ...]  # parameters of the model, in the order of the functions' arguments
+    shape: ServingShape
+    vocabulary: int  # tokens below it can be drawn
+    weights: str  # digest of the packed parameters
+    trial: str = ""  # see `ServingJob`
+
+    @property
+    def loaded(self) -> str:
+        return "the model"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("server",)
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        return ServingJob(
+            run=self.run,
+            artifact=artifact,
+            reference=reference,
+            plan=ServingJob.plan_of(self.shape),
+            weights=self.weights,
+            params=self.params,
+            trial=self.trial,
+        )
+
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
+        return digest in (artifact, reference, self.weights, self.trial) and bool(digest)
+
+
+class ServingState(RunFold):
+    """The state that the journal determines: that of every kind of run."""
+
+
+class ServingDesk(Desk[ServingPolicy, ServingState]):
+    """The desk of a served model."""
+
+    def use(self, weights: str, trial: str = "") -> None:
+        """Give workers other parameters from now on; `weights` is their digest, `trial` as `ServingJob`'s."""
+        self._policy = msgspec.structs.replace(self._policy, weights=weights, trial=trial)
+
+
+@dataclass
+class UnderWay:
+    """A call that a worker computes."""
+
+    number: int
+    call: Call
+    since: float
+
+
+class ServingController(RunController[ServingDesk]):
+    """The controller of a served model, as a pure machine.
+
+    Attributes:
+        scheduler: texts and the workers that compute them.
+        tokens: that were generated since the start.
+    """
+
+    def __init__(self, desk: ServingDesk, grace_s: float, now: float) -> None:
+        super().__init__(desk, grace_s, now)
+        self.scheduler = Scheduler(desk.policy.shape, desk.policy.vocabulary)
+        self.tokens = 0
+        self._calls: dict[int, UnderWay] = {}  # calls by session
+        self._number = 0
+        self._slowest: dict[tuple[int, str], float] = {}  # session and function -> seconds
+
+    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        message = event.message
+        if isinstance(message, ServingReady) and message.weights == self.desk.policy.weights:
+            self.membership.ready(worker, now, message.device, message.verified)
+            self._vacate(worker.session)  # after a change of weights: its cache is of the old ones
+            self.scheduler.join(worker.session)
+
+    def _take_event(self, event: e.Event, now: float) -> None:
+        match event:
+            case Submit():
+                self.scheduler.submit(event.request)
+            case Cancel():
+                self.scheduler.cancel(event.text)
+            case CallComputed() if event.session in self.desk.workers:
+                self._computed(self.desk.workers[event.session], event, now)
+            case UseWeights() if event.digest != self.desk.policy.weights:
+                self._use(event.digest, event.trial)
+            case _:
+                pass
+
+    def _computed(self, worker: WorkerSession, event: CallComputed, now: float) -> None:
+        under_way = self._calls.get(worker.session)
+        if under_way is None or under_way.number != event.call:
+            return  # of an earlier connection, or of other weights
+        if not _fits(under_way.call, event.results.rows, last=event.last):
+            reason = f"the results of {under_way.call.function} are not those of its {len(under_way.call.rows)} texts"
+            failure = m.TaskFailed(task=event.call, kind="internal", reason=reason)
+            self._take_failure(worker, failure, now)
+            return
+        del self._calls[worker.session]
+        self.membership.succeeded(worker)
+        key = (worker.session, under_way.call.function)
+        self._slowest[key] = max(self._slowest.get(key, 0.0), event.seconds)
+        for given in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
+            self.tokens += len(given.tokens)
+            self.desk.out.append(GiveTokens(given))
+        self.scheduler.ahead = min(MOST_AHEAD, int(AHEAD_S / max(event.seconds, 1e-4)))
+        call = self.scheduler.seats[worker.session].call
+        if call is not None:
+            self._calls[worker.session] = UnderWay(event.call, call, now)
+
+    def _use(self, digest: str, trial: str) -> None:
+        """Give every worker the new weights; texts go on where a worker has them first."""
+        self.desk.use(digest, trial)
+        for worker in self.desk.workers.values():
+            if worker.artifact:
+                self._vacate(worker.session, blames=False)
+                self.desk.send(worker.session, self.desk.policy.job(worker.artifact, worker.reference))
+
+    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        under_way = self._calls.get(worker.session)
+        if under_way is None or under_way.number != failure.task:
+            return
+        self._vacate(worker.session)  # the content of its cache is unknown
+        if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
+            self.scheduler.join(worker.session)
+
+    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self._vacate(worker.session, blames=not worker.leaving)
+        self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
+
+    def _vacate(self, session: int, *, blames: bool = True) -> None:
+        """Nothing that this worker has counts any more; `blames`: its texts may be the cause."""
+        self._calls.pop(session, None)
+        self.desk.out += [GiveTokens(given) for given in self.scheduler.lose(session, blames=blames)]
+
+    def _go_on(self, now: float) -> None:
+        for session, call in self.scheduler.next_calls():
+            self._number += 1
+            self._calls[session] = UnderWay(self._number, call, now)
+            self.desk.send(session, self._message(self._number, call))
+
+    def _message(self, number: int, call: Call) -> ComputeCall:
+        message = ComputeCall(
+            call=number,
+            function=call.function,
+            tokens=tuple(row.tokens for row in call.rows),
+            starts=tuple(row.start for row in call.rows),
+            pages=tuple(row.pages for row in call.rows),
+            full=call.full,
+            following=tuple(row.following for row in call.rows) if call.scores else (),
+        )
+        if not call.ahead:
+            return message
+        requests = [self.scheduler.request(row.text) for row in call.rows]
+        drawings = tuple(Drawing(request.options, request.ends) for request in requests)
+        return msgspec.structs.replace(
+            message, ahead=call.ahead, drawings=drawings, vocabulary=self.desk.policy.vocabulary
+        )
+
+    def _why_nothing_goes_on(self) -> str:
+        return "" if self.scheduler.seats else self.membership.whom_we_wait_for()
+
+    def _is_done(self) -> tuple[EndKind, str] | None:
+        return None
+
+    def _deadlines(self) -> Iterable[float | None]:
+        return ()
+
+    def _waits(self) -> Iterable[Wait]:
+        for session, one in self._calls.items():
+            slowest = self._slowest.get((session, one.call.function))
+            most = FIRST_CALL_S if slowest is None else max(CALL_S, CALL_FACTOR * slowest)
+            yield Wait(session, one.since, one.since + most, "answered no call")
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        yield from super()._invariants()
+        yield from self.scheduler.invariants()
+        busy = {session for session, seat in self.scheduler.seats.items() if seat.call is not None}
+        yield busy == set(self._calls), f"calls under way at {sorted(self._calls)}, and seats say {sorted(busy)}"
+        idle = "" if self._has_ended else self.scheduler.idle_for_no_reason()
+        yield not idle, idle
+        yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
+
+
+def _fits(call: Call, found: Sequence[Candidates], *, last: bool) -> bool:
+    """Whether a worker's results can be those of a call."""
+    return (
+        (last or call.ahead > 0)
+        and len(found) == len(call.rows)
+        and all(
+            (one.row is not None or not call.full)
+            and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(row.tokens)))
+            for one, row in zip(found, call.rows, strict=True)
+        )
+    )

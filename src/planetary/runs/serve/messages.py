@@ -1,0 +1,100 @@
+"""The messages of a served model, beside those of every kind of run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.protocol import messages as m
+from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.scheduling.sampling import SamplingOptions
+
+WEIGHTS = "weights of a served model"
+"""Label of the packed parameters of a model."""
+
+
+class ServingJob(m.RoleJob, frozen=True, kw_only=True):
+    """The worker holds the model and a cache, and computes calls.
+
+    Attributes:
+        weights: sha256 of the packed parameters.
+        params: of the model, in the order in which functions take them.
+        trial: sha256 of a text with the results of the whole forward pass with these weights, which the worker
+            compares its own results with (`serve.program.serving_trial`); "": the functions were compared with other
+            weights of the model, and that is enough.
+    """
+
+    weights: str
+    params: tuple[TensorSpec, ...]
+    trial: str = ""
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """Other weights are another role, with an empty cache."""
+        return (*super().loads, self.weights)
+
+    @staticmethod
+    def plan_of(shape: ServingShape) -> str:
+        """Return the plan: the sizes of the functions."""
+        return msgspec.json.encode(shape).decode()
+
+    @property
+    def shape(self) -> ServingShape:
+        """The sizes of the functions."""
+        return msgspec.json.decode(self.plan, type=ServingShape)
+
+    @property
+    def functions(self) -> dict[str, FunctionSpec]:
+        """Signatures of the compiled functions, by name. Each names all parameters: a message holds these once."""
+        return self.shape.functions(self.params)
+
+
+class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
+    """The worker has the model and an empty cache."""
+
+    artifact: str
+    weights: str
+    device: str
+    verified: str
+
+
+class Drawing(msgspec.Struct, frozen=True):
+    """How a text's next tokens are drawn, and which of them end it."""
+
+    options: SamplingOptions
+    ends: frozenset[int]
+
+
+class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
+    """Compute a call. A worker gets the next one when it has answered, the last time if it draws tokens itself.
+
+    All lists have one entry a text. Texts keep their pages from call to call; the gateway alone knows whose they are.
+    """
+
+    call: int  # counts up
+    function: str
+    tokens: tuple[tuple[int, ...], ...]  # new tokens
+    starts: tuple[int, ...]  # position of the first of them
+    pages: tuple[tuple[int, ...], ...]  # pages of the text, in order
+    full: bool  # send the log-probabilities of all tokens, beside the likeliest
+    ahead: int = 0  # further calls with tokens that the worker draws itself, unless a text ends before
+    drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `ahead`
+    vocabulary: int | None = None  # bound of sampled tokens with `ahead`; None: all
+    following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
+
+
+class Computed(m.RoleMessage, frozen=True, kw_only=True):
+    """A call's results, as packed arrays: `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for.
+
+    A scoring call's also are `scores` f32 [B, S], and of the likeliest tokens `score_values` f32 and `score_ids` i32
+    [B, S, L].
+    """
+
+    call: int
+    seconds: float  # duration on the device
+    last: bool = True  # no further results of this call follow, of tokens that the worker drew itself
+
+
+SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)
+"""The messages of a served model."""

@@ -1,0 +1,70 @@
+"""A trained model as the gateway serves it, wherever it comes from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from planetary.core.configuration.schema import ServeConfig
+from planetary.core.tensors import TensorSpec
+from planetary.data.tokenizer import Tokenizer
+from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.program.trial import ServingTrial
+from planetary.runtime.program_runner import Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ABC):
+    """The parameters, texts and functions of a model that is served.
+
+    Attributes:
+        name: by which clients ask for it.
+        specs: its parameters, in the order of the functions' arguments.
+        vocabulary: tokens that the model knows.
+        window: the longest text that it was trained for, in tokens.
+        tokenizer: of its texts.
+        version: the round that the parameters are of; 0: they are of no run.
+        chat_template: in Jinja, as the tokenizer's files have it; "": it has none.
+        special_tokens: that the template writes, by the names it has for them.
+        begins: tokens before every text that is no chat.
+        ends: tokens that end a text.
+        warning: for the operator, of a model that is served with limits; "": there are none.
+        refresh: returns the newest version of the model, or None if it is this one's; None: there are no others.
+    """
+
+    name: str
+    specs: tuple[TensorSpec, ...]
+    vocabulary: int
+    window: int
+    tokenizer: Tokenizer
+    version: int = 0
+    chat_template: str = ""
+    special_tokens: tuple[tuple[str, str], ...] = ()
+    begins: tuple[int, ...] = ()
+    ends: frozenset[int] = frozenset()
+    warning: str = ""
+    refresh: Callable[[int], ServedModel | None] | None = None
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the parameters by name, as a host has them."""
+
+    @abstractmethod
+    def shape(self, serve: ServeConfig) -> ServingShape:
+        """Return the sizes that the functions have, within the limits of a configuration. Raises `UserError`."""
+
+    @abstractmethod
+    def program(self, shape: ServingShape) -> Program:
+        """Return the functions. Raises `CompileError`."""
+
+    @abstractmethod
+    def trial(self, shape: ServingShape) -> ServingTrial:
+        """Return a text with the results of the whole forward pass. Raises `CompileError`."""
+
+    @property
+    def param_count(self) -> int:
+        """Scalars."""
+        return sum(spec.size for spec in self.specs)

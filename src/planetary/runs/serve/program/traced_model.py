@@ -1,0 +1,220 @@
+"""A served model whose code is here: its functions are traced, and its whole forward pass is their reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from planetary.core.configuration.schema import ServeConfig
+from planetary.core.errors import CompileError, UserError
+from planetary.core.tensors import host_dtype
+from planetary.core.trial_numbers import random_words
+from planetary.models.context import Attention, CacheSizes, StateSizes, WholeText
+from planetary.models.layers import causal_attention
+from planetary.runs.serve.program.program import Decode, serving_program
+from planetary.runs.serve.program.served_model import ServedModel
+from planetary.runs.serve.program.shape import PAGE, ServingShape, reaches_of
+from planetary.runs.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState
+from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, trial_length
+from planetary.runtime.program_runner import Program
+from planetary.wire.limits import MIB
+
+NOISE_FACTOR = 4.0
+"""Accepted errors are at least so many times the effect of rounding keys and values to 16 bits: they are rounded before
+they are attended to in one execution, and after that in another."""
+USUAL_CONTEXT = 8192
+"""Longest text, in tokens, where `serve.context` is not set: functions for 131,072 take minutes to compile."""
+LEAST_USUAL = 512
+"""Tokens that are not left out for want of cache, unless `serve.context` says so."""
+MOST_ACCEPTED = 0.5
+"""In nats. Beyond it a wrong key would pass for a rounded one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedModel(ServedModel):
+    """A served model whose functions are traced from its code.
+
+    Attributes:
+        decode: its forward pass; see `models.context`.
+        params: the pytree that `decode` expects; its leaves are `specs`, in order.
+        sizes: of a device's memory for a text; None: there is none, every token takes a whole forward pass.
+        only_length: the one length, in tokens, that forward passes have; 0: they have any.
+    """
+
+    decode: Decode
+    params: Any
+    sizes: CacheSizes | StateSizes | None
+    only_length: int = 0
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
+        return {spec.name: np.asarray(leaf, order="C").view(host_dtype(spec.dtype)) for spec, leaf in leaves}
+
+    def shape(self, serve: ServeConfig) -> ServingShape:
+        """Return the shape of the functions to trace.
+
+        Raises:
+            UserError: the context or the cache is too small, or the context larger than the model can take.
+        """
+        sizes = self.sizes
+        positions = self.only_length or (None if sizes is None else sizes.positions)
+        longest = positions or self.window
+        window = serve.context or self._usual_window(longest, serve)
+        if positions is not None and window > positions:
+            raise UserError(f"serve.context = {window}: the model has {positions} positions")
+        window = window // PAGE * PAGE
+        if window < PAGE:
+            raise UserError(f"serve.context must be {PAGE} tokens at least, found {serve.context or longest}")
+        chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
+        common: dict[str, Any] = {
+            "vocabulary": self.vocabulary,
+            "window": window,
+            "batches": (*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
+            "chunks": tuple(chunks[:2]) or (window,),
+            "hidden": self._hidden_width(),
+        }
+        if isinstance(sizes, CacheSizes):
+            return _paged(sizes, serve, common)
+        common["reaches"] = (1,)
+        if isinstance(sizes, StateSizes):
+            pages = serve.batch + 1
+            needed = 4 * sizes.numbers * pages / MIB
+            if needed > serve.cache_mb:
+                raise UserError(
+                    f"serve.cache_mb = {serve.cache_mb:g} does not hold the states of {serve.batch} texts: expected "
+                    f"{math.ceil(needed)} at least, or a smaller serve.batch"
+                )
+            return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), memory=RecurrentState())
+        common["chunks"] = (window,) if self.only_length else tuple(dict.fromkeys((*chunks, window)))
+        return ServingShape(**common, pages=2, page_shape=(1,), memory=NoMemory())
+
+    def _usual_window(self, longest: int, serve: ServeConfig) -> int:
+        """Return the longest text where none is set: the model's own, within `USUAL_CONTEXT` and the cache."""
+        if self.only_length or isinstance(self.sizes, StateSizes):  # a state does not grow with its text
+            return longest
+        usual = min(longest, USUAL_CONTEXT)
+        if self.sizes is not None:
+            cached = (_pages_within(self.sizes, serve) - 1) * PAGE  # page 0 belongs to no text
+            usual = min(usual, max(cached, LEAST_USUAL))  # with a smaller cache, its size is refused
+        return usual
+
+    def program(self, shape: ServingShape) -> Program:
+        return serving_program(self.decode, self.params, self.specs, shape)
+
+    def trial(self, shape: ServingShape) -> ServingTrial:
+        """Compute the whole forward pass with XLA, in float32.
+
+        Raises:
+            CompileError: it computes numbers that are not finite, or 16 bits are not enough for the model's cache.
+        """
+        count = trial_length(shape)
+        words = random_words(f"trial of a served model, {count} of {shape.vocabulary}", count)
+        tokens = (words % np.uint64(min(shape.vocabulary, self.tokenizer.vocab_size))).astype(np.int32)
+        exact, hidden = self._whole_pass(tokens)
+        if not (np.isfinite(exact).all() and np.isfinite(hidden).all()):
+            raise CompileError(
+                f"the model {self.name} computes log-probabilities that are not finite: it cannot be served"
+            )
+        noise = 0.0
+        if shape.element != "f32" and shape.memory.is_shared:
+            rounded, _ = self._whole_pass(tokens, _rounded_attention)
+            noise = float(np.max(np.abs(rounded - exact)))
+        accepted = max(TOLERANCE, NOISE_FACTOR * noise)
+        if accepted > MOST_ACCEPTED:
+            raise CompileError(
+                f"keys and values of {shape.element} change log-probabilities of {self.name} by {noise:.2g} nats: "
+                "serve it with serve.cache_precision = 'f32'"
+            )
+        ids = np.argsort(-exact, axis=1, kind="stable")[:, : shape.candidates].astype("<i4")
+        values = np.take_along_axis(exact, ids, axis=1).astype("<f4")
+        following = np.append(exact[np.arange(count - 1), tokens[1:]], 0.0).astype("<f4")
+        return ServingTrial(
+            tokens=tuple(tokens.tolist()),
+            ids=ids.tobytes(),
+            values=values.tobytes(),
+            following=following.tobytes(),
+            hidden=hidden[:, : shape.hidden].astype("<f4").tobytes(),
+            accepted=accepted,
+        )
+
+    def _hidden_width(self) -> int:
+        """Return the width of the last hidden states; 0 for a model of which `logits` alone is known."""
+        if self.sizes is None:
+            return 0
+
+        def last(params: Any, tokens: jax.Array) -> jax.Array:
+            context = _KeepsHidden(tokens)
+            self.decode(params, tokens, context)
+            return context.hidden
+
+        return int(jax.eval_shape(last, self.params, jax.ShapeDtypeStruct((1, 1), jnp.int32)).shape[-1])
+
+    def _whole_pass(self, tokens: np.ndarray, attention: Attention = causal_attention) -> tuple[np.ndarray, np.ndarray]:
+        """Return log-probabilities f32 [places, V] and hidden states f32 [places, C] of a text."""
+
+        def whole(params: Any, text: jax.Array) -> tuple[jax.Array, jax.Array]:
+            context = _KeepsHidden(text, attention)
+            rows = jax.nn.log_softmax(self.decode(params, text, context)[0].astype(jnp.float32))
+            return rows, context.hidden[0].astype(jnp.float32)
+
+        with jax.default_matmul_precision("highest"):
+            rows, hidden = jax.jit(whole)(self.params, tokens[None])
+        return np.asarray(rows), np.asarray(hidden)
+
+
+class _KeepsHidden(WholeText):
+    """A whole text that remembers the last hidden states [B, T, C]."""
+
+    hidden: jax.Array
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        self.hidden = x
+        return x
+
+
+def _rounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def round_(x: jax.Array) -> jax.Array:
+        return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+    return causal_attention(query, round_(key), round_(value))
+
+
+def _page_shape(sizes: CacheSizes) -> tuple[int, ...]:
+    return (2 * sizes.layers, sizes.heads, PAGE, sizes.width)
+
+
+def _page_bytes(sizes: CacheSizes, serve: ServeConfig) -> int:
+    return math.prod(_page_shape(sizes)) * (2 if serve.cache_precision == "bf16" else 4)
+
+
+def _pages_within(sizes: CacheSizes, serve: ServeConfig) -> int:
+    """Return how many pages `serve.cache_mb` holds."""
+    return int(serve.cache_mb * MIB) // _page_bytes(sizes, serve)
+
+
+def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> ServingShape:
+    """Return the shape of a model with keys and values. Raises `UserError` as `TracedModel.shape`."""
+    window = common["window"]
+    whole = window // PAGE
+    most = serve.batch * whole + 1  # every text of the largest batch to its end
+    pages = min(most, _pages_within(sizes, serve))
+    if pages <= whole:
+        page_bytes = _page_bytes(sizes, serve)
+        raise UserError(
+            f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
+            f"{window}: expected {math.ceil((whole + 1) * page_bytes / MIB)} at least, or a smaller serve.context"
+        )
+    return ServingShape(
+        **common,
+        pages=pages,
+        page_shape=_page_shape(sizes),
+        element=serve.cache_precision,
+        reaches=reaches_of(window),
+        memory=KeysAndValues(),
+    )

@@ -1,0 +1,260 @@
+"""The role of a serving worker: it keeps the model and the cache on its device, and computes one call at a time."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.worker.checked_program import open_checked_program
+from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.fleet.worker.role import Role, Workplace
+from planetary.machine.events import Instruction, Payload
+from planetary.runs.serve.messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
+from planetary.runs.serve.model_check import check_model
+from planetary.runs.serve.program.shape import (
+    CACHE,
+    HIDDEN,
+    IDS,
+    KEYS,
+    PAGE,
+    ROW,
+    SCORE_IDS,
+    SCORE_VALUES,
+    SCORES,
+    TARGETS,
+    VALUES,
+    ServingShape,
+    recall_name,
+)
+from planetary.runs.serve.program.trial import decode_trial
+from planetary.runs.serve.scheduling.sampling import Candidates, draw
+from planetary.runtime.device_check import check_once, key_of
+from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import Runner
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[m.Message, Packed | None], None]
+
+
+def load(job: ServingJob, place: Workplace) -> Role:
+    """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
+    run, report = open_checked_program(job, job.functions, place)
+    _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
+    model = LoadedModel(run, job.shape, weights)
+    if job.trial:
+        trial = decode_trial(place.store.get(job.trial), job.shape)
+        report = check_once(
+            place.store,
+            key_of(job.artifact, f"{job.weights} {job.trial}", place.options.backend, run.device_name),
+            lambda: check_model(model.compute, job.shape, trial, run.device_name),
+        )
+    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
+    return ServingRole(model, ready, place.send)
+
+
+class RecalledTexts(msgspec.Struct, frozen=True):
+    """The texts whose pages were copied for a decoding function, with the tokens that its calls have added since.
+
+    Pages are the truth: every call writes them, and the copy is made again for any other calls than the next ones of
+    the same texts.
+
+    Attributes:
+        function: that takes the copy.
+        pages: of each text.
+        lengths: of each text, in tokens.
+    """
+
+    function: str
+    pages: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+
+    def serves(self, call: ComputeCall) -> bool:
+        """Whether a call goes on with the texts, each of which may have got further pages."""
+        return (
+            call.function == self.function
+            and call.starts == self.lengths
+            and all(new[: len(old)] == old for new, old in zip(call.pages, self.pages, strict=True))
+        )
+
+    def is_changed_by(self, call: ComputeCall) -> bool:
+        """Whether a call of another kind writes to a page of the texts."""
+        mine = {page for pages in self.pages for page in pages}
+        written = (pages[start // PAGE :] for start, pages in zip(call.starts, call.pages, strict=True))
+        return any(page in mine for pages in written for page in pages)
+
+
+class LoadedModel:
+    """A model and a cache on a device. Used by one thread at a time.
+
+    Attributes:
+        resident: parameters and cache.
+    """
+
+    def __init__(self, run: Runner, shape: ServingShape, weights: Tensors) -> None:
+        """`weights` are the model's parameters by name."""
+        self.resident = ResidentTensors(run)
+        self._run, self._shape = run, shape
+        self._specs: dict[str, dict[str, TensorSpec]] = {}  # specs of each function's arguments
+        self._sent: dict[str, np.ndarray] = {}
+        self._recalled: RecalledTexts | None = None  # texts with a copy of their pages on the device
+        self._copied: tuple[str, ...] = ()  # names of the copy's tensors
+        self.resident.put({**weights, CACHE: shape.cache.zeros()})
+
+    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
+        """Return the results of a call: one row for each of its texts.
+
+        Raises:
+            LocalProtocolError: there is no such function, or the call does not fit it.
+            ResourceError: the device fails.
+        """
+        signature = self._run.signature(message.function)
+        if message.function not in self._specs:
+            self._specs[message.function] = {spec.name: spec for spec in signature.arguments}
+        specs = self._specs[message.function]
+        batch, count = specs["tokens"].shape
+        reach, texts = specs["pages"].shape[1], len(message.tokens)
+        fits = texts <= batch and all(0 < len(one) <= count for one in message.tokens)
+        if not (fits and all(len(one) <= reach for one in message.pages)):
+            raise LocalProtocolError(
+                f"{message.function} takes {batch} texts of {count} new tokens and {reach} pages, and was called with "
+                f"{texts} of {[len(one) for one in message.tokens]} tokens and {[len(p) for p in message.pages]} pages"
+            )
+        arrays = {name: specs[name].zeros() for name in ("tokens", "start", "length", "pages")}
+        arrays["length"][:] = 1  # places without a text: a token that is written to page 0
+        for place, (new, start, pages) in enumerate(zip(message.tokens, message.starts, message.pages, strict=True)):
+            arrays["tokens"][place, : len(new)] = new
+            arrays["pages"][place, : len(pages)] = pages
+            arrays["start"][place], arrays["length"][place] = start, len(new)
+        if TARGETS in specs:
+            targets = arrays[TARGETS] = specs[TARGETS].zeros()
+            for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
+                targets[place, : len(new)] = [*new[1:], max(following, 0)]
+        # Of a text that goes on, most arguments are those of the call before: `put` sends no array twice.
+        for name, array in arrays.items():
+            last = self._sent.get(name)
+            if last is None or last.shape != array.shape or last.tobytes() != array.tobytes():
+                self._sent[name] = array
+        self.resident.put(self._sent)
+        try:
+            after = self._recall(message, batch, reach, recalls=f"{KEYS}0" in specs)
+            self.resident.call(message.function)
+        except ResourceError:
+            # The call had the cache, which it overwrites. The gateway knows that its pages are lost.
+            self.resident.drop(self._copied)
+            self.resident.put({CACHE: self._shape.cache.zeros()})
+            raise
+        self._recalled = after
+        scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
+        wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
+        found = {name: array[:texts] for name, array in self.resident.get(wanted).items()}
+        self.resident.drop((VALUES, IDS, ROW, *scores))
+        return found
+
+    def _recall(self, message: ComputeCall, batch: int, reach: int, *, recalls: bool) -> RecalledTexts | None:
+        """Copy the pages of a decoding call's texts unless the copy is there; return whose copy there is after it."""
+        before, self._recalled = self._recalled, None  # a call that fails leaves none
+        if not recalls:
+            return None if before is None or before.is_changed_by(message) else before
+        if before is None or not before.serves(message):
+            self.resident.drop(self._copied)  # or both copies would be there for a moment
+            self._copied = tuple(spec.name for spec in self._shape.recalled(batch, reach))
+            self.resident.call(recall_name(batch, reach))
+        starts = tuple(start + 1 for start in message.starts)
+        return RecalledTexts(message.function, message.pages, starts)
+
+
+class ServingRole:
+    """The role of a serving worker."""
+
+    def __init__(self, model: LoadedModel, ready: ServingReady, send: Send) -> None:
+        """`ready`: the worker's message for every new connection."""
+        self.machine = IndependentMachine()
+        self._model, self._ready, self._send = model, ready, send
+        self._calls: queue.SimpleQueue[ComputeCall | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """The gateway forgets whose pages are whose when a connection ends, so nothing is kept."""
+        match instruction:
+            case RoleConnected():
+                self._send(self._ready, None)
+            case RoleDisconnected():
+                pass
+            case _:
+                pass
+
+    def tensors(self, payload: Payload) -> Tensors:
+        """Results are sent with their bytes."""
+        raise LocalProtocolError(f"a serving role's machine sends no tensors, and was asked for those of {payload}")
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        """Calls have no tensors."""
+        return None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        if isinstance(message, ComputeCall):
+            self._calls.put(message)
+
+    def sent(self, message: m.Message) -> None: ...
+
+    def close(self) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._calls.get()) is not None:
+            following: ComputeCall | None = message
+            while following is not None:
+                following = self._compute(following)
+
+    def _compute(self, message: ComputeCall) -> ComputeCall | None:
+        """Compute a call and send its results; return the one that follows from them, if one does."""
+        began = time.perf_counter()
+        try:
+            found = self._model.compute(message)
+            seconds = time.perf_counter() - began
+            following = next_call(message, found)
+        except Exception as error:
+            log.exception("call %d failed", message.call)
+            reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+            kind = "resource" if isinstance(error, PlanetaryError) else "internal"
+            self._send(m.TaskFailed(task=message.call, kind=kind, reason=reason), None)
+            return None
+        done = Computed(call=message.call, seconds=seconds, last=following is None)
+        self._send(done, pack_arrays("results", None, found))
+        return following
+
+
+def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
+    """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
+
+    That is so after `message.ahead` further calls, and as soon as a text has ended: another may take its place.
+    Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens from
+    the same numbers when they arrive, and its own count.
+    """
+    if not message.ahead:
+        return None
+    drawn = []
+    for row, drawing in enumerate(message.drawings):
+        full = found[ROW][row] if ROW in found else None
+        position = message.starts[row] + len(message.tokens[row])
+        candidates = Candidates(found[IDS][row], found[VALUES][row], full)
+        drawn.append(draw(candidates, drawing.options, position, most=message.vocabulary).token)
+    if any(token in drawing.ends for token, drawing in zip(drawn, message.drawings, strict=True)):
+        return None
+    starts = tuple(start + len(new) for start, new in zip(message.starts, message.tokens, strict=True))
+    return msgspec.structs.replace(
+        message, tokens=tuple((token,) for token in drawn), starts=starts, ahead=message.ahead - 1
+    )

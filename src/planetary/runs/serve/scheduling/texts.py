@@ -1,0 +1,120 @@
+"""A text that is being continued, wherever it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from planetary.runs.serve.scheduling.constraint import Constraint
+from planetary.runs.serve.scheduling.page_pool import Prefix, prefixes
+from planetary.runs.serve.scheduling.sampling import SamplingOptions
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A text to continue.
+
+    Attributes:
+        text: its number, which nothing else has.
+        user: whose it is; users get equal shares.
+        prompt: tokens, one at least.
+        most: how many tokens to generate at most, 1 at least.
+        options: how they are drawn.
+        ends: tokens that end the text; they are not given out.
+        likeliest: for how many of the likeliest tokens log-probabilities are wanted beside the drawn one's.
+        scores_prompt: whether the prompt's own log-probabilities are wanted.
+        embeds: whether the mean of the prompt's last hidden states is wanted, and no token.
+        constraint: that the generated tokens obey; None: there is none. It is this text's alone.
+    """
+
+    text: int
+    user: str = ""
+    prompt: tuple[int, ...]
+    most: int
+    options: SamplingOptions = SamplingOptions()
+    ends: frozenset[int] = frozenset()
+    likeliest: int = 0
+    scores_prompt: bool = False
+    embeds: bool = False
+    constraint: Constraint | None = None
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token of a text.
+
+    Attributes:
+        token: its id.
+        logprob: that the model gave it, in nats; None for the first token of a prompt.
+        likeliest: ids and log-probabilities of the likeliest at its place, in order.
+    """
+
+    token: int
+    logprob: float | None
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Text:
+    """How far a text is. All of it but pages and cached tokens outlasts its worker.
+
+    Attributes:
+        request: its prompt and options.
+        tokens: the prompt, and the generated ones.
+        pages: of the cache of its worker.
+        cached: how many of its tokens have keys and values there.
+        scored: how many tokens of the prompt have been given out with their log-probabilities.
+        hidden: sum of the last hidden states of the tokens that its worker has cached; None: there are none.
+        failures: workers that were lost while they computed it, since its last token.
+        turn: when it was last part of a call; those that have waited longest come first.
+    """
+
+    request: TextRequest
+    tokens: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    cached: int = 0
+    scored: int = 0
+    hidden: np.ndarray | None = None
+    failures: int = 0
+    turn: int = 0
+    known_prefixes: list[Prefix] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt."""
+        self.tokens = list(self.request.prompt)
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """The tokens after the prompt."""
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def missing(self) -> int:
+        """How many tokens are not in the cache."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities or hidden states of the prompt's tokens are still to be found."""
+        request = self.request
+        return request.embeds or (request.scores_prompt and self.scored < len(request.prompt))
+
+    @property
+    def prefills(self) -> bool:
+        """Whether a whole chunk of it is computed next."""
+        return self.missing > 1 or self.scores
+
+    def prefix(self, page: int) -> Prefix:
+        """Return the key of the text up to the end of its page of this number, which is full."""
+        if len(self.known_prefixes) <= page:
+            self.known_prefixes = list(prefixes(self.tokens))
+        return self.known_prefixes[page]
+
+    def leave(self) -> list[int]:
+        """Forget where it is computed; return its pages there."""
+        pages, self.pages, self.cached, self.hidden = self.pages, [], 0, None
+        return pages

@@ -1,1 +1,0 @@
-"""The gateway of a served model."""

@@ -1,1 +1,0 @@
-"""The protocol of gateway and workers while they serve."""

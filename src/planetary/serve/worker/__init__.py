@@ -1,1 +1,0 @@
-"""A worker of a served model. Needs no JAX."""

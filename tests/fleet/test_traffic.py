@@ -1,0 +1,28 @@
+"""Bytes between gateway and workers are counted for the round that they belong to."""
+
+from __future__ import annotations
+
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.traffic import WorkerTraffic
+from planetary.runs.mixture.messages import RunProgress, SaveShard
+from planetary.runs.rl.messages import PolicyWeights, SampleTexts
+
+
+def test_a_rounds_message_counts_for_the_round_it_names() -> None:
+    traffic = WorkerTraffic()
+    traffic.add_down(m.Parameters(version=3), 10)
+    traffic.add_up(m.EvalResult(task=1, version=3, loss=1.0, batches=1), 5)
+    assert (traffic.of_round(3), traffic.of_round(4)) == ((0, 0), (5, 10))
+
+
+def test_messages_of_roles_count_for_the_next_metrics() -> None:
+    """A role's messages name no round: whichever kind of run has them, none is lost and none counts twice."""
+    traffic = WorkerTraffic()
+    traffic.add_down(PolicyWeights(version=0), 100)
+    traffic.add_up(SaveShard(shard=0, epoch=0, step=1, progress=1, payload="p"), 30)
+    assert traffic.of_round(1) == (30, 100)
+    traffic.add_down(RunProgress(steps=(1,)), 7)
+    assert traffic.of_round(1) == (30, 107)  # the metrics of a round that was evaluated are written again
+    traffic.add_down(SampleTexts(task=1, version=1, greedy=False, ends=()), 9)
+    assert traffic.of_round(2) == (0, 9)
+    assert (traffic.up, traffic.down) == (30, 116)

@@ -1,0 +1,328 @@
+"""Random fault schedules of whole simulated federations, and what must be true after each.
+
+A schedule is a function of its seed. One that fails is run again with
+
+    PYTHONPATH=src:tests python tests/runs/federation/federation_schedules.py 44 --sites=3
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import logging
+import random
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.fleet.protocol.records import (
+    AnyRecord,
+    DeltaAccepted,
+    DeltaWithdrawn,
+    RoundClosed,
+    RoundFinished,
+    RunResumed,
+    VersionAdopted,
+)
+from planetary.simulation.faults import Fault
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
+from planetary.sync.contributions import Contribution, rebase
+from planetary.sync.outer import initial_state, outer_step
+from planetary.sync.outer_optimizers import OuterState, optimizer_of
+from schedule_sweep import forging
+
+LIMIT_S = 3000.0
+FAULTS = (
+    "cut_off",
+    "cut_off",
+    "kill_hub",
+    "kill_site",
+    "power_hub",
+    "power_site",
+    "drop_site",
+    "mute_site",
+    "deafen_site",
+    "kill_worker",
+)
+
+
+NESTEROV = (
+    OuterConfig(learning_rate=0.8, momentum=0.3, loss_rise=0.0),
+    OuterConfig(learning_rate=0.9, momentum=0.2, loss_rise=0.0),
+)
+"""The outer steps of a hub and of its sites."""
+
+
+def run_schedule(
+    seed: int,
+    *,
+    sites: int = 3,
+    hub_rounds: int = 5,
+    every_rounds: int = 2,
+    most_faults: int = 8,
+    outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
+) -> SimFederation:
+    """Run a schedule and check everything that must be true after it; `outer`: as `NESTEROV`.
+
+    In every fourth schedule a worker of the hub, which may evaluate, forges messages in the names of the sites.
+    """
+    source = random.Random(seed)
+    federation = federation_of(seed, sites=sites, hub_rounds=hub_rounds, every_rounds=every_rounds, outer=outer)
+    struck = collections.Counter[str]()
+    names = sorted(federation.sites)
+    for _ in range(source.randint(1, most_faults)):
+        at, kind, name = source.uniform(2.0, 40.0), source.choice(FAULTS), source.choice(names)
+        seconds = source.uniform(2.0, 30.0)
+        federation.world.at(at, lambda k=kind, n=name, s=seconds: strike(federation, struck, k, n, s))
+    if seed % 4 == 0:
+        federation.hub.forgery = federation.sites[names[0]].forgery  # a site's messages are like its workers'
+        federation.hub.add_node("forger")
+    try:
+        clusters = [federation.hub, *federation.sites.values()]
+        with forging(federation.hub, 0, punished=seed % 8 > 0) if seed % 4 == 0 else contextlib.nullcontext():
+            assert federation.run(LIMIT_S), f"hangs: {[c.waits_for for c in clusters]}"
+        check(federation)
+    except BaseException as error:
+        error.add_note(f"seed {seed} with {sites} sites; faults: {dict(struck)}")
+        raise
+    return federation
+
+
+def federation_of(
+    seed: int,
+    *,
+    sites: int,
+    hub_rounds: int,
+    every_rounds: int,
+    outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
+) -> SimFederation:
+    names = [f"s{number}" for number in range(sites)]
+    config = small_training(rounds=hub_rounds, workers=2).config
+    hub = hub_config(config, tuple(map(SiteEntry, names)), rounds=hub_rounds, every_rounds=every_rounds)
+    hub = msgspec.structs.replace(hub, outer=outer[0])
+    most = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=60))
+    workers = {name: 1 + number % 2 for number, name in enumerate(names)}
+    trainings = {
+        name: SmallTraining(site_config(most, name, workers=workers[name], outer=outer[1], patience_s=6.0))
+        for name in names
+    }
+    return SimFederation(seed, SmallTraining(hub), trainings, workers.__getitem__)
+
+
+def strike(federation: SimFederation, struck: collections.Counter[str], kind: str, name: str, seconds: float) -> None:
+    """Let something go wrong now."""
+    hub, site, network = federation.hub, federation.sites[name], federation.world.network
+    hit = hub.finished is None and site.finished is None
+    match kind:
+        case "cut_off":
+            federation.cut_off(name, seconds)
+        case "kill_hub":
+            hit = hub.kill_gateway()
+        case "kill_site":
+            hit = site.kill_gateway()
+        case "power_hub" | "power_site":
+            cluster = hub if kind == "power_hub" else site
+            hit = cluster.gateway is not None and cluster.finished is None
+            if hit:
+                cluster.disk.cut_power(cluster.process)
+        case "drop_site":
+            hit = network.drop(site.place.node) > 0
+        case "mute_site":
+            network.cut(site.place.node, hub.place.node, seconds)
+        case "deafen_site":
+            network.cut(hub.place.node, site.place.node, seconds)
+        case "kill_worker":
+            site.strike(Fault(at_s=0.0, kind="kill_worker", worker=0))
+    struck[kind] += hit
+
+
+# --- what holds -------------------------------------------------------------------------------------------------
+
+
+def check(federation: SimFederation) -> None:
+    """Check a federation whose runs have ended."""
+    hub = federation.hub
+    for cluster in (hub, *federation.sites.values()):
+        assert cluster.finished is not None
+        assert cluster.finished.ok, cluster.finished.reason
+    assert hub.controller.state.round == hub.config.train.rounds
+    check_tokens_count_once(federation)
+    check_the_journals_give_all_parameters(federation)
+
+
+def check_tokens_count_once(federation: SimFederation) -> None:
+    """What the hub counts is, site by site, an unbroken run of what the site trained, and no part is in two sites."""
+    state = federation.hub.controller.state
+    assert state.tokens_total == sum(state.counted.values())
+    assert merged_tokens(federation.hub.journal) == state.counted
+    leases: list[int] = []
+    for part, (name, site) in enumerate(federation.sites.items()):
+        own = site.controller.state
+        assert state.counted.get(name, 0) <= own.tokens_total
+        assert own.tokens_total == own.ledger.trained * site.config.targets_per_slice
+        records = [r for r in history_of(site.journal) if isinstance(r, DeltaAccepted)]
+        leases += [r.lease * len(federation.sites) + part for r in records]
+    assert max(collections.Counter(leases).values()) == 1
+
+
+def merged_tokens(hub_journal: Sequence[AnyRecord]) -> dict[str, int]:
+    """Return how many tokens of each site the hub merged, and assert that they are unbroken runs from the first on."""
+    history = history_of(hub_journal)
+    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
+    reached: dict[str, int] = {}
+    for record in history:
+        if isinstance(record, DeltaAccepted) and record.task not in withdrawn:
+            assert record.through - record.tokens == reached.get(record.worker, 0)
+            reached[record.worker] = record.through
+    return reached
+
+
+def check_the_journals_give_all_parameters(federation: SimFederation) -> None:
+    """Every version of the hub, and what every site ended with, bit for bit, from the journals alone."""
+    replayed = Replayed(federation)
+    for cluster, state in (
+        (federation.hub, replayed.hub(federation.hub.controller.state.round)),
+        *((site, replayed.after(name)) for name, site in federation.sites.items()),
+    ):
+        assert cluster.gateway is not None
+        np.testing.assert_array_equal(cluster.gateway.parameters.state.params["w"], state.params["w"])
+
+
+class Replayed:
+    """A federation computed again from its journals."""
+
+    def __init__(self, federation: SimFederation) -> None:
+        self._federation = federation
+        self._history = {name: history_of(site.journal) for name, site in federation.sites.items()}
+        self._hub_history = history_of(federation.hub.journal)
+        self._versions: dict[int, OuterState] = {}
+        self._ends: dict[tuple[str, int], OuterState] = {}
+        self._starts: dict[tuple[str, int], OuterState] = {}
+        self._tokens = {
+            name: {0: 0} | {r.round: r.tokens_total for r in history if isinstance(r, RoundFinished)}
+            for name, history in self._history.items()
+        }
+
+    def hub(self, version: int) -> OuterState:
+        """The hub's state after a round."""
+        if version not in self._versions:
+            self._versions[version] = self._hub(version)
+        return self._versions[version]
+
+    def after(self, name: str) -> OuterState:
+        """A site's state at the end."""
+        return self.start(name, max(self._tokens[name]))
+
+    def _hub(self, version: int) -> OuterState:
+        training = self._federation.hub.training
+        if version == 0:
+            return initial_state(PARAMS, training.prepared.params, optimizer_of(self._federation.hub.config.outer))
+        parts = [
+            Contribution(r.task, r.tokens, self.end(r.worker, self._round_of(r.worker, r.through)).params)
+            for r in accepted(self._hub_history, version)
+        ]
+        outer = self._federation.hub.config.outer
+        return outer_step(PARAMS, self.hub(version - 1), parts, optimizer_of(outer)).state
+
+    def end(self, name: str, round_: int) -> OuterState:
+        """A site's state after a round, before it meets the hub."""
+        if (name, round_) not in self._ends:
+            self._ends[name, round_] = self._end(name, round_)
+        return self._ends[name, round_]
+
+    def _end(self, name: str, round_: int) -> OuterState:
+        site = self._federation.sites[name]
+        training = site.training
+        assert isinstance(training, SmallTraining)
+        if round_ == 0:
+            return initial_state(PARAMS, training.prepared.params, optimizer_of(training.config.outer))
+        start, names = self.start(name, round_ - 1), list(self._federation.sites)
+        parts = [
+            Contribution(r.task, r.tokens, training.trained(start.params, r.lease * len(names) + names.index(name)))
+            for r in accepted(self._history[name], round_)
+        ]
+        outer = site.config.outer
+        return outer_step(PARAMS, start, parts, optimizer_of(outer)).state
+
+    def start(self, name: str, round_: int) -> OuterState:
+        """A site's state from which the round after this one was trained."""
+        if (name, round_) not in self._starts:
+            self._starts[name, round_] = self._start(name, round_)
+        return self._starts[name, round_]
+
+    def _start(self, name: str, round_: int) -> OuterState:
+        state, before = self.end(name, round_), self._adopted(name, round_ - 1)
+        for adopted in (r for r in self._history[name] if isinstance(r, VersionAdopted) and r.round == round_):
+            if before is not None and adopted.version == before.version:
+                before = adopted  # said again by a gateway that was started again
+                continue
+            version = self.hub(adopted.version).params
+            params = version
+            if adopted.carried:
+                counted = self._tokens[name][round_] - adopted.carried
+                assert before is not None
+                if counted == self._tokens[name][before.round] - before.carried:
+                    base = self.hub(before.version).params
+                else:
+                    base = self.end(name, self._round_of(name, counted)).params
+                params = rebase(version, base, state.params)
+            state, before = msgspec.structs.replace(state, params=dict(params)), adopted
+        return state
+
+    def _adopted(self, name: str, until: int) -> VersionAdopted | None:
+        found = [r for r in self._history[name] if isinstance(r, VersionAdopted) and r.round <= until]
+        return found[-1] if found else None
+
+    def _round_of(self, name: str, tokens: int) -> int:
+        return next(round_ for round_, total in self._tokens[name].items() if total == tokens)
+
+
+def accepted(history: Sequence[AnyRecord], round_: int) -> list[DeltaAccepted]:
+    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
+    return [r for r in history if isinstance(r, DeltaAccepted) and r.round == round_ and r.task not in withdrawn]
+
+
+def history_of(journal: Sequence[AnyRecord]) -> list[AnyRecord]:
+    """The journal without what was voided by resumes; what a site adopted outlasts them with its file."""
+    history: list[AnyRecord] = []
+    for record in journal:
+        if isinstance(record, RunResumed):
+            mark = record.mark.round
+            ends = [i for i, r in enumerate(history) if isinstance(r, RoundFinished | RoundClosed) and r.round == mark]
+            kept = history[: ends[-1] + 1] if ends else []
+            kept += [r for r in history[len(kept) :] if isinstance(r, VersionAdopted) and r.round == mark]
+            history = kept
+        history.append(record)
+    return history
+
+
+def main() -> None:
+    """Run one schedule again, and print its journals."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--hub-rounds", type=int, default=5)
+    parser.add_argument("--every-rounds", type=int, default=2)
+    parser.add_argument("--faults", type=int, default=8)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    federation = run_schedule(
+        args.seed,
+        sites=args.sites,
+        hub_rounds=args.hub_rounds,
+        every_rounds=args.every_rounds,
+        most_faults=args.faults,
+    )
+    for name, cluster in {"hub": federation.hub, **federation.sites}.items():
+        for record in cluster.journal:
+            sys.stdout.write(f"{name:4} {record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
+    sys.stdout.write("everything holds\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A run of reinforcement learning in real processes: a worker and the gateway are killed, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import planetary
+from planetary.core.errors import PlanetaryError
+from planetary.fleet.gateway.run_files import holder_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+
+TINY = {
+    "rl": {
+        "task": "sort",
+        "groups": 2,
+        "completions": 4,
+        "max_tokens": 8,
+        "imitated_rounds": 2,
+        "held_out": 4,
+        "verified": 1.0,
+        "kl": 0.01,
+        "judges": 1,
+        "equal": "keep",
+    },
+    "model": {
+        "source": "planetary.models.gpt2:build",
+        "options": {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_position": 16},
+    },
+    "train": {"rounds": 40, "inner_steps": 1, "batch_size": 8, "sequence_length": 15},
+    "optimizer": {"warmup_steps": 0},
+    "outer": {"learning_rate": 1.0, "momentum": 0.0, "merge": "mean"},
+    "fabric": {"workers": 2},
+    "eval": {"every": 10},
+    "checkpoint": {"every": 2},
+}
+
+
+def until(true: Callable[[], bool], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.05)
+
+
+def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, shared_cache: Path) -> None:
+    folder = tmp_path / "run"
+    run = planetary.train(TINY, run_dir=folder, wait=False, cache=shared_cache, plain_loopback=True)
+    until(lambda: (folder / "metrics.jsonl").exists() and len(run.metrics) >= 4, 200)
+    joined = [event for event in run.events if event["event"] == "worker_joined"]
+    os.kill(joined[0]["pid"], signal.SIGKILL)
+    until(lambda: any(event["event"] == "worker_lost" for event in run.events))
+    before = len(run.metrics)
+    until(lambda: len(run.metrics) >= before + 2)
+    gateway = holder_of(folder)
+    assert gateway is not None
+    os.kill(gateway, signal.SIGKILL)
+    with pytest.raises(PlanetaryError):
+        run.wait(60)
+    finished = run.metrics[-1].round
+    again = planetary.Run.open(folder).resume(rounds=finished + 4, cache=shared_cache, plain_loopback=True)
+    assert [line.round for line in again.metrics] == list(range(1, finished + 5))
+    events = list(again.events)
+    assert events[-1]["event"] == "run_finished"
+    assert events[-1]["ok"]
+    assert any(event["event"] == "run_resumed" for event in events)
+    assert not any(event["event"] in {"texts_refused", "worker_banned"} for event in events)
+    # Every round that counts was made of groups whose rewards the journal has, or of answers.
+    rewarded = {event["group"] for event in events if event["event"] == "group_sampled"}
+    for event in events:
+        if event["event"] == "groups_learned" and event["round"] > 2:
+            assert set(event["groups"]) <= rewarded
+            assert all(0 <= event["version"] - version <= 2 for version in event["sampled"])
+    last = again.metrics[-1].policy
+    assert last is not None
+    assert last.held_out_reward is not None
+    assert last.reference_divergence is not None
+    assert (folder / "reward.png").exists()
+    assert again.params().keys() == again.checkpoint().velocity.keys()
+
+
+LETTERS = """
+def reward(prompt, completion, meta):
+    return sum(character.islower() and character.isascii() for character in completion) / max(len(completion), 1)
+"""
+
+
+def test_rewards_rise_sampled_and_greedy(tmp_path: Path, shared_cache: Path) -> None:
+    """A policy that starts from random weights learns to write small letters, a tenth of all bytes at first."""
+    (tmp_path / "letters.py").write_text(LETTERS)
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}:"}}\n' for i in range(64)))
+    rl = {
+        **TINY["rl"],
+        "task": f"{tmp_path / 'letters.py'}:reward",
+        "prompts": str(tmp_path / "prompts.jsonl"),
+        "groups": 8,
+        "completions": 8,
+        "imitated_rounds": 0,
+        "held_out": 8,
+        "verified": 0.1,
+        "objective": "grpo",
+        "kl": 0.0,
+        "learning_rate": 0.02,
+    }
+    train = {**TINY["train"], "rounds": 24, "batch_size": 64}
+    tables = {**TINY, "rl": rl, "train": train, "eval": {"every": 5}, "fabric": {"workers": 1}}
+    run = planetary.train(tables, run_dir=tmp_path / "run", cache=shared_cache, plain_loopback=True)
+    policies = [line.policy for line in run.metrics if line.policy is not None]
+    sampled = [policy.reward for policy in policies if policy.reward is not None]
+    greedy = [policy.held_out_reward for policy in policies if policy.held_out_reward is not None]
+    assert sum(sampled[:5]) / 5 < 0.3
+    assert sum(sampled[-5:]) / 5 > sum(sampled[:5]) / 5 + 0.4
+    assert greedy[-1] > 0.7
+    assert all(line.bytes_up > 0 and line.bytes_down > 0 for line in run.metrics)

@@ -1,0 +1,87 @@
+"""Workers of a ring reduce through real communicators: their order measured, and their deltas quantised."""
+
+from __future__ import annotations
+
+import queue
+
+import numpy as np
+import pytest
+
+from planetary.collectives import Master, Quantization, ReduceOp
+from planetary.collectives.reduction import quantise
+from planetary.core.schedules import Schedule
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.worker.events import ReduceSucceeded
+from planetary.machine.events import Event
+from planetary.runs.rounds.worker.ring_peer import RingPeer
+from planetary.sync.outer import initial_state
+from planetary.sync.outer_optimizers import AVERAGING
+from planetary.sync.ring import state_tensors
+
+PARAMS = (TensorSpec("w", "f32", (1000,)),)
+SPEC = StepSpec("small", PARAMS, (), (), (), "0" * 64)
+
+
+def job(port: int, bits: int) -> m.TrainingJob:
+    ring = m.RingJob(
+        port=port,
+        connections=1,
+        precision="f32",
+        outer=AVERAGING,
+        gather_s=20.0,
+        measures=True,
+        bits=bits,
+    )
+    return m.TrainingJob(
+        run="r", artifact="", buffers="", spec=SPEC, inner_state="reset", schedule=Schedule(), ring=ring
+    )
+
+
+def reduced(bits: int) -> tuple[list[ReduceSucceeded], np.ndarray, np.ndarray]:
+    """Reduce once among three workers; return their answers, the parameters of one, and the exact ones."""
+    if bits:
+        quantise.check(Quantization(bits=bits), "f32", ReduceOp.SUM)  # compiles its loops
+    master = Master("127.0.0.1:0")
+    master.start()
+    events: queue.Queue[Event] = queue.Queue()
+    random = np.random.default_rng(3)
+    start = initial_state(PARAMS, {"w": random.normal(size=1000).astype(np.float32)})
+    ends = [start.params["w"] + random.normal(scale=0.1, size=1000).astype(np.float32) for _ in range(3)]
+    port = int(master.address.rpartition(":")[2])
+    peers = [RingPeer(f"node-{i}/0", "127.0.0.1", "", job(port, bits), events.put) for i in range(3)]
+    try:
+        message = m.Reduce(round=1, attempt=1, group=1, peers=3, tasks=(0, 1, 2), tokens=30)
+        for task, peer in enumerate(peers):
+            peer.received(0, state_tensors(start))
+            peer.use(0, (0,))
+            peer.start_from(0)()
+            peer.hold(task, 1, 10, {"w": ends[task]})
+        for peer in peers:
+            peer.reduce(message)
+        answers = [events.get(timeout=30.0) for _ in peers]
+        assert all(isinstance(answer, ReduceSucceeded) for answer in answers), answers
+        peers[0].use(1, (1,))
+        found = peers[0].tensors(1)["w"]
+    finally:
+        for peer in peers:
+            peer.close()
+        master.stop()
+    return [a for a in answers if isinstance(a, ReduceSucceeded)], np.asarray(found), np.mean(ends, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("bits", "worst", "share"),
+    [
+        (0, 1e-5, 1.0),
+        pytest.param(8, 0.01, 0.30, marks=pytest.mark.slow),  # the loops are compiled
+        pytest.param(4, 0.15, 0.20, marks=pytest.mark.slow),
+    ],
+)
+def test_peers_get_equal_bits_in_fewer_bytes(bits: int, worst: float, share: float) -> None:
+    answers, found, exact = reduced(bits)
+    assert len({answer.digest for answer in answers}) == 1
+    assert np.abs(found - exact).max() <= worst
+    plain = 2 * 2 / 3 * 4000  # bytes of float32 that each of three sends
+    assert all(answer.sent_bytes <= share * plain * 1.05 for answer in answers)

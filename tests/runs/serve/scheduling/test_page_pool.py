@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planetary.core.errors import LocalProtocolError
+from planetary.machine.machine import check_invariants
+from planetary.runs.serve.program.shape import PAGE
+from planetary.runs.serve.scheduling.page_pool import PagePool, prefixes
+
+
+def known_text(pool: PagePool, tokens: list[int]) -> list[int]:
+    pages = [pool.take() for _ in range(0, len(tokens), PAGE)]
+    for page, prefix in zip(pages, prefixes(tokens), strict=False):
+        pool.know(page, prefix)
+    return pages
+
+
+def test_a_text_shares_the_pages_that_it_begins_with() -> None:
+    pool = PagePool(10)
+    first = known_text(pool, list(range(3 * PAGE)))
+    other = [*range(2 * PAGE), *([7] * PAGE)]
+    assert pool.shared(other) == first[:2]
+    check_invariants("pool", pool.invariants())
+    pool.give_back(first)
+    pool.give_back(first[:2])
+    assert pool.available == 9
+    check_invariants("pool", pool.invariants())
+
+
+def test_the_last_token_is_never_shared() -> None:
+    pool = PagePool(10)
+    pages = known_text(pool, list(range(2 * PAGE)))
+    assert pool.shared(list(range(2 * PAGE))) == pages[:1]
+    assert pool.shared(list(range(2 * PAGE + 1))) == pages
+
+
+def test_a_page_with_the_same_tokens_after_another_beginning_is_another() -> None:
+    pool = PagePool(10)
+    known_text(pool, [1] * PAGE + [2] * PAGE)
+    assert pool.shared([3] * PAGE + [2] * PAGE + [0]) == []
+
+
+def test_idle_pages_are_taken_the_longest_unused_first_and_forgotten() -> None:
+    pool = PagePool(3)
+    old, new = known_text(pool, [1] * PAGE), known_text(pool, [2] * PAGE)
+    pool.give_back(old)
+    pool.give_back(new)
+    assert pool.take() == old[0]
+    assert pool.shared([1] * (PAGE + 1)) == []
+    assert pool.shared([2] * (PAGE + 1)) == new
+    with pytest.raises(LocalProtocolError):
+        pool.take()
+
+
+def test_random_use_keeps_every_page_accounted_for() -> None:
+    rng = np.random.default_rng(0)
+    pool, held = PagePool(20), []
+    for _ in range(2000):
+        if held and (rng.random() < 0.45 or pool.available < 5):
+            pool.give_back(held.pop(rng.integers(len(held))))
+        else:
+            tokens = [int(rng.integers(2))] * PAGE + [int(rng.integers(3))] * (PAGE + 3)
+            pages = pool.shared(tokens)
+            pages += [pool.take() for _ in range(3 - len(pages))]
+            for page, prefix in zip(pages, prefixes(tokens), strict=False):
+                pool.know(page, prefix)
+            held.append(pages)
+        check_invariants("pool", pool.invariants())
+    for pages in held:
+        pool.give_back(pages)
+    assert pool.available == 19

@@ -82,7 +82,7 @@ layers: $(STAMP) ## check that each package imports only from layers below it
 	$(BIN)/lint-imports
 
 bench: $(STAMP) ## run the measurements behind the README's numbers (see bench/README.md)
-	@for script in bench/net_throughput.py bench/train_step.py bench/recovery.py bench/allreduce.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in bench/train_step.py bench/recovery.py bench/allreduce.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 readme-numbers: $(STAMP) ## measure every row of the README's table (about two hours; `--list` of the script has the parts)
 	$(BIN)/python bench/readme_numbers.py

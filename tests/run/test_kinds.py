@@ -38,7 +38,9 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
 def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
     toy, (serving, mixture, learned, hub, site, rounds) = Toy(), kinds.KINDS
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
-    assert toy.check(config) == rounds.check(config) == []
+    assert toy.check(config) == rounds.check(Config()) == []
+    with pytest.raises(UserError, match=r"kind 'rounds' does not honour .*moe\.composers: moe\.composers = 0"):
+        rounds.check(config)
     rounds.check_baseline(config)
     mixture.check_surrogates(tmp_path)
     for check in (toy.check_baseline, lambda config: toy.simulation(config, tmp_path)):

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
+from planetary.core.configuration.honoured import HonouredKeys
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.controller.controller import RunController
@@ -147,6 +148,9 @@ class Toy(RunKind):
 
     def claims(self, config: Config) -> bool:
         return config.run.name.startswith("toy")
+
+    def keys(self, config: Config) -> HonouredKeys:
+        return HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*"), {})
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)

@@ -439,6 +439,8 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
 def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> None:
     """Put `section.key=value` settings, and whole arrays of tables (`sinks=[…]`), into tables of `place`.
 
+    `section={}` leaves out what they have of a section.
+
     Each is checked, but not whether they fit together.
     """
     for override in overrides:
@@ -448,6 +450,14 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
             origin = f"setting {dotted.strip()}"
             tables[parts[0]] = text_value(text.strip(), False, False, origin)
             check_entries(parts[0], tables[parts[0]], origin)
+            continue
+        if equals and dotted.strip() in SECTIONS:
+            if text.strip() != "{}":
+                raise UserError(
+                    f"setting {override}: expected {dotted.strip()}={{}}, which leaves the section out, or "
+                    f"{dotted.strip()}.KEY=VALUE"
+                )
+            tables.pop(dotted.strip(), None)
             continue
         if not equals or len(parts) < 2 or not all(parts):
             raise UserError(f"setting {override}: expected section.key=value, e.g. --set train.rounds=3")

@@ -16,14 +16,12 @@ from planetary.core.errors import PlanetaryError, UserError
 
 if TYPE_CHECKING:  # supervisors and node managers, which import this, have no configuration
     from planetary.core.config import Config
+    from planetary.core.configuration.honoured import HonouredKeys
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.protocol.events import Finish
     from planetary.fleet.worker.role import Roles
     from planetary.run.simulations import Simulation
     from planetary.wire.protocol import Protocol
-
-
-_NO_ROUNDS = "a served model is not trained"
 
 
 class RunKind(ABC):
@@ -34,8 +32,7 @@ class RunKind(ABC):
         roles: of its workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
         command: that has such a run on this machine.
-        ignored: keys that the kind does not honour, "section.key" or a pattern -> why; a configuration with another
-            value than the default is refused.
+        sections: of the configuration, that the kind alone has -> why a run of another kind has no effect of them.
         loads_code: whether the gateway's process loads the model's code, although its preparation is in the cache.
     """
 
@@ -44,11 +41,15 @@ class RunKind(ABC):
     controller: ClassVar[str] = "training"
     loads_code: ClassVar[bool] = False
     command: ClassVar[str] = "train"
-    ignored: ClassVar[Mapping[str, str]] = {}
+    sections: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
         """Whether a configuration asks for this kind."""
+
+    @abstractmethod
+    def keys(self, config: Config) -> HonouredKeys:
+        """Return the keys that a run of this configuration honours. Every other key with a value is refused."""
 
     @abstractmethod
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
@@ -83,9 +84,8 @@ class RunKind(ABC):
         Raises:
             UserError: it cannot be run.
         """
-        from planetary.run.ignored_keys import refuse_ignored
-
-        refuse_ignored(config, self.ignored, self.name)
+        absent = {section: why for kind in KINDS for section, why in kind.sections.items()}
+        self.keys(config).refuse_others(config, absent)
         return []
 
     def progress(self, folder: Path) -> int:
@@ -138,17 +138,16 @@ class Mixture(RunKind):
 
     name = "mixture"
     roles = ("composer", "expert")
-    ignored: ClassVar[Mapping[str, str]] = {
-        "sync.*": "the syncer merges fragments, which are sent as float32",
-        "train.inner_state": "a composer keeps the optimizer's state",
-        "fabric.leases": "every composer trains the same number of steps",
-        "fabric.round_deadline_s": "the deadlines of a mixture follow from its steps",
-        "federation.*": "a mixture has no hub",
-        "rl.*": "a mixture trains on data",
-    }
+    sections: ClassVar[Mapping[str, str]] = {"moe": "moe.composers = 0, so that every worker trains the whole model"}
 
     def claims(self, config: Config) -> bool:
         return config.moe.composers > 0
+
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.mixture.config import HONOURED
+
+        return HONOURED
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.mixture.gateway.gateway import MixtureGateway
@@ -177,7 +176,7 @@ class Mixture(RunKind):
     def check_baseline(self, config: Config) -> None:
         raise UserError(
             "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
-            "of the whole model: --set moe.composers=0 --set fabric.workers=1 --set "
+            "of the whole model: --set moe={} --set fabric.workers=1 --set "
             f"train.batch_size={config.moe.composers * config.train.batch_size}"
         )
 
@@ -196,17 +195,17 @@ class Serving(RunKind):
     roles = ("server",)
     controller = "inference"
     command = "serve"
-    ignored: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("sync.*", "train.rounds", "train.inner_steps", "train.inner_state"), _NO_ROUNDS),
-        **dict.fromkeys(("fabric.leases", "fabric.quorum", "fabric.round_deadline_s"), _NO_ROUNDS),
-        **dict.fromkeys(("outer.judge", "outer.loss_rise", "checkpoint.*", "eval.*", "rl.*"), _NO_ROUNDS),
-        "moe.*": "the model is that of the run which is served",
-        "federation.*": "a served model has no hub",
-    }
+    sections: ClassVar[Mapping[str, str]] = {"serve": "serve.model is empty, so that nothing is served"}
     loads_code = True
 
     def claims(self, config: Config) -> bool:
         return bool(config.serve.model)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.serve.config import honoured
+
+        return honoured(config)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.run.model.served import load_served
@@ -252,18 +251,17 @@ class Reinforcement(RunKind):
     roles = ("actor", "learner")
     controller = "rl"
     command = "rl"
-    ignored: ClassVar[Mapping[str, str]] = {
-        "sync.*": "gradients and versions of a policy go through the gateway whole, as float32",
-        **dict.fromkeys(("fabric.leases", "fabric.quorum", "fabric.round_deadline_s"), "its tasks are texts"),
-        **dict.fromkeys(("outer.judge", "outer.loss_rise"), "texts are judged by rewards, and verified (rl.verified)"),
-        **{f"data.{key}": "its texts are prompts, rl.prompts" for key in ("source", "sources", "delivery", "sampling")},
-        "eval.batches": "held-out prompts are rl.held_out",
-        "federation.*": "reinforcement learning has no hub",
-    }
+    sections: ClassVar[Mapping[str, str]] = {"rl": "rl.task is empty, so that nothing is learned from rewards"}
     loads_code = True
 
     def claims(self, config: Config) -> bool:
         return bool(config.rl.task)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.rl.config import honoured
+
+        return honoured(config)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.run.model.served import load_folder, new_model
@@ -306,6 +304,12 @@ class Rounds(RunKind):
         """Every configuration that no other kind claims."""
         return True
 
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.rounds.config import RING, STAR
+
+        return RING if config.sync.topology == "ring" else STAR
+
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.rounds.gateway.gateway import RoundsGateway
 
@@ -330,10 +334,19 @@ class Hub(Rounds):
 
     name = "hub"
     roles = ("site",)
+    sections: ClassVar[Mapping[str, str]] = {
+        "federation": "federation.hub and federation.sites are empty, so that the run belongs to no federation"
+    }
     controller = ""
 
     def claims(self, config: Config) -> bool:
         return bool(config.federation.sites)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.federation.config import HUB
+
+        return HUB
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.federation.hub_gateway import HubGateway
@@ -369,6 +382,12 @@ class SiteRounds(Rounds):
 
     def claims(self, config: Config) -> bool:
         return bool(config.federation.hub)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        """See `RunKind`."""
+        from planetary.runs.federation.config import SITE
+
+        return SITE
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.federation.site_gateway import SiteGateway

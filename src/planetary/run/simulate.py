@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -168,7 +169,10 @@ def simulate(
     resolved = with_model_shapes(read_config(source, given))
     machines = _machines(resolved.fabric.workers, links, speeds)
     place = cache_folder(cache)
-    simulation = kind_of(resolved).simulation(resolved, place)
+    kind = kind_of(resolved)
+    simulation = kind.simulation(resolved, place)
+    for warning in kind.check(resolved):
+        warnings.warn(warning, stacklevel=2)
     plan = _plan(simulation.config, faults, seed)
     horizon = _horizon(simulation.config, step_s / min(machine.speed for machine in machines))
     horizon += LINK_PATIENCE_S * resolved.train.rounds if links is not None else 0.0

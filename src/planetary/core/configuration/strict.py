@@ -284,11 +284,6 @@ def _check_together(config: Config, origin: str) -> None:
             f'"{config.fabric.leases}": '
             "a fragment is mixed in after a fixed number of a lease's steps"
         )
-    if config.fabric.leases != "equal" and (config.moe.composers or config.federation.sites or config.federation.hub):
-        raise UserError(
-            f'{origin}: fabric.leases: expected "equal" with composers or in a federation, whose data is divided in '
-            f'advance, found "{config.fabric.leases}"'
-        )
     if config.train.batch_size % config.train.micro_batches:
         raise UserError(
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
@@ -383,6 +378,16 @@ def _check_streaming(config: Config, origin: str) -> None:
         )
 
 
+def chosen_values(config: Config) -> dict[str, Any]:
+    """Return the keys whose absent values were derived from others: "section.key" -> the value that reading gave it."""
+    outer = _with_outer_rule(msgspec.structs.replace(config, outer=OuterConfig()), {}).outer
+    chosen = {f"outer.{key}": getattr(outer, key) for key in RULE_KEYS}
+    chosen["optimizer.warmup_steps"] = config.total_inner_steps // WARMUP_SHARE
+    if ":" not in config.model.source:  # a compiled model has its own shape
+        chosen |= {"train.batch_size": 0, "train.sequence_length": 0}
+    return chosen
+
+
 def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
@@ -424,11 +429,6 @@ def _check_federation(config: Config, origin: str) -> None:
     if not federation.sites and not federation.hub:
         return
     where = f"{origin}: federation"
-    if config.sync.compression != "none":
-        raise UserError(
-            f'{origin}: sync.compression: expected "none" in a federation, found "{config.sync.compression}": a hub '
-            "and its sites send whole parameters; --preset rda does so"
-        )
     if federation.sites and federation.hub:
         raise UserError(
             f"{where}: sites makes this a hub and hub = {federation.hub!r} a site of another one: leave one of the two "
@@ -444,15 +444,6 @@ def _check_federation(config: Config, origin: str) -> None:
             f"{where}.parts: expected at least {parts}, one for each site that trains a part of the data, found "
             f"{federation.parts}"
         )
-    for wrong, why in (
-        (config.sync.overlap != "none", 'sync.overlap = "none": a site hands over whole rounds'),
-        (config.sync.topology != "star", 'sync.topology = "star": a ring has its parameters on its workers'),
-        (config.checkpoint.every != 1, "checkpoint.every = 1: a contribution has to outlive its gateway"),
-        (config.data.max_epochs > 0, "data.max_epochs = 0: the hub's train.rounds end a federation"),
-        (config.moe.composers > 0, "moe.composers = 0: a mixture has a federation of its own, its composers"),
-    ):
-        if wrong:
-            raise UserError(f"{origin}: a federation expects {why}")
 
 
 def with_fitting_warmup(config: Config, total: int) -> Config:

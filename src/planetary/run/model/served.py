@@ -20,7 +20,7 @@ from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, lo
 from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.compiler.check.logits import Logits
-from planetary.compiler.frontend.export import MODEL_FILE, export_model, find_builder
+from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import ServeConfig
@@ -42,13 +42,13 @@ from planetary.run.model.trained_model import (
     tree_names,
 )
 from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
+from planetary.runs.serve.config import is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.program.weight_precision import narrowed
 
-GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -97,7 +97,7 @@ def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
 def load_traced(config: Config) -> TracedModel:
     """Return the model that `serve.model` names, of which the code is here. Raises as `load_served`."""
     path, serve = Path(config.serve.model), config.serve
-    if path.suffix in GRAPH_FILES or (path / MODEL_FILE).is_file():
+    if is_graph(path):
         model = _initial_graph(path, config)
     else:
         model = _pretrained(path, serve) if is_pretrained(path) else _trained(path, serve)

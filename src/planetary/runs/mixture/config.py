@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from planetary.core.config import Config
+from planetary.core.configuration.honoured import HonouredKeys
 from planetary.core.configuration.schema import MoeConfig
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.surrogate import are_copies
 from planetary.runs.mixture.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
 from planetary.runs.rounds.preparation.preparation import schedule_of, step_options
+
+_FABRIC = (
+    "workers",
+    "latency_budget_s",
+    "abandon_after_s",
+    "host",
+    "port",
+    "backend",
+    "target",
+    "threads",
+    "compilers",
+)
+
+HONOURED = HonouredKeys(
+    kind="mixture",
+    keys=(
+        *("run.*", "model.*", "data.*", "train.*", "optimizer.*", "moe.*", "checkpoint.*", "eval.*", "sinks"),
+        *(f"fabric.{key}" for key in _FABRIC),
+    ),
+    without={
+        "sync.*": "the syncer merges fragments, which are sent as float32",
+        "outer.*": "a mixture's outer step has moe.outer_rate and moe.outer_momentum",
+        "model.smaller": "its length is train.rounds, and its model has one size",
+        "model.roles": "its model is a function, whose arguments have names",
+        "train.inner_state": "a composer keeps the optimizer's state",
+        "train.target_minutes": "its length is train.rounds",
+        "train.rounding": "random rounding needs a step number, which composers do not share",
+        "train.f64": "its model has no float64 arithmetic",
+        "fabric.leases": "every composer trains the same number of steps",
+        "fabric.quorum": "how many composers suffice for a merge is moe.quorum",
+        "fabric.round_deadline_s": "the deadlines of a mixture follow from its steps",
+        "fabric.island": "a composer computes on one device",
+    },
+)
 
 
 def check_mixture(config: Config) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import Delivery
-from planetary.core.configuration.schema import FabricConfig, MoeConfig, OuterConfig
+from planetary.core.configuration.schema import MoeConfig
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
@@ -223,11 +223,10 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
             "stream of an expert's weights, and several owners train a copy each. Set moe.replicas = 1 (experts then "
             "survive a composer in the payload store), or moe.expert_workers = 0"
         )
-    if train.precision == "f16" or train.rounding != "nearest":
+    if train.precision == "f16":
         raise UserError(
-            'a mixture takes train.precision = "f32" or "bf16" and train.rounding = "nearest": f16 '
-            "needs a scale of the loss that composers would have to share, and random rounding a step number that they "
-            "have not"
+            'a mixture takes train.precision = "f32" or "bf16": f16 needs a scale of the loss that composers would '
+            "have to share"
         )
     if moe.redundant and moe.expert_workers == 1:
         raise UserError(
@@ -244,12 +243,6 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
             f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which are not "
             'fitted: set moe.fitted_by = "composers", or moe.rank lower'
         )
-    if config.outer != OuterConfig():
-        raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")
-    if config.fabric.quorum != FabricConfig().quorum:
-        raise UserError("fabric.quorum is about rounds; how many composers suffice for a merge is moe.quorum")
-    if config.sync.topology != "star":
-        raise UserError('a mixture is merged by the syncer: set sync.topology = "star"')
     cadence = cadence_of(moe)
     PACES[moe.pace].check_cadence(cadence)
     keys = keys_of(moe, MixtureOptions)

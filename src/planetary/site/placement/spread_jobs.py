@@ -48,8 +48,10 @@ def outer_config(config: Config, sites: int) -> Config:
         raise UserError("federation.sites: the hub numbers the parts; leave `part` out")
     parts = sum(entry.data == "part" for entry in named) if named else sites
     federation = replace(config.federation, parts=parts, hub="", site="", run="", token_file="")
-    outer = replace(config, federation=federation, train=replace(config.train, target_minutes=0.0))
-    with_members(outer, {name: number for number, name in enumerate(_names(named, sites), 1)}, ())
+    train, model = replace(config.train, target_minutes=0.0), replace(config.model, smaller={})
+    outer = replace(config, federation=federation, train=train, model=model)
+    whole = with_members(outer, {name: number for number, name in enumerate(_names(named, sites), 1)}, ())
+    kind_of(whole).check(whole)
     return outer
 
 

@@ -1,0 +1,79 @@
+"""Keys that a kind of run honours: every other key is refused when it has a value, never accepted and ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from planetary.core.configuration.schema import Config
+from planetary.core.configuration.strict import FIELDS, LISTS, chosen_values
+from planetary.core.errors import UserError
+
+UNDECLARED = "this kind of run has no use for it"
+"""Reason of a key that a kind declares nothing about."""
+
+
+class HonouredKeys(msgspec.Struct, frozen=True):
+    """Declaration of a kind of run: the keys that it honours, and why it has no effect of the others.
+
+    Every key matches `keys` or `without`, or is of another kind's section; `without` counts where several match.
+
+    Attributes:
+        kind: name of the kind, in messages.
+        keys: "section.key", a pattern such as "train.*", or an array of tables such as "sinks".
+        without: key or pattern -> reason; the first match counts.
+        passed_on: keys that only the runs which this one leads have an effect of: their configuration is this one's.
+    """
+
+    kind: str
+    keys: tuple[str, ...]
+    without: Mapping[str, str]
+    passed_on: tuple[str, ...] = ()
+
+    def why_not(self, key: str, absent: Mapping[str, str]) -> str:
+        """Return why the kind has no effect of a key; "" for a key that it honours.
+
+        `absent`: reasons for the sections of other kinds, by section.
+        """
+        for pattern, why in self.without.items():
+            if fnmatchcase(key, pattern):
+                return why
+        if any(fnmatchcase(key, pattern) for pattern in self.keys):
+            return ""
+        return absent.get(key.partition(".")[0], UNDECLARED)
+
+    def refuse_others(self, config: Config, absent: Mapping[str, str]) -> None:
+        """Raise `UserError` with each key of another value than its default that the kind does not honour.
+
+        `absent`: as of `why_not`.
+        """
+        if found := {key: why for key in set_keys(config) if (why := self.why_not(key, absent))}:
+            reasons = "; ".join(f"{key}: {why}" for key, why in found.items())
+            raise UserError(
+                f"a run of the kind {self.kind!r} does not honour keys that are set: {reasons}. Leave them out; "
+                "--set SECTION={} leaves out a whole section of the file"
+            )
+
+
+def all_keys() -> Iterator[str]:
+    """Yield every key as "section.key", and every array of tables by its name."""
+    for section, fields in FIELDS.items():
+        yield from (f"{section}.{key}" for key in fields)
+    yield from LISTS
+
+
+def set_keys(config: Config) -> list[str]:
+    """Return the keys whose values are neither their defaults nor derived from other keys."""
+    values, defaults, chosen = msgspec.to_builtins(config), msgspec.to_builtins(Config()), chosen_values(config)
+    found = []
+    for section, table in values.items():
+        if section in LISTS:
+            found += [section] if table else []
+            continue
+        for key, value in table.items():
+            dotted = f"{section}.{key}"
+            if value != defaults[section][key] and (dotted not in chosen or value != chosen[dotted]):
+                found.append(dotted)
+    return found

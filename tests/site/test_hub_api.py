@@ -246,7 +246,7 @@ def test_a_submission_that_no_site_may_take_is_refused_with_the_reasons(tmp_path
             ({"config": {}, "needs": {"sites": 3}}, "fewer than 3 sites may take a part of a job of the kind 'rounds'"),
             ({"config": {}, "needs": {"sites": 2, "site": "paris"}}, "fewer than 2 sites may take a part"),
             ({"config": {"run": {"name": "toy"}}, "needs": {"sites": 2}}, "a job over several sites is a training"),
-            ({"config": {"data": {"max_epochs": 1}}, "needs": {"sites": 2}}, "a federation expects data.max_epochs"),
+            ({"config": {"data": {"max_epochs": 1}}, "needs": {"sites": 2}}, "data.max_epochs: the hub's train.rounds"),
             ({"config": {"data": {"source": "site://x"}}, "needs": {"sites": 2}}, "a run at the hub, too: site://x"),
             (
                 {"config": {"federation": {"sites": [{"name": "paris"}, {"name": "tokyo"}]}}, "needs": {"sites": 3}},

@@ -212,9 +212,6 @@ def test_parts_are_numbered_by_the_order_of_those_that_have_one() -> None:
         (['federation.sites=[{name="a"}]', "federation.hub=h:1"], "leave one of the two out"),
         (['federation.sites=[{name="a"},{name="a"}]'], "names a twice"),
         (['federation.sites=[{name="a"},{name="b"}]', "federation.parts=1"], "expected at least 2"),
-        (["federation.hub=h:1", "sync.topology=ring"], 'sync.topology = "star"'),
-        (["federation.hub=h:1", "checkpoint.every=2"], "checkpoint.every = 1"),
-        (["federation.hub=h:1", "data.max_epochs=2"], "data.max_epochs = 0"),
         (['federation.sites=[{name="a", role="king"}]'], "federation.sites"),
     ],
 )

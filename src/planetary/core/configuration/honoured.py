@@ -11,6 +11,8 @@ from planetary.core.configuration.schema import Config
 from planetary.core.configuration.strict import FIELDS, LISTS, chosen_values
 from planetary.core.errors import UserError
 
+COMPANIONS = {"model.smaller": "train.target_minutes"}
+"""Key -> the key without which it means nothing to any kind of run, so that it counts as set only beside that."""
 UNDECLARED = "this kind of run has no use for it"
 """Reason of a key that a kind declares nothing about."""
 
@@ -74,6 +76,9 @@ def set_keys(config: Config) -> list[str]:
             continue
         for key, value in table.items():
             dotted = f"{section}.{key}"
+            main = COMPANIONS.get(dotted, dotted).split(".")
+            if values[main[0]][main[1]] == defaults[main[0]][main[1]]:
+                continue
             if value != defaults[section][key] and (dotted not in chosen or value != chosen[dotted]):
                 found.append(dotted)
     return found

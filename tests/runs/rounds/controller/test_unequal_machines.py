@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 from fault_schedules import final_history, run_schedule, sweep
 
-from planetary.core.config import apply_overrides
-from planetary.core.configuration.schema import Config
-from planetary.core.errors import UserError
 from planetary.fleet.protocol.records import DeltaAccepted, LeaseAssigned, RoundFinished
 from planetary.runs.rounds.controller.pace import EVEN, MOST_SHARES, EqualShares, LeaseTimes, MeasuredShares
 from planetary.simulation.faults import Fault
@@ -174,8 +171,3 @@ def test_unequal_leases_survive_more_random_faults(mode: dict[str, bool]) -> Non
         cluster = run_schedule(seed, **mode, one_epoch=True, given=given, speeds=(1.0, 4.0, 2.0))
         cut += sum(bool(r.untrained) for r in final_history(cluster.journal) if isinstance(r, DeltaAccepted))
     assert cut > 0
-
-
-def test_measured_leases_are_for_runs_whose_data_is_not_divided_in_advance() -> None:
-    with pytest.raises(UserError, match="is divided in"):
-        apply_overrides(Config(), ["moe.composers=2", MEASURED])

@@ -1,0 +1,129 @@
+"""Every key is honoured or refused by every kind of run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect
+
+from planetary.compiler.frontend.export import MODEL_FILE
+from planetary.core.config import Config, apply_overrides, config_from_tables, load_config, to_toml
+from planetary.core.configuration.honoured import COMPANIONS, UNDECLARED, all_keys
+from planetary.core.configuration.sinks import WebhookSink
+from planetary.core.configuration.strict import FIELDS, LISTS
+from planetary.core.errors import UserError
+from planetary.run.kinds import KINDS, kind_of
+from planetary.runs.serve.config import GRAPH_IN_FOLDER
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "star": ("rounds", {}),
+    "ring": ("rounds", {"sync": {"topology": "ring"}}),
+    "hub": ("hub", {"federation": {"sites": [{"name": "a"}]}}),
+    "site": ("site", {"federation": {"hub": "h:1"}}),
+    "served run": ("serving", {"serve": {"model": "runs/x"}}),
+    "served graph": ("serving", {"serve": {"model": "runs/x.mlir"}}),
+    "mixture": ("mixture", {"moe": {"composers": 2}, "model": {"source": "planetary.models.latent_moe:build"}}),
+    "new policy": ("reinforcement", {"rl": {"task": "reverse"}}),
+    "policy of a folder": ("reinforcement", {"rl": {"task": "reverse", "start": "runs/x"}}),
+}
+"""Name of a case -> its kind, and the tables of the smallest configuration of it."""
+ABSENT = {section: why for kind in KINDS for section, why in kind.sections.items()}
+SAMPLES: dict[str, Any] = {"data.sources": [{"source": "a.txt"}], "federation.sites": [{"name": "other"}]}
+"""Values of keys whose types do not tell one."""
+
+
+def config_of(case: str) -> Config:
+    return config_from_tables(CASES[case][1])
+
+
+def another_value(key: str, found: Any) -> Any:
+    """Return a value that the key takes, other than the one found; not whether it fits the other keys."""
+    if key in SAMPLES:
+        return SAMPLES[key]
+    section, name = key.split(".")
+    kind = FIELDS[section][name].type
+    bare = kind.type if isinstance(kind, inspect.Metadata) else kind
+    match bare:
+        case inspect.LiteralType():
+            return next(value for value in bare.values if value != found)
+        case inspect.BoolType():
+            return not found
+        case inspect.IntType():
+            return found + 1
+        case inspect.FloatType():
+            top = bare.le if bare.le is not None else bare.lt
+            return (found + top) / 2 if top is not None and found != top else found / 2 if found else 1.0
+        case inspect.StrType():
+            return "blocks" if bare.pattern else f"{found}x"
+        case inspect.DictType():
+            return {"x": "param"} if name == "roles" else {"x": 1}
+        case _:
+            return ["x"]
+
+
+def changed(config: Config, key: str) -> Config:
+    """Return a configuration with another value of one key, unchecked."""
+    if key in LISTS:
+        return msgspec.structs.replace(config, sinks=(WebhookSink(url="https://example.org"),))
+    tables = msgspec.to_builtins(config)
+    for one in {key, COMPANIONS.get(key, key)}:
+        section, name = one.split(".")
+        tables[section][name] = another_value(one, tables[section][name])
+    return msgspec.convert(tables, Config)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_key_is_declared(case: str) -> None:
+    """A kind honours a key or has a reason why not, which is a sentence's part of some words."""
+    config = config_of(case)
+    assert kind_of(config).name == CASES[case][0]
+    keys = kind_of(config).keys(config)
+    reasons = {key: keys.why_not(key, ABSENT) for key in all_keys()}
+    assert UNDECLARED not in reasons.values()
+    assert all(not why or len(why.split()) > 3 for why in reasons.values())
+    assert all(not reasons[key] for key in keys.passed_on)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_other_key_is_refused(case: str) -> None:
+    """A key that is set and not honoured is an error that names the key, the kind, the reason and the remedy."""
+    config = config_of(case)
+    kind = kind_of(config)
+    kind.keys(config).refuse_others(config, ABSENT)
+    for key in all_keys():
+        other = changed(config, key)
+        if kind_of(other) is not kind:
+            continue  # the key decides which kind of run it is
+        keys = kind.keys(other)
+        if not (why := keys.why_not(key, ABSENT)):
+            keys.refuse_others(other, ABSENT)
+            continue
+        with pytest.raises(UserError) as found:
+            kind.check(other)
+        assert f"a run of the kind {keys.kind!r} does not honour" in str(found.value)
+        assert f"{key}: {why}" in str(found.value)
+        assert "Leave them out" in str(found.value)
+
+
+def test_derived_values_are_not_set() -> None:
+    """The outer rule of a short run and a shorter warm-up are nobody's keys."""
+    for case in CASES:
+        config = apply_overrides(config_of(case), ["run.name=x"])
+        again = config_from_tables(msgspec.to_builtins(config))
+        kind_of(again).keys(again).refuse_others(again, ABSENT)
+
+
+def test_section_is_left_out(tmp_path: Any) -> None:
+    path = tmp_path / "mixture.toml"
+    path.write_text(to_toml(config_of("mixture")))
+    whole = load_config(path, ["moe={}", "fabric.workers=1"])
+    assert kind_of(whole).name == "rounds"
+    assert kind_of(whole).check(whole) == []
+    with pytest.raises(UserError, match=r"expected moe=\{\}, which leaves the section out"):
+        load_config(path, ["moe={composers = 0}"])
+
+
+def test_folder_of_a_graph_is_known_by_its_file() -> None:
+    assert GRAPH_IN_FOLDER == MODEL_FILE

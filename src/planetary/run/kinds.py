@@ -144,7 +144,6 @@ class Mixture(RunKind):
         return config.moe.composers > 0
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.mixture.config import HONOURED
 
         return HONOURED
@@ -202,7 +201,6 @@ class Serving(RunKind):
         return bool(config.serve.model)
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.serve.config import honoured
 
         return honoured(config)
@@ -258,7 +256,6 @@ class Reinforcement(RunKind):
         return bool(config.rl.task)
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.rl.config import honoured
 
         return honoured(config)
@@ -305,7 +302,6 @@ class Rounds(RunKind):
         return True
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.rounds.config import RING, STAR
 
         return RING if config.sync.topology == "ring" else STAR
@@ -343,7 +339,6 @@ class Hub(Rounds):
         return bool(config.federation.sites)
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.federation.config import HUB
 
         return HUB
@@ -384,7 +379,6 @@ class SiteRounds(Rounds):
         return bool(config.federation.hub)
 
     def keys(self, config: Config) -> HonouredKeys:
-        """See `RunKind`."""
         from planetary.runs.federation.config import SITE
 
         return SITE

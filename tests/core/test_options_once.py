@@ -32,11 +32,9 @@ from planetary.runs.rounds.controller.pace import SHARES
 from planetary.sync.judgement import JUDGES
 from planetary.sync.merge import MERGE_RULES
 from planetary.sync.outer_optimizers import OUTER_OPTIMIZERS
-from planetary.sync.payload import CODECS
 
 NAMED: list[tuple[str, Collection[str]]] = [
     ("outer.judge", JUDGES),
-    ("sync.compression", {"none", *CODECS}),
     ("fabric.leases", SHARES),
     ("moe.pace", PACES),
     ("rl.objective", OBJECTIVES),

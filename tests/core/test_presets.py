@@ -11,7 +11,7 @@ import pytest
 from planetary.core.config import config_from_tables, load_config
 from planetary.core.configuration.presets import PRESETS, preset_of
 from planetary.core.errors import UserError
-from planetary.sync.payload import CODECS
+from planetary.core.extension_points import CODECS
 from planetary.sync.plan import (
     GAPS,
     MEASURED,
@@ -58,7 +58,7 @@ def test_the_plan_repeats_the_published_arithmetic_of_blocking_rounds() -> None:
         assert predict(preset_of("diloco"), own).utilisation == pytest.approx(dense, abs=0.01)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", CODECS.built_in)
 def test_planned_bytes_are_those_of_the_codec(codec: str) -> None:
     few = {"int8": 1.0039, "int4": 0.5039, "fp4": 0.53125, "sign": 0.125977, "sparse": 0.027347}
     known = {"float32": 4.0, "bf16": 2.0, **few}

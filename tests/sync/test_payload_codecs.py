@@ -12,11 +12,12 @@ from hypothesis.extra import numpy as hnp
 
 from planetary.collectives.reduction import quantise
 from planetary.core.errors import NumericsError, ProtocolError, UserError
+from planetary.core.extension_points import CODECS
 from planetary.core.tensors import TensorSpec
 from planetary.sync.codecs import tensor_codec
 from planetary.sync.codecs.dense import Exponents
 from planetary.sync.codecs.sparse import TopK, _chunks, _largest
-from planetary.sync.payload import CODECS, LEAST_COMPILED, PayloadForm, compile_loops, payload_digest
+from planetary.sync.payload import LEAST_COMPILED, PayloadForm, compile_loops, payload_digest
 
 SPECS = (
     TensorSpec("m", "f32", (130, 200)),
@@ -31,7 +32,7 @@ ODD = (
     TensorSpec("odd", "f32", (129, 1)),
     TensorSpec("one", "f32", (1,)),
 )
-NAMES = tuple(CODECS)
+NAMES = tuple(CODECS.built_in)
 
 
 def draw(seed: int) -> dict[str, np.ndarray]:

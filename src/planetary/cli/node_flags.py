@@ -68,6 +68,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="what the workers may be in the run, and nothing else; may be given several times (default: whatever the "
         "run needs)",
     )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run Python files that the gateway sends, such as a codec of its own; without it, a run that has any is "
+        "refused",
+    )
     parser.add_argument("--chosen", default="", help=argparse.SUPPRESS)  # why the machine took this backend
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
@@ -79,6 +85,7 @@ def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
     flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
     flags += [f"--latency-budget={args.latency_budget}", f"--give-up-after={args.give_up_after}"]
     flags += [f"--role={role}" for role in args.role]
+    flags += ["--allow-code"] if args.allow_code else []
     flags += ["--plain-loopback"] if args.plain_loopback else []
     flags += [f"--token-file={token_file}"] if token_file is not None else []
     flags += [f"--logs={args.logs}"] if args.logs is not None else []

@@ -49,6 +49,7 @@ from planetary.core.configuration.schema import (
     TrainConfig,
 )
 from planetary.core.configuration.strict import (
+    EXTENSION_KEYS,
     LISTS,
     MOST_NAME,
     SECTIONS,
@@ -63,6 +64,7 @@ from planetary.core.configuration.strict import (
 from planetary.core.configuration.toml import toml_document, toml_value
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import command_line
+from planetary.core.registry import file_of
 
 log = logging.getLogger(__name__)
 
@@ -399,6 +401,8 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     for key in ("prompts", "start", "teacher"):
         complete("rl", key, lambda value: True)
     complete("rl", "task", lambda value: ".py:" in value)
+    for section, key in EXTENSION_KEYS:
+        complete(section, key, lambda value: file_of(value) is not None)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 
@@ -591,4 +595,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
         kept["rl"] = {key: value for key, value in values["rl"].items() if key not in _RL_LEFT_OUT}
         for key in ("task", "prompts", "start", "teacher"):
             kept["rl"][key] = re.split(r"[/\\]", kept["rl"][key])[-1]
+    for section, key in EXTENSION_KEYS:  # of a file's path; the text is compared when a run goes on
+        if key in kept.get(section, {}):
+            kept[section][key] = re.split(r"[/\\]", kept[section][key])[-1]
     return kept

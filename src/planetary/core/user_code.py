@@ -8,10 +8,12 @@ notebook's next call sees the file as it is then.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib
 import importlib.util
+import linecache
 import re
 import sys
 import traceback
@@ -83,6 +85,74 @@ def load_file(path: Path) -> ModuleType:
             if isinstance(file, str) and Path(file).is_relative_to(folder):
                 _NEIGHBOURS[one] = folder
     return module
+
+
+_TEXTS: dict[str, tuple[ModuleType, bytes]] = {}  # SHA-256 of a text -> its module, and the text
+
+
+def text_digest(text: bytes) -> str:
+    """Return the SHA-256 of a file's text, in hex."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def loaded_text(digest: str) -> tuple[ModuleType, bytes] | None:
+    """Return the module that `load_text` made of the text with this digest, and the text; None: it made none."""
+    return _TEXTS.get(digest)
+
+
+def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleType:
+    """Return the module of a file that stands alone, so that it can be sent to other machines; run once per text.
+
+    Args:
+        file: its name.
+        text: its source.
+        folder: where the file lies; modules beside it would not travel with it. None: it came from elsewhere.
+
+    Raises:
+        UserError: it imports a file beside it, or failed while it was loaded; the text names file and line.
+        LocalProtocolError: the caller is in `barred`.
+    """
+    if _BARRED.get():
+        raise LocalProtocolError(f"{file}: code of users does not run here: {_BARRED.get()}")
+    digest = text_digest(text)
+    if digest in _TEXTS:
+        return _TEXTS[digest][0]
+    shown = f"<{file}@{digest[:12]}>"
+    module = ModuleType(f"planetary_text_{digest[:12]}")
+    module.__file__ = shown
+    source = text.decode(errors="replace")
+    linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)  # for tracebacks
+    try:
+        tree = ast.parse(text, shown)
+        _refuse_neighbours(file, tree, folder)
+        sys.modules[module.__name__] = module
+        exec(compile(tree, shown, "exec"), vars(module))  # the operator asked for it: see docs/trust.md
+    except BaseException as error:
+        sys.modules.pop(module.__name__, None)
+        if isinstance(error, PlanetaryError) or not isinstance(error, Exception | SystemExit):
+            raise
+        raise _failure(file, error) from error
+    _TEXTS[digest] = module, text
+    return module
+
+
+def _refuse_neighbours(file: str, tree: ast.Module, folder: Path | None) -> None:
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = ["." if node.level else node.module or ""]
+        for name in names:
+            top = name.partition(".")[0]
+            if top == "planetary":
+                continue
+            files = [] if folder is None else [folder / f"{top}.py", folder / top / "__init__.py"]
+            beside = any(path.is_file() for path in files)
+            if not top or beside:
+                raise UserError(
+                    f"{file}, line {node.lineno}: it imports {top or 'a module'} from its own folder. A file of an "  # type: ignore[attr-defined]
+                    "extension is sent to other machines alone: put all into one file, or into an installed package "
+                    "with an entry point (docs/extending.md)"
+                )
 
 
 def file_of_module(name: str) -> str | None:

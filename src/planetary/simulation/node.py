@@ -199,6 +199,7 @@ class SimulatedNode:
             state=self.blobs / "state",
             give_up_s=GIVE_UP_S,
             roles=self._do.allowed,
+            allow_code=True,
         )
         roles = self._do.roles(process, health)
         self.shell = SimulatedWorker(options, self._do.protocol, roles, system=self._system(process, number))

@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
+from planetary.core.configuration.strict import EXTENSION_KEYS
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.registry import file_of
 from planetary.data.files import is_pattern
 from planetary.run.choice import check_unchanged
 from planetary.run.kinds import kind_of
@@ -192,11 +194,23 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
     return replace(config, data=data, rl=replace(config.rl, prompts=found(config.rl.prompts)))
 
 
+def refuse_own_code(config: Config) -> None:
+    """Raise `UserError` for an object in a user's file: a site runs the jobs of several people in one process."""
+    for section, key in EXTENSION_KEYS:
+        value = getattr(getattr(config, section), key)
+        if file_of(value) is not None:
+            raise UserError(
+                f"{section}.{key} = {value}: a site runs no code of jobs in its own process. Have its operator install "
+                "a package with an entry point (docs/extending.md), or start a gateway of your own"
+            )
+
+
 def checked(config: Config) -> Config:
     """Return a configuration with the settings that its model implies; warnings are logged. Raises `UserError`.
 
     Not on an event loop: a compiled model is read by a process of its own.
     """
+    refuse_own_code(config)
     if not is_function(config.model.source):
         config = asyncio.run(shapes_apart(config, PreparationLimits()))
     else:

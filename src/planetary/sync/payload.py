@@ -7,18 +7,16 @@ The error of a lossy codec is kept by the sender and added to the next update: e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.poly1305 import Poly1305
 
 from planetary.collectives.reduction import quantise
-from planetary.core.errors import NumericsError, ProtocolError, UserError
+from planetary.core.errors import NumericsError, PlanetaryError, ProtocolError
+from planetary.core.extension_points import CODECS
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.sync.codecs import tensor_codec
-from planetary.sync.codecs.dense import BFloat16, Exponents, Float32, Integers
-from planetary.sync.codecs.sign import Signs
-from planetary.sync.codecs.sparse import TopK
 from planetary.sync.codecs.tensor_codec import Codec, CodecInput
 
 PAYLOAD = "payload"
@@ -26,17 +24,6 @@ PAYLOAD = "payload"
 
 _DIGEST_KEY = bytes(range(1, 33))
 _AT_ONCE = 1 << 28  # bytes: the library takes less than 2 GiB
-
-CODECS: Mapping[str, Callable[[], Codec]] = {
-    "float32": Float32,
-    "bf16": BFloat16,
-    "int8": lambda: Integers(8),
-    "int4": lambda: Integers(4),
-    "fp4": Exponents,
-    "sign": Signs,
-    "sparse": TopK,
-}
-"""By the names of the configuration."""
 
 
 class PayloadForm:
@@ -49,9 +36,8 @@ class PayloadForm:
 
     def __init__(self, codec: str, specs: Sequence[TensorSpec]) -> None:
         """Raises `UserError` for an unknown codec."""
-        if codec not in CODECS:
-            raise UserError(f"unknown codec {codec!r}; this version has {', '.join(CODECS)}")
-        self._codec = CODECS[codec]()
+        self._name = codec
+        self._codec: Codec = CODECS.find(codec)()
         self._specs = tuple(specs)
         sizes = [self._codec.nbytes(spec) for spec in specs]
         self._ends = np.cumsum(sizes).tolist()
@@ -77,9 +63,26 @@ class PayloadForm:
         if found != digest:
             raise ProtocolError(f"reading an update: its digest is {found}, expected {digest}: it was altered")
         return {
-            spec.name: self._codec.decode(spec, part if _is_aligned(part) else part.copy())
+            spec.name: self._decoded(spec, part if _is_aligned(part) else part.copy())
             for spec, part in self._parts(payload)
         }
+
+    def _decoded(self, spec: TensorSpec, part: np.ndarray) -> np.ndarray:
+        try:
+            values = self._codec.decode(spec, part)
+        except PlanetaryError:
+            raise
+        except Exception as error:
+            raise ProtocolError(
+                f"reading an update: the codec {self._name} failed at tensor {spec.name!r}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if values.dtype != np.float32 or values.shape != spec.shape:
+            raise ProtocolError(
+                f"reading an update: the codec {self._name} made {values.dtype}{list(values.shape)} of tensor "
+                f"{spec.name!r}, expected float32{list(spec.shape)}"
+            )
+        return values
 
     def compress(
         self, update: Tensors, residual: Tensors | None, base: Tensors | None = None
@@ -151,11 +154,11 @@ LEAST_COMPILED = 4_000_000
 
 
 def compile_loops(codecs: Collection[str], specs: Sequence[TensorSpec]) -> None:
-    """Have the loops of those names that are codecs compiled, before a round waits for it.
+    """Have the loops of the built-in ones of these codecs compiled, before a round waits for it.
 
     With numba, and for tensors of `LEAST_COMPILED` numbers. `specs`: of the updates.
     """
-    chosen = sorted(CODECS.keys() & set(codecs))
+    chosen = sorted(CODECS.built_in.keys() & set(codecs))
     if not chosen or sum(spec.size for spec in specs) < LEAST_COMPILED:
         return
     tensor_codec.LOOPS.load()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from planetary.core.extension_points import CODECS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import AnyRecord, RunStarted
@@ -14,7 +15,6 @@ from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy, small_training
 from planetary.sync.deltas import Table
-from planetary.sync.payload import CODECS
 
 ROUNDS = 3
 
@@ -110,7 +110,7 @@ class Bench:
             trial=trial,
             roles=roles,
             iree_version=self.policy.iree_version,
-            codecs=tuple(CODECS),
+            codecs=tuple(CODECS.built_in),
         )
         self.tell(e.Received(self._sessions, hello))
         return self._sessions

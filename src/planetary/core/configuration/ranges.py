@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from planetary.core.errors import UserError
+from planetary.core.registry import OWN
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
@@ -28,6 +29,32 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
 TrimmedFraction = Annotated[float, Meta(ge=0, lt=0.5)]  # fraction at each end
 Text = Annotated[str, Meta(min_length=1)]
+
+
+class ExtensionPoint(msgspec.Struct, frozen=True):
+    """What a key that names an object takes.
+
+    Attributes:
+        kind: of the object, in `extension_points.EXTENSION_POINTS`.
+        also: values beside the names of objects.
+        having: attribute that the object must declare as true; "": none.
+    """
+
+    kind: str
+    also: tuple[str, ...] = ()
+    having: str = ""
+
+
+def extension(kind: str, *also: str, having: str = "") -> Meta:
+    """Return the constraint of a key that names an object; see `ExtensionPoint`."""
+    return Meta(min_length=1, extra={"extension": ExtensionPoint(kind, also, having)})
+
+
+def extension_of(kind: inspect.Type) -> ExtensionPoint | None:
+    """Return the kind of object that a key's type names; None: it names none."""
+    return (kind.extra or {}).get("extension") if isinstance(kind, inspect.Metadata) else None
+
+
 Memory = Annotated[
     str,
     Meta(
@@ -59,6 +86,13 @@ RateDecay = Literal["constant", "linear", "cosine"]
 
 def describe(kind: inspect.Type) -> str:
     """Describe the values of a key in words, e.g. `"a whole number >= 1"`."""
+    if (point := extension_of(kind)) is not None:
+        from planetary.core.extension_points import EXTENSION_POINTS
+
+        registry = EXTENSION_POINTS[point.kind]
+        able = [name for name, one in registry.built_in.items() if getattr(one, point.having or "name")]
+        names = ", ".join(f'"{name}"' for name in (*point.also, *able))
+        return f"one of {names}, an entry point of {registry.group}, or {OWN}"
     if isinstance(kind, inspect.Metadata):
         return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
     if isinstance(kind, inspect.AnyType):

@@ -6,13 +6,14 @@ the comment gives its meaning and unit.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import (
     INNER_OPTIMIZER,
+    RELAY,
     ArgumentRole,
     Count,
     Decay,
@@ -38,6 +39,7 @@ from planetary.core.configuration.ranges import (
     TrimmedFraction,
     Weighting,
     WeightPrecision,
+    extension,
 )
 from planetary.core.configuration.sinks import AnySink
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
@@ -210,8 +212,9 @@ class FabricConfig(msgspec.Struct, frozen=True):
 
 
 OverlapName = Literal["none", "eager", "streaming", "decoupled", "async"]
-Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
-Broadcast = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse", "relay"]
+Codec = Annotated[str, extension("codec", "none")]
+Broadcast = Annotated[str, extension("codec", "none", RELAY)]
+StartCodec = Annotated[str, extension("codec", "none", having="starts_runs")]
 
 
 class SyncConfig(msgspec.Struct, frozen=True):
@@ -242,7 +245,7 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # step itself, so that nothing is lost
     broadcast_compression: Broadcast = "none"
     # "star": codec of the initial parameters, for workers that send deltas; the run begins from the decoded values
-    start_compression: Literal["none", "bf16", "int8"] = "none"
+    start_compression: StartCodec = "none"
     precision: RingPrecision = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
     # "ring": "joined": in the order in which the workers came; "measured": by bandwidth and round trip of all links,

@@ -16,10 +16,11 @@ from msgspec import inspect
 
 from planetary.core.bounded_text import toml_tables
 from planetary.core.configuration.outer_rule import ADAM_RATE, MOST_ADAM_RATE, RULE_KEYS, chosen_adam, chosen_rule
-from planetary.core.configuration.ranges import convert_value, describe, show_found
+from planetary.core.configuration.ranges import ExtensionPoint, convert_value, describe, extension_of, show_found
 from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import UserError, did_you_mean
+from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.core.printable import one_line
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,15 @@ LISTS: Mapping[str, Mapping[str, type[msgspec.Struct]]] = {
 
 FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
 """Section name -> key -> type and default of the key."""
+
+
+EXTENSION_KEYS: Mapping[tuple[str, str], ExtensionPoint] = {
+    (section, key): point
+    for section, fields in FIELDS.items()
+    for key, field in fields.items()
+    if (point := extension_of(field.type)) is not None
+}
+"""Section and key -> the kind of object that the key names."""
 
 
 def _meant_key(section: str, key: str) -> str:
@@ -110,9 +120,30 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
     if isinstance(value, str):
         value = ALIASES.get((section, key), {}).get(value, value)
     try:
-        return convert_value(value, wanted)
+        found = convert_value(value, wanted)
     except ValueError:  # msgspec's own error is one
         raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}") from None
+    if (point := extension_of(kind)) is not None:
+        _check_object(point, found, f"{origin}: {section}.{key}")
+    return found
+
+
+def _check_object(point: ExtensionPoint, name: str, where: str) -> None:
+    """Raise `UserError` for a name that no object has. A file is not run: a configuration is only read here."""
+    registry = EXTENSION_POINTS[point.kind]
+    try:
+        registry.check_name(name, point.also)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if name in point.also or not point.having:
+        return
+    declared = registry.declared(name)
+    if declared is not None and not getattr(declared, point.having):
+        able = [one for one, kind in registry.built_in.items() if getattr(kind, point.having)]
+        known = ", ".join(f'"{one}"' for one in (*point.also, *able))
+        raise UserError(
+            f'{where}: expected {known}, or another {registry.kind} that declares {point.having}, found "{name}"'
+        )
 
 
 def value_from_text(section: str, key: str, text: str, origin: str) -> Any:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.store import write_atomically
+from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.registry import PinnedFile
+from planetary.core.user_code import loaded_text
 from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
 STEPS = "steps"  # folder with the records of the steps that were rolled out, and of those before them, by digest
 PAYLOADS = "payloads"  # payload folder of a mixture, unless moe.store says otherwise
+CODE = "code"  # folder with the files of the user whose classes the run uses: see docs/extending.md
 PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer that the run started from, but no weights
 LOCK = "gateway.lock"
 
@@ -23,7 +27,7 @@ CONFIG_END = b"# end of the run's configuration\n"
 """The last line of a run's `config.toml`: a file that was cut would be read as one with defaults."""
 
 STARTING = frozenset(
-    {LOCK, "authority", "logs", "workers", PAYLOADS, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
+    {LOCK, "authority", "logs", "workers", PAYLOADS, CODE, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
 )
 """Entries of a folder before its run begins, which is when its journal has a record; without one they are worthless."""
 
@@ -31,6 +35,27 @@ STARTING = frozenset(
 def write_config(folder: Path, config: Config, files: DurableFiles) -> None:
     """Write the configuration of a run into its folder. Raises `ResourceError`."""
     write_atomically(folder / CONFIG, to_toml(config).encode() + CONFIG_END, files)
+
+
+def keep_code(folder: Path, pinned: Sequence[PinnedFile], store: BlobStore, files: DurableFiles) -> None:
+    """Keep the files whose classes a run uses, in its folder and for workers that fetch them.
+
+    Raises:
+        UserError: the run that goes on has another file of this name, or two files have one name.
+        ResourceError: they cannot be written.
+    """
+    for file in pinned:
+        loaded = loaded_text(file.digest)
+        assert loaded is not None  # to pin a name loads its file
+        path, text = folder / CODE / file.file, loaded[1]
+        if not path.exists():
+            write_atomically(path, text, files)
+        elif path.read_bytes() != text:
+            raise UserError(
+                f"{file.file} is not the file that the run began with, which is in {path}: put that one back, or begin "
+                "another run"
+            )
+        store.put(text)
 
 
 def check_config(folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from planetary.core.configuration.ranges import InnerState, RingPrecision
+from planetary.core.registry import PinnedFile, pinned_file
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
@@ -84,7 +85,8 @@ class Hello(Greeting, frozen=True, kw_only=True):
     trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
     roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
-    codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
+    codecs: tuple[str, ...] = ()  # worker only: codecs of updates that are installed
+    runs_code: bool = False  # worker only: its operator allows code that the gateway sends
     memory: int = 0  # worker only: bytes that were free on its machine as the process started; 0: not known
     probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
     run: str = ""  # worker only: the run of a gateway with several that it joins; "": the gateway chooses
@@ -147,7 +149,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True):
-    """Codecs of the star, by the names of `diloco.payload.CODECS`; "none": whole parameters.
+    """Codecs of the star, by their pinned names (`core.registry`); "none": whole parameters.
 
     Attributes:
         up: of the workers' results.
@@ -163,6 +165,11 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     def codecs(self) -> set[str]:
         """Those that both sides must know."""
         return {self.up, self.down, self.start} - {"none"}
+
+    @property
+    def files(self) -> tuple[PinnedFile, ...]:
+        """Users' files that they are in, each once."""
+        return tuple(dict.fromkeys(file for name in sorted(self.codecs) if (file := pinned_file(name)) is not None))
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
@@ -489,7 +496,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    25,
+    26,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -8,6 +8,7 @@ import msgspec
 
 from planetary.core.configuration.ranges import InnerState, LeaseShares
 from planetary.core.configuration.schema import FabricConfig, OuterConfig, OverlapName, SyncConfig
+from planetary.core.registry import pinned_file
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
@@ -78,7 +79,17 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def refuse(self, hello: Hello) -> Refused | None:
         """Refuse a worker that is not fit for this kind of run; None where it is. Its name and key are in order."""
-        if unknown := sorted(self.codecs - set(hello.codecs)):
+        needed = [name for name in self.codecs if pinned_file(name) is None]
+        if len(needed) < len(self.codecs) and not hello.runs_code:
+            files = sorted({file.file for name in self.codecs if (file := pinned_file(name)) is not None})
+            return Refused(
+                code="code",
+                reason=f"this run has code of its own, {', '.join(files)}, and worker {hello.worker} runs no code of "
+                "the gateway: start it with --allow-code if you trust the gateway's operator with this account, or "
+                "install the code as a package on all machines (docs/extending.md)",
+                kind="data",
+            )
+        if unknown := sorted(set(needed) - set(hello.codecs)):
             return Refused(
                 code="codec",
                 reason=f"this run sends updates as {', '.join(unknown)}, and the planetary of worker {hello.worker} "
@@ -205,7 +216,8 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        return digest in (artifact, reference, self.buffers) and bool(digest)
+        code = [file.digest for file in self.compression.files]
+        return digest in (artifact, reference, self.buffers, *code) and bool(digest)
 
     def rates_of(self, round_: int) -> float:
         """Return the sum of the learning rates of the inner steps behind a round's deltas: the scale of their length.

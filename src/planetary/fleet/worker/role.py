@@ -41,6 +41,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str = ""  # why the machine chose this backend, in words
     roles: tuple[str, ...] = ()  # allowed roles; empty: all that a run has
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
+    allow_code: bool = False  # permission to run Python from the gateway
     run: str = ""  # run to join; "": the gateway chooses
 
 

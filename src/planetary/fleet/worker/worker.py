@@ -18,6 +18,7 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.extension_points import CODECS
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -29,7 +30,6 @@ from planetary.fleet.worker.machine import WorkerMachine
 from planetary.fleet.worker.role import NothingToDo, Role, Roles, WorkerOptions, Workplace, loader_of
 from planetary.runtime.backends import runtime_version
 from planetary.runtime.host import target_features
-from planetary.sync.payload import CODECS
 from planetary.version import __version__
 from planetary.wire.protocol import Protocol as WireProtocol
 from planetary.wire.streams import ReceivedMessage
@@ -77,7 +77,8 @@ class WorkerShell:
             trial=options.trial,
             chosen=options.chosen,
             roles=options.roles,
-            codecs=(*CODECS, RELAY),
+            codecs=(*CODECS.names(), RELAY),
+            runs_code=options.allow_code,
             memory=system.memory() or 0,
             run=options.run,
         )

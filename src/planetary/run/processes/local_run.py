@@ -53,7 +53,7 @@ def node_flags(config: Config, announcement: Announcement, folder: Path, cache: 
     flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
     # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
     flags += [f"--backend={fabric.backend}", f"--target={fabric.target}", f"--island={fabric.island}"]
-    flags += ["--node-name=local"]
+    flags += ["--node-name=local", "--allow-code"]  # the user's own files, on the user's own machine
     flags += [f"--threads={threads_of(config)}", f"--latency-budget={fabric.latency_budget_s}"]
     flags += [f"--cache={cache}", f"--state={folder / 'workers'}", f"--logs={folder / 'logs'}"]
     if announcement.token:

@@ -13,13 +13,13 @@ from planetary.collectives.reduction import quantise
 from planetary.core.tensors import TensorSpec
 from planetary.sync.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.sync.codecs import tensor_codec
-from planetary.sync.codecs.tensor_codec import NOTHING, CodecInput, check_finite, compress_in_numpy, read_only
+from planetary.sync.codecs.tensor_codec import NOTHING, Codec, CodecInput, check_finite, read_only
 
 
-class Float32:
+class Float32(Codec):
     """The numbers themselves."""
 
-    lossy, decay = False, 1.0
+    name, lossy = "float32", False
 
     def nbytes(self, spec: TensorSpec) -> int:
         return 4 * spec.size
@@ -39,14 +39,14 @@ class Float32:
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         return NOTHING if kernels.difference(*update.flat()[:2], out.view("<f4")) else None
 
 
-class BFloat16:
+class BFloat16(Codec):
     """Rounded to bfloat16, ties to even."""
 
-    lossy, decay = True, 1.0
+    name, starts_runs = "bf16", True
     _TOGETHER = 1 << 16  # numbers that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:
@@ -70,21 +70,18 @@ class BFloat16:
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         left = np.empty(spec.size, np.float32)
         given = *update.flat(), np.float32(self.decay), left
         finite = kernels.bfloat16_compress(given, out.view("<u2"))
         return left.reshape(spec.shape) if finite else None
 
 
-class Integers:
+class Int8(Codec):
     """Whole steps between the least and the largest number of a block, as the ring's quantised sums send them."""
 
-    lossy, decay = True, 1.0
-
-    def __init__(self, bits: int) -> None:
-        """`bits`: 4 or 8."""
-        self._bits = bits
+    name, starts_runs = "int8", True
+    _bits = 8
 
     def nbytes(self, spec: TensorSpec) -> int:
         return quantise.encoded_bytes(spec.size, self._bits)
@@ -101,20 +98,27 @@ class Integers:
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         if quantise.compiled() is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         left = np.empty(spec.size, np.float32)
         finite = quantise.feed_back(update.flat(), self._bits, left, out.data)
         return left.reshape(spec.shape) if finite else None
 
 
-class Exponents:
+class Int4(Int8):
+    """As `Int8`, in four bits."""
+
+    name, starts_runs = "int4", False
+    _bits = 4
+
+
+class Exponents(Codec):
     """FP4 E3M0 (Streaming DiLoCo, arXiv:2501.18512, section 4.3): a sign, and one of seven powers of two or zero.
 
     A block of 128 numbers has its largest magnitude as float32. Code 7 stands for it, 6 for a half of it, 1 for 1/64
     and 0 for zero. Numbers are rounded to the nearest, ties to the larger magnitude.
     """
 
-    lossy, decay = True, 1.0
+    name = "fp4"
     _BLOCK = 128
     _LEVELS = np.array([0.0, *(2.0**power for power in range(-6, 1))], np.float32)
     _LEAST = _LEVELS[1] / np.float32(2)  # smallest magnitude that is not rounded to zero
@@ -156,7 +160,7 @@ class Exponents:
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         kernels, heads = tensor_codec.compiled(), 4 * self._blocks(spec.size)
         if kernels is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         left, encoded = np.empty(spec.size, np.float32), (out[:heads].view("<f4"), out[heads:])
         given = *update.flat(), np.float32(self.decay), left
         finite = kernels.exponents_compress(given, encoded)

@@ -24,7 +24,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.sync.codecs import tensor_codec
-from planetary.sync.codecs.tensor_codec import CodecInput, check_finite, compress_in_numpy, read_only
+from planetary.sync.codecs.tensor_codec import Codec, CodecInput, check_finite, read_only
 
 BLOCK = 4096
 _SEED = 4  # bytes
@@ -32,10 +32,10 @@ _LEAST = 8  # numbers of a block: whole bytes of signs
 _TOGETHER = 64  # blocks that numpy works on at a time: 1 MiB
 
 
-class Signs:
+class Signs(Codec):
     """The codec of signs: one bit a number, with error feedback."""
 
-    lossy, decay = True, 1.0
+    name = "sign"
 
     def nbytes(self, spec: TensorSpec) -> int:
         return _SEED + sum(count * (4 + length // 8) for count, length in _blocks(spec.size)) if spec.size else 0
@@ -68,7 +68,7 @@ class Signs:
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         left, decay = np.empty(spec.size, np.float32), np.float32(self.decay)
         seed = _write_seed(update.first(BLOCK).sum(self.decay), out)
         values, base, before = update.flat()

@@ -16,7 +16,7 @@ import numpy as np
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.sync.codecs import tensor_codec
-from planetary.sync.codecs.tensor_codec import CodecInput, compress_in_numpy
+from planetary.sync.codecs.tensor_codec import Codec, CodecInput
 
 SIDE = 64
 _CHUNK = SIDE * SIDE
@@ -24,10 +24,10 @@ _TABLE = 16  # bytes: four float32
 _SIGMAS = 6.0  # range of the four buckets, in standard deviations
 
 
-class TopK:
+class TopK(Codec):
     """The codec of SparseLoCo: each chunk's largest numbers in two bits; error feedback with the paper's β, 0.95."""
 
-    lossy, decay = True, 0.95
+    name, decay, sparse = "sparse", 0.95, True
 
     def __init__(self, kept: int = 64) -> None:
         """`kept`: K, of 4096 numbers."""
@@ -69,7 +69,7 @@ class TopK:
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         kernels = tensor_codec.compiled()
         if kernels is None:
-            return compress_in_numpy(self, spec, update, out)
+            return super().compress(spec, update, out)
         left, groups = np.empty(spec.size, np.float32), list(_chunks(spec.shape))
         given = *update.flat(), np.float32(self.decay), left
         places = [np.empty((chunks.count, self._kept_of(chunks.length)), np.uint16) for chunks in groups]

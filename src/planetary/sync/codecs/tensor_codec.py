@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -42,44 +43,64 @@ class CodecInput(NamedTuple):
         return CodecInput(*(None if part is None else flat_of(part)[:count] for part in self))  # type: ignore[arg-type]
 
 
-class Codec(Protocol):
+class Codec(ABC):
     """Encodes one tensor at a time. Equal values give equal bytes on every machine.
 
+    A class is made without arguments. `nbytes`, `encode` and `decode` are all that a codec needs.
+
     Attributes:
-        lossy: whether the dropped part has to be fed back.
+        lossy: whether the sender keeps the dropped part and adds it to the next update (error feedback).
         decay: β of the error feedback e ← β e + Δ; 1 keeps the dropped part until it is sent.
+        sparse: whether most numbers of an update arrive as 0.
+        starts_runs: whether one encoding is near enough to begin a run from.
     """
 
-    lossy: bool
-    decay: float
+    lossy: ClassVar[bool] = True
+    decay: ClassVar[float] = 1.0
+    sparse: ClassVar[bool] = False
+    starts_runs: ClassVar[bool] = False
 
+    @abstractmethod
     def nbytes(self, spec: TensorSpec) -> int:
         """Return the bytes of an encoded tensor of this shape."""
-        ...
 
+    @abstractmethod
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """Encode finite float32 values, of the tensor's shape, into `out`, uint8 [nbytes]."""
-        ...
 
+    @abstractmethod
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """Return the float32 tensor that uint8 [nbytes] stands for, a new array.
 
         Raises:
             ProtocolError: no tensor has these bytes, or they stand for NaN or infinite numbers.
         """
-        ...
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
         """Encode e of the update into `out`, and return e less the values of its bytes.
 
+        Here in numpy, by encoding and decoding; built-in codecs with compiled loops give the same bits.
+
         Args:
+            spec: of the tensor.
+            update: to encode.
             out: uint8 [nbytes].
 
         Returns:
             Float32 of the tensor's shape, a new array, or nothing where the codec is not lossy; None where e or this
             has NaN or infinite numbers.
         """
-        ...
+        wanted = update.sum(self.decay)
+        if not np.isfinite(wanted).all():
+            return None
+        self.encode(wanted, out)
+        try:
+            left = self.decode(spec, out)
+        except ProtocolError:  # rounded to infinity
+            return None
+        with np.errstate(over="ignore"):
+            np.subtract(wanted, left, out=left)
+        return left if np.isfinite(left).all() else None
 
 
 LOOPS = CompiledLoops("planetary.sync.codecs.kernels")
@@ -88,21 +109,6 @@ LOOPS = CompiledLoops("planetary.sync.codecs.kernels")
 def compiled() -> ModuleType | None:
     """Return `codec_kernels` once they have been loaded, or None."""
     return LOOPS.loaded
-
-
-def compress_in_numpy(codec: Codec, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-    """`Codec.compress` by encoding and decoding, with the bits of the kernels."""
-    wanted = update.sum(codec.decay)
-    if not np.isfinite(wanted).all():
-        return None
-    codec.encode(wanted, out)
-    try:
-        left = codec.decode(spec, out)
-    except ProtocolError:  # rounded to infinity
-        return None
-    with np.errstate(over="ignore"):
-        np.subtract(wanted, left, out=left)
-    return left if np.isfinite(left).all() else None
 
 
 def flat_of(values: np.ndarray | None) -> np.ndarray:

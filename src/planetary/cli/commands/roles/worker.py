@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         cache=cache_folder(args.cache) / "blobs",
         state=node_flags.state_folder(args) / name.replace("/", "-"),
+        allow_code=args.allow_code,
         trial=args.trial is not None,
         chosen=args.chosen,
         roles=tuple(args.role),

@@ -12,13 +12,14 @@ import msgspec
 from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.artifacts.store import write_atomically
+from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import TrustError, UserError
+from planetary.core.extension_points import CODECS
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.controller.desk import RoundsDesk
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
 from planetary.fleet.protocol.messages import Compression, Fragmentation
 from planetary.fleet.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
@@ -72,6 +73,7 @@ def begin(
     """
     folder = options.folder
     policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
+    keep_code(folder, policy.compression.files, BlobStore(options.cache / "blobs", files), files)
     path = folder / EVENTS
     earlier = list(read_json_lines(path, AnyRecord, checksums=True)) if path.exists() else []
     if not options.resume:
@@ -271,7 +273,9 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,
         compression=Compression(
-            up=config.sync.compression, down=config.sync.broadcast_compression, start=config.sync.start_compression
+            up=CODECS.pin(config.sync.compression),
+            down=CODECS.pin(config.sync.broadcast_compression),
+            start=CODECS.pin(config.sync.start_compression),
         ),
         overlap=config.sync.overlap,
         fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),

@@ -7,11 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from planetary.core.errors import PlanetaryError, RemoteProtocolError
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import PlanetaryError, RemoteProtocolError, UserError
+from planetary.core.registry import file_of
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.core.user_code import load_text
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker import events as w
@@ -283,10 +286,11 @@ class TrainingLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, m.TrainingJob)
-        return job.artifact, job.buffers, job.reference
+        return job.artifact, job.buffers, job.reference, *(file.digest for file in job.compression.files)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         assert isinstance(job, m.TrainingJob)
+        load_code(job.compression, place.store, allowed=place.options.allow_code)
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
@@ -319,6 +323,22 @@ class TrainingLoader:
         if job.ring is not None:
             return RingRole(job, place, compute, ready, self._make_communicator)
         return TrainingRole(job, place, compute, ready)
+
+
+def load_code(compression: m.Compression, store: BlobStore, *, allowed: bool) -> None:
+    """Run the code that a job brings, where the worker's operator allows it.
+
+    Raises:
+        UserError: it is not allowed, or it failed.
+        RemoteProtocolError: the gateway names a file of this machine.
+    """
+    for name in compression.codecs:
+        if file_of(name) is not None:
+            raise RemoteProtocolError(f"the job names {name}, a file of this machine")
+    for file in compression.files:
+        if not allowed:
+            raise UserError(f"the job brings code, {file.file}, and this worker was started without --allow-code")
+        load_text(file.file, store.get(file.digest))
 
 
 def _unpack(spec: StepSpec, blob: bytes) -> dict[str, np.ndarray]:

@@ -1,0 +1,115 @@
+"""Objects of a user's file take part in a run: each example of docs/extending.md, in simulated time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from fault_schedules import LIMIT_S, recorded_deltas
+
+from planetary.artifacts.durable_files import DISK
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import RemoteProtocolError, UserError
+from planetary.core.extension_points import CODECS
+from planetary.fleet.gateway.run_files import METRICS, keep_code
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.records import RoundFinished, RunFinished
+from planetary.fleet.protocol.status import RoundMetrics
+from planetary.runs.rounds.worker.role import load_code
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_policy, small_training
+
+PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
+EXAMPLES = dict(re.findall(r"```python\n(?=# (\w+\.py))(.*?)```", PAGE, re.DOTALL))
+PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
+
+
+def run(folder: Path, *given: str, seed: int = 1) -> SimCluster:
+    """Train four rounds of two workers with the page's files in `folder`."""
+    for name, text in EXAMPLES.items():
+        (folder / name).write_text(text)
+    cluster = SimCluster(seed, small_training(rounds=4, workers=2, given=(*PLAIN, *given)), 2, ())
+    assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+    assert [r for r in cluster.journal if isinstance(r, RunFinished)]
+    return cluster
+
+
+def of(cluster: SimCluster, kind: type) -> list:
+    return [record for record in cluster.journal if isinstance(record, kind)]
+
+
+def bytes_up(cluster: SimCluster) -> int:
+    return sum(line.bytes_up for line in read_json_lines(cluster.folder / "run" / METRICS, RoundMetrics))
+
+
+def test_every_example_is_short() -> None:
+    assert EXAMPLES
+    assert {name: text.count("\n") for name, text in EXAMPLES.items() if text.count("\n") > 40} == {}
+
+
+def test_an_own_codec_makes_the_bytes_of_updates(tmp_path: Path) -> None:
+    """A tensor of a worker's delta has one magnitude, and the run's folder has the text."""
+    with recorded_deltas() as received:
+        coded = run(tmp_path, f"sync.compression={tmp_path}/my_codec.py:Ternary")
+    assert {
+        len(np.unique(np.abs(values[values != 0]))) for delta in received.values() for values in delta.values()
+    } == {1}
+    plain = run(tmp_path, "sync.compression=float32")
+    assert bytes_up(coded) < bytes_up(plain)
+    assert (coded.folder / "run" / "code" / "my_codec.py").read_text() == EXAMPLES["my_codec.py"]
+
+
+def test_an_own_codec_sends_versions_too(tmp_path: Path) -> None:
+    own = f"{tmp_path}/my_codec.py:Ternary"
+    cluster = run(tmp_path, f"sync.compression={own}", f"sync.broadcast_compression={own}")
+    assert len(of(cluster, RoundFinished)) == 4
+
+
+def test_a_worker_that_runs_no_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my_codec.py").write_text(EXAMPLES["my_codec.py"])
+    pinned = CODECS.pin(f"{tmp_path}/my_codec.py:Ternary")
+    policy = small_policy(rounds=1, workers=1)
+    policy = msgspec.structs.replace(policy, compression=m.Compression(up=pinned))
+    hello = m.Hello(
+        role="worker",
+        protocol=m.FABRIC.version,
+        software="test",
+        token="",
+        worker="a/0",
+        node="a",
+        pid=1,
+        backend="cpu",
+        target="host",
+        iree_version=policy.iree_version,
+    )
+    refusal = policy.refuse(hello)
+    assert refusal is not None
+    assert (refusal.code, "my_codec.py" in refusal.reason, "--allow-code" in refusal.reason) == ("code", True, True)
+    assert policy.refuse(msgspec.structs.replace(hello, runs_code=True)) is None
+
+
+def test_a_run_goes_on_with_the_same_text_only(tmp_path: Path) -> None:
+    path = tmp_path / "my_codec.py"
+    path.write_text(EXAMPLES["my_codec.py"])
+    store, folder = BlobStore(tmp_path / "blobs"), tmp_path / "run"
+    pinned = m.Compression(up=CODECS.pin(f"{path}:Ternary"))
+    keep_code(folder, pinned.files, store, DISK)
+    keep_code(folder, pinned.files, store, DISK)
+    assert store.get(pinned.files[0].digest) == path.read_bytes()
+    path.write_text(EXAMPLES["my_codec.py"] + "# changed\n")
+    with pytest.raises(UserError, match="is not the file that the run began with"):
+        keep_code(folder, m.Compression(up=CODECS.pin(f"{path}:Ternary")).files, store, DISK)
+
+
+@pytest.mark.parametrize(("name", "error"), [("my_codec.py:Ternary", UserError), ("", RemoteProtocolError)])
+def test_a_worker_refuses_code_by_itself(tmp_path: Path, name: str, error: type[Exception]) -> None:
+    """Neither a text without the flag nor a path of the worker's machine is run, whatever the gateway sends."""
+    path = tmp_path / "loud.py"
+    path.write_text("raise SystemExit(3)")
+    codec = f"{name}@{'0' * 64}" if name else f"{path}:Any"
+    with pytest.raises(error):
+        load_code(m.Compression(up=codec), BlobStore(tmp_path), allowed=False)

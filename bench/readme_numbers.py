@@ -176,7 +176,7 @@ def serving(output: str, _: Path) -> Mapping[str, str]:
     measured: dict[str, list[str]] = {"of": [], "eight": []}
     sizes = re.findall(r"^(\S.*), one thread; numpy", output, re.MULTILINE)
     for name, value in ((row[0], row[1]) for row in cells(output) if len(row) == 2):
-        if re.fullmatch(r"\S+: a token of one text, of llama.cpp", name):
+        if re.fullmatch(r"\S+: a token of one text, of llama\.cpp, .*", name):
             measured["of"].append(value)
         if re.fullmatch(r"\S+: tokens of eight texts, of one, in equal time", name):
             measured["eight"].append(value)
@@ -319,7 +319,11 @@ def measure(job: Job) -> Mapping[str, str]:
         )
         if done.returncode:
             raise Failed(f"ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        return job.rows(done.stdout, Path(scratch))
+        print(done.stdout, flush=True)
+        rows = job.rows(done.stdout, Path(scratch))
+        for measured in rows.values():
+            assert re.search(r"^$|^[ ,;]|  |[,;] *$", measured) is None, f"a value is missing: {measured!r}"
+        return rows
 
 
 def table(kept: Mapping[str, list[dict[str, str]]]) -> str:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -27,8 +27,8 @@ from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION
 from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
+from planetary.fleet.preparation.environment import environment
 from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
-from planetary.runs.rounds.preparation.prepared_steps import environment
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from planetary.compiler.backends.iree import Artifact
     from planetary.compiler.step.train_step import TrainStep
-    from planetary.runs.rounds.preparation.preparation import Prepared
     from planetary.runtime.executor import Executor
 
 log = logging.getLogger(__name__)
@@ -80,9 +79,28 @@ class CompileAnswer(msgspec.Struct, frozen=True):
     searching: bool = False  # it is refused, and the operation that is wrong is looked for, which takes minutes
 
 
+class StepToCompile(Protocol):
+    """A training step with the values that its check starts from."""
+
+    @property
+    def step(self) -> TrainStep:
+        """The training step in StableHLO."""
+        ...
+
+    @property
+    def params(self) -> Mapping[str, np.ndarray]:
+        """Initial parameters by name, host arrays."""
+        ...
+
+    @property
+    def buffer_values(self) -> Mapping[str, np.ndarray]:
+        """The model's constant inputs by name, host arrays."""
+        ...
+
+
 @dataclass(frozen=True)
 class ModelToCompile:
-    """A training step with the values that its check starts from; `Prepared` has the same attributes.
+    """A `StepToCompile` of a model that no run has prepared.
 
     Attributes:
         step: the training step in StableHLO.
@@ -95,7 +113,7 @@ class ModelToCompile:
     buffer_values: Mapping[str, np.ndarray]
 
 
-async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> PublishedArtifact:
+async def compile_apart(prepared: StepToCompile, target: CompileTarget, cache: Path) -> PublishedArtifact:
     """Compile and verify for a worker's target in a child process.
 
     Raises:
@@ -276,7 +294,7 @@ def compile_and_verify(
     )
 
 
-def _write_request(folder: Path, prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> None:
+def _write_request(folder: Path, prepared: StepToCompile, target: CompileTarget, cache: Path) -> None:
     spec = prepared.step.spec
     (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache), prepared.step.notes)))
     (folder / "step.mlirbc").write_bytes(prepared.step.portable)

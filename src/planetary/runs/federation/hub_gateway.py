@@ -11,7 +11,6 @@ import msgspec
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.gateway.gateway import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
@@ -27,6 +26,7 @@ from planetary.runs.federation.hub_policy import SITE, HubPolicy, hub_policy
 from planetary.runs.federation.messages import FEDERATION, masters_of
 from planetary.runs.federation.status import FederatedSite, FederationStanding
 from planetary.runs.rounds.controller.controller import Controller
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.gateway.gateway import RoundsGateway

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from planetary.fleet.controller.controller import RunPhase
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.records import EndKind
@@ -14,6 +13,7 @@ from planetary.runs.federation import site_events as s
 from planetary.runs.federation.border import Border
 from planetary.runs.federation.site_points import Anchor, Offered
 from planetary.runs.rounds.controller.controller import Controller
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.state import ControllerState

@@ -14,7 +14,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides
 from planetary.runs.rounds.gateway.run_step import step_news
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run, step_options
-from planetary.runs.rounds.preparation.prepared_steps import find_record
+from planetary.runs.rounds.preparation.prepared_steps import DECIDING, find_record
 
 MODEL = """
 from pathlib import Path
@@ -155,10 +155,15 @@ def test_a_death_at_any_write_leaves_no_record(folder: Folder, monkeypatch: pyte
     assert found == whole.record
 
 
-def test_the_compiler_counts_among_the_sources_and_the_fabric_does_not(folder: Folder) -> None:
+def test_every_deciding_part_of_the_package_is_there() -> None:
+    for part in DECIDING:
+        assert any((Path(planetary.__file__).parent / part).rglob("*.py")), part
+
+
+def test_the_compiler_counts_among_the_sources_and_the_fleet_does_not(folder: Folder) -> None:
     """In a checkout; an installed package counts by its version alone."""
     sources = {Path(path) for path in folder.prepare()[0].record.sources}
     package = Path(planetary.__file__).parent
     is_installed = package.is_relative_to(sysconfig.get_path("purelib"))
     assert (package / "compiler" / "autodiff" / "differentiate.py" in sources) is not is_installed
-    assert not any(path.is_relative_to(package / "fabric") for path in sources)
+    assert not any(path.is_relative_to(package / "fleet") for path in sources)

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from planetary.fleet.controller.controller import RunController, RunPhase
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -31,6 +30,7 @@ from planetary.fleet.protocol.records import (
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.leases import Leases

@@ -7,11 +7,11 @@ from statistics import median
 
 import msgspec
 
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import TokensOf
 from planetary.fleet.protocol.records import EvalFinished
 from planetary.fleet.protocol.sessions import EvalInFlight, WorkerSession
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.sync.sanity import LOSS_MARGIN, is_sane

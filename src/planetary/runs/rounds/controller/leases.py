@@ -6,7 +6,6 @@ import math
 from typing import Literal
 
 from planetary.core.token_slice import joined
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment, TokensOf
@@ -21,6 +20,7 @@ from planetary.fleet.protocol.records import (
 )
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.pace import SHARES, LeaseTimes, WorkerPaces
 from planetary.runs.rounds.controller.topology import Topology

@@ -22,7 +22,6 @@ from collections import Counter
 
 import msgspec
 
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment, KeepOuterState, OuterStateOf
@@ -30,6 +29,7 @@ from planetary.fleet.protocol.policy import RingPolicy
 from planetary.fleet.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.events import Received
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.state import OpenRound
 

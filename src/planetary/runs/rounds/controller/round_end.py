@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.protocol.events import WriteMetrics
 from planetary.fleet.protocol.records import EvalFinished, RoundClosed, RoundFinished, RoundStarted
 from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.state import OpenRound

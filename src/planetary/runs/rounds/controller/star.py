@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import (
     DropAttachment,
@@ -15,6 +14,7 @@ from planetary.fleet.protocol.records import ContributionsJudged, Mark, Paramete
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.changes import Offer, start_offer, unchanged
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table

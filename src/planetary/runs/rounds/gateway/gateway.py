@@ -21,7 +21,6 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
 from planetary.fleet.gateway.run_files import STEPS
-from planetary.fleet.gateway.status import status_of
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -34,6 +33,7 @@ from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
 from planetary.runs.rounds.gateway.run_step import keep_step, own_record, record_of, step_news
 from planetary.runs.rounds.gateway.start import RoundsStart, begin, trim_metrics
+from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
 from planetary.runs.rounds.preparation.budget import MachineSpeed
 from planetary.runs.rounds.preparation.machine_speed import fit_run, local_target, measure_speed

@@ -18,7 +18,6 @@ from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import CODECS
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.controller.desk import RoundsDesk
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
 from planetary.fleet.protocol.messages import Compression, Fragmentation
 from planetary.fleet.protocol.policy import ControllerPolicy, EvalChunk
@@ -26,6 +25,7 @@ from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunSta
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
+from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint, lines_at_resume
 from planetary.runs.rounds.gateway.run_step import keep_step, write_record
 from planetary.runs.rounds.preparation.parameters import ParameterVersions

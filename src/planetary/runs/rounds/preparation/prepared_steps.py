@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from planetary import version
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, is_function
 from planetary.core.configuration.step_options import StepOptions
@@ -31,12 +29,12 @@ from planetary.core.meaning import Meaning
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.core.user_code import file_of_module
+from planetary.fleet.preparation.environment import PACKAGE, environment, is_installed
 
 FORMAT = 1  # raise when the same record would mean something else
-_PACKAGE = Path(version.__file__).parent
-_DECIDING = (
+DECIDING = (
     *(f"compiler/{part}" for part in ("ir", "ops", "frontend", "rewrites", "autodiff", "step")),
-    *(f"moe/{part}" for part in ("methods", "program", "training")),
+    *(f"runs/mixture/{part}" for part in ("methods", "program", "training")),
     "models",
     "core",
 )
@@ -200,7 +198,7 @@ def keep(store: BlobStore, record: PreparedRecord) -> None:
 
 def sources_of(config: Config, read: Iterable[Path]) -> dict[str, ModelFile]:
     """Return the files that decide the product that this process has just made; `read`: files that were read for it."""
-    files = {path for path in read if not path.is_relative_to(_PACKAGE)}
+    files = {path for path in read if not path.is_relative_to(PACKAGE)}
     files |= {*_loaded_files(), *_named_files(config), *_own_files()}
     return {str(path): _stamp(path) for path in sorted(files) if path.is_file()}
 
@@ -250,17 +248,6 @@ def files_read() -> Iterator[set[Path]]:
         del _Reading.sink[threading.get_ident()]
 
 
-def environment() -> str:
-    """Return the digest of the versions of Python, of this package and of all installed ones."""
-    names = {f"python {sys.version}", f"planetary {version.__version__}"}
-    if not _is_installed(_PACKAGE):
-        names.add(str(_PACKAGE))  # two checkouts of one version may differ
-    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
-        with contextlib.suppress(OSError):
-            names.update(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
-
-
 class _Reading:
     """Who collects opened files, by thread; an audit hook cannot be taken away again."""
 
@@ -283,7 +270,7 @@ def _observe(event: str, arguments: tuple[Any, ...]) -> None:
     mode, flags = arguments[1], arguments[2]
     writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
     path = Path(os.path.abspath(os.fsdecode(arguments[0])))
-    if not writes and not _is_installed(path) and path.suffix != ".pyc":
+    if not writes and not is_installed(path) and path.suffix != ".pyc":
         sink.add(path)
 
 
@@ -295,14 +282,14 @@ def _loaded_files() -> set[Path]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).absolute()
-        if not _is_installed(path) and not path.is_relative_to(_PACKAGE):
+        if not is_installed(path) and not path.is_relative_to(PACKAGE):
             found.add(path)
     return found
 
 
 def _own_files() -> set[Path]:
     """The deciding files of this package, all of them: which of them a process has loaded depends on its history."""
-    return {path for part in _DECIDING for path in (_PACKAGE / part).rglob("*.py") if not _is_installed(path)}
+    return {path for part in DECIDING for path in (PACKAGE / part).rglob("*.py") if not is_installed(path)}
 
 
 def _named_files(config: Config) -> set[Path]:
@@ -310,17 +297,6 @@ def _named_files(config: Config) -> set[Path]:
     path = Path(source) if source else Path(config.model.source).absolute()
     found = {path} if path.is_file() else set(path.rglob("*")) if path.is_dir() else set()
     return {one for one in found if one.is_file()} | ({Path(config.model.weights).absolute()} - {Path().absolute()})
-
-
-_INSTALLED = tuple(
-    str(Path(path).absolute()) + os.sep
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    if (path := sysconfig.get_path(name))
-)
-
-
-def _is_installed(path: Path) -> bool:
-    return str(path).startswith((*_INSTALLED, "/proc/", "/sys/", "/dev/", "/usr/lib/", "/usr/share/", "/etc/"))
 
 
 def _resolved(source: str) -> str:

@@ -38,7 +38,7 @@ def test_a_worker_loads_a_role_when_it_has_the_roles_job() -> None:
         "from planetary.run.kinds import KINDS\nfor kind in KINDS: kind.worker_roles(), kind.protocol()"
     )
     assert {"planetary.runs.mixture.composer.loader", "planetary.runs.rl.loader"} <= loaded
-    roles = {"moe.composer.composer_driver", "rl.worker.rl_role", "serve.worker.serving_role"}
+    roles = {"runs.mixture.composer.role", "runs.rl.role", "runs.serve.role"}
     assert not loaded & {f"planetary.{name}" for name in roles}
     heavy = ("jax", "jaxlib", "iree", "planetary.models", "planetary.compiler", "planetary.runs.mixture.training")
     assert not [name for name in loaded if name.startswith(tuple(f"{one}." for one in heavy)) or name in heavy]

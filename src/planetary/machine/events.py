@@ -1,8 +1,8 @@
 """Events and instructions that several participants' machines share.
 
 Events go into a machine, instructions come out. A session is one connection; its number is never used again. Each
-participant adds its own beside these: `fabric.protocol.fabric_events`, `collectives.master.master_events`,
-`collectives.peer.peer_events`, `moe.controller.syncer_machine`, `moe.composer.composer_events`.
+participant adds its own beside these: `fleet.protocol.events`, `collectives.master.events`,
+`collectives.peer.events`, `runs.mixture.controller.syncer_machine`, `runs.mixture.composer.events`.
 """
 
 from __future__ import annotations

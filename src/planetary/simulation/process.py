@@ -179,7 +179,7 @@ class Process:
         return source.uniform(0.0, self.thread_s), source.uniform(0.0, self.thread_s)
 
     def aside(self, name: str, work: Callable[[], object]) -> None:
-        """Call a function in a detached thread; see `fabric.shell.system.System.aside`."""
+        """Call a function in a detached thread; see `fleet.shell.system.System.aside`."""
         self.threads(name).submit(work)
 
     def start_thread(self, name: str, work: Callable[[], object]) -> SimulatedThread:
@@ -197,7 +197,7 @@ class Process:
         return future
 
     def threads(self, name: str) -> SimulatedThread:
-        """Return an executor with one thread; see `fabric.shell.system.System.threads`."""
+        """Return an executor with one thread; see `fleet.shell.system.System.threads`."""
         thread = SimulatedThread(self, name)
         self._threads.append(thread)
         return thread
@@ -208,7 +208,7 @@ class Process:
 
 
 class ChildOf:
-    """A process as its parent sees it: a `fabric.shell.child.ChildProcess`."""
+    """A process as its parent sees it: a `fleet.shell.child.ChildProcess`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

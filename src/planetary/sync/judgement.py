@@ -2,7 +2,7 @@
 
 Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
 about equally long and point, a little, the same way. A contribution of another kind shows in the table of inner
-products (`diloco.deltas`). The effect of a lie is bounded: its delta is at most `LONGEST` times as long as the
+products (`sync.deltas`). The effect of a lie is bounded: its delta is at most `LONGEST` times as long as the
 others' and points no more away from them than honest ones do.
 
 The thresholds are far from honest workers' values, because refusing one costs its work: in the runs of

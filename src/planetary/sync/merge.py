@@ -99,7 +99,7 @@ class Mean(ByTokens):
 
 
 class Radial(ByTokens):
-    """Radial-directional averaging (`diloco.radial`): deltas keep their mean length.
+    """Radial-directional averaging (`sync.radial`): deltas keep their mean length.
 
     Embeddings and output head take the mean. A single liar moves it without bound, as the mean.
     """

@@ -1,7 +1,7 @@
 """The outer step (DiLoCo, Douillard et al. 2023, arXiv:2311.08105, algorithm 1): merge, then an optimizer's step.
 
 The pseudo-gradient is Δ = θ₀ − θ̄, the start of the round minus the merged ends of the workers;
-`diloco.outer_optimizers` has the steps along it.
+`sync.outer_optimizers` has the steps along it.
 """
 
 from __future__ import annotations

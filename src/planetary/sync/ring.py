@@ -8,7 +8,7 @@ All parameters travel as one flat array, in the order of their specs. The summan
 
 A worker that is alone has the exact float64 mean in both.
 
-With radial-directional averaging (`diloco.radial`) the shares are Σ wᵢ φ(θ₀ − θᵢ) per tensor, followed by
+With radial-directional averaging (`sync.radial`) the shares are Σ wᵢ φ(θ₀ − θᵢ) per tensor, followed by
 Σ wᵢ ‖θ₀ − θᵢ‖ and by Σ wᵢ of the deltas that are not zero. All workers get equal sums, and so equal bits. Where
 directions cancel the star takes the weighted mean, which these sums do not give: here the mean of the directions times
 the mean length is taken, which is that where all lengths are equal. A single contribution is the exact mean of the end
@@ -135,7 +135,7 @@ def eager_start(
     left to the aggregate.
 
     Radial-directional averaging has no part that is known before the others' deltas. The coefficient of one of M
-    orthogonal deltas of equal length and weight is 1 / √M there (`diloco.radial`), the root of its share, and deltas of
+    orthogonal deltas of equal length and weight is 1 / √M there (`sync.radial`), the root of its share, and deltas of
     different data are nearly orthogonal. The guess moves the start of one lease alone: its delta counts from there, and
     the next start has the aggregate in place of the guess.
 

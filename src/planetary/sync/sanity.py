@@ -1,6 +1,6 @@
 """Whether parameters are of any use, by their loss, and how a run goes on after some that were not.
 
-Judging contributions by each other (`diloco.judgement`) is blind where there is one worker, or where most of them lie.
+Judging contributions by each other (`sync.judgement`) is blind where there is one worker, or where most of them lie.
 The damage then shows in the loss. These are the limits above which a loss counts as damage: one that is only somewhat
 higher is training.
 """

@@ -9,7 +9,6 @@ import pytest
 from policy_model import SHAPE
 
 from planetary.core.schedules import Schedule
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned, WorkerLeft, WorkerLost
 from planetary.fleet.protocol.status import RoundMetrics
@@ -47,6 +46,7 @@ from planetary.runs.rl.records import (
     ReinforcementState,
     TextsRefused,
 )
+from planetary.runs.rounds import events as e
 from planetary.version import __version__
 
 GROUPS, COMPLETIONS = 4, 2

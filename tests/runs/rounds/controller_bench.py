@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 
 from planetary.core.extension_points import CODECS
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import AnyRecord, RunStarted
 from planetary.machine.journal import replay
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.state import ControllerState

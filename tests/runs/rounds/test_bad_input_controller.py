@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from controller_bench import ROUNDS, Bench
 
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
     CheckpointFailed,
@@ -18,6 +17,7 @@ from planetary.fleet.protocol.records import (
     WorkerLost,
     WorkerRefused,
 )
+from planetary.runs.rounds import events as e
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 

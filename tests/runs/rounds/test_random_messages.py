@@ -7,9 +7,9 @@ from controller_bench import Bench
 
 from message_fuzz import RandomMessages, bombard
 from planetary.fleet.controller.membership import Membership
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.machine.events import Received
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine
 from planetary.simulation.rounds.small_training import small_policy
 from planetary.wire.message import Message

@@ -15,7 +15,7 @@ UpdateForm = Literal["exact", "bf16", "4bit", "topk"]
 
 
 class MixtureOptions(msgspec.Struct, frozen=True):
-    """Keys of `[moe]` that `moe.training.training_settings.MoeTraining` has unchanged."""
+    """Keys of `[moe]` that `runs.mixture.training.settings.MoeTraining` has unchanged."""
 
     composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything

@@ -1,4 +1,4 @@
-"""Compiling and verifying a program of several functions in a process of its own, as `fabric.preparation.compiling`
+"""Compiling and verifying a program of several functions in a process of its own, as `fleet.preparation.compiling`
 does with a training step.
 """
 
@@ -60,7 +60,7 @@ async def compile_program_apart(
         cache: where artifacts and references are kept.
 
     Raises:
-        CompileError: as `fabric.preparation.compiling.compile_apart`.
+        CompileError: as `fleet.preparation.compiling.compile_apart`.
     """
 
     def write(folder: Path) -> None:

@@ -173,7 +173,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
-    """How the parameters are synchronised in parts; see `diloco.fragments`.
+    """How the parameters are synchronised in parts; see `sync.fragments`.
 
     Attributes:
         count: P, fragments; 1: a round synchronises all parameters.
@@ -256,10 +256,10 @@ class DeviceRefused(Message, frozen=True, kw_only=True):
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
-    """How a version was made from the results of its round; see `diloco.relay`.
+    """How a version was made from the results of its round; see `sync.relay`.
 
     Attributes:
-        rule: of `diloco.merge.MERGE_RULES`.
+        rule: of `sync.merge.MERGE_RULES`.
         trimmed: of that rule.
         rate: of the outer step.
         tasks: of all results that count, ascending.

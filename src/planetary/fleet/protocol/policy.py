@@ -140,7 +140,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
     outer: AnyOuterOptimizer = optimizer_of(_OUTER)
-    merge: str = _OUTER.merge  # name in `diloco.merge.MERGE_RULES`
+    merge: str = _OUTER.merge  # name in `sync.merge.MERGE_RULES`
     judge: Judge = judge  # judge of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
 

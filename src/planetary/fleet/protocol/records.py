@@ -283,7 +283,7 @@ class ContributionsJudged(Record, frozen=True, kw_only=True, tag="contributions_
 
     round: int
     measures: tuple[Measure, ...]
-    length: float  # see `diloco.judgement.Judgement`
+    length: float  # see `sync.judgement.Judgement`
     rule: str  # how those that count are merged
 
 

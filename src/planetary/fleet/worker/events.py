@@ -1,4 +1,4 @@
-"""The worker machine's own events and instructions; `fabric.protocol.fabric_events` has those of several machines."""
+"""The worker machine's own events and instructions; `fleet.protocol.events` has those of several machines."""
 
 from __future__ import annotations
 

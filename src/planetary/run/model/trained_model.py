@@ -50,7 +50,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
     A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. The logits of a StableHLO
     model are found in its graph, and proved (`planetary.compiler.check.logits`).
 
-    With other `experts` than real ones (see `moe.results.inference.experts_named`) it is a mixture's newest state, or
+    With other `experts` than real ones (`mixture.results.inference.experts_named`) it is a mixture's newest state, or
     the surrogates beside the file `checkpoint`. A saved training can stand for a run.
 
     Raises:

@@ -18,7 +18,6 @@ from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import EndParametersOf
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
@@ -34,6 +33,7 @@ from planetary.runs.federation.hub_policy import SITE
 from planetary.runs.federation.messages import FEDERATION, Facts, SiteJob, masters_of
 from planetary.runs.federation.site_points import SitePoints
 from planetary.runs.federation.status import terms_in_words
+from planetary.runs.rounds.events import EndParametersOf
 from planetary.runs.rounds.worker.exchange import Exchange, WholeParameters
 from planetary.runs.rounds.worker.role import TrainingRole
 from planetary.wire.streams import ReceivedMessage

@@ -17,7 +17,6 @@ from planetary.data.slices import LeaseLedger
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
     CheckpointWritten,
@@ -60,6 +59,7 @@ from planetary.runs.rl.records import (
     ReinforcementState,
     TextsRefused,
 )
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
 
 FIRST_TASK_S = 300.0

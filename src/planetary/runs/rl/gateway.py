@@ -21,7 +21,6 @@ from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.fleet.gateway.status import base_status, connected_worker, ended_as, stage_of, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.preparation.program_compiling import compile_program_apart
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
@@ -57,6 +56,7 @@ from planetary.runs.rl.rollouts.dialogues import Dialogue, Texts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits

@@ -42,7 +42,7 @@ _REFERENCE = "reference."  # prefix of a parameter's name
 
 
 class Computes(Protocol):
-    """Computes calls: see `serve.worker.serving_role.LoadedModel`."""
+    """Computes calls: see `runs.serve.role.LoadedModel`."""
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call."""

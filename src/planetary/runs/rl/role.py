@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 Send = Callable[[m.Message, Packed | None], None]
 OpenPolicy = Callable[[m.RoleJob, Mapping[str, FunctionSpec], Workplace], tuple[Runner, DeviceReport]]
-"""As `fabric.worker.checked_program.open_checked_program`."""
+"""As `fleet.worker.checked_program.open_checked_program`."""
 MOST_PAYLOAD = 4 << 30
 """Bytes that come with one message."""
 

@@ -112,7 +112,7 @@ class CodedChange(Change, frozen=True, kw_only=True):
 
 
 class RelayedChange(Change, frozen=True, kw_only=True):
-    """The payloads of the round's contributions, and the coefficients of the merge rule; see `diloco.relay`.
+    """The payloads of the round's contributions, and the coefficients of the merge rule; see `sync.relay`.
 
     Attributes:
         relay: how the version is made of them.

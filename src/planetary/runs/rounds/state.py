@@ -132,7 +132,7 @@ class ControllerState(RunFold):
         open: the round that is trained now; in lock-step also while its parameters are being made.
         closing: under overlap, the round before it, whose parameters are being made meanwhile.
         durable_round: the newest round with a checkpoint.
-        lengths: of the deltas that counted, by round; see `diloco.judgement.Judgement`.
+        lengths: of the deltas that counted, by round; see `sync.judgement.Judgement`.
         refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
         retreats: versions that the run went back from because they were of no use.
         slow: why each slow worker is.

@@ -21,7 +21,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
         weights: sha256 of the packed parameters.
         params: of the model, in the order in which functions take them.
         trial: sha256 of a text with the results of the whole forward pass with these weights, which the worker
-            compares its own results with (`serve.program.serving_trial`); "": the functions were compared with other
+            compares its own results with (`runs.serve.program.trial`); "": the functions were compared with other
             weights of the model, and that is enough.
     """
 

@@ -70,7 +70,7 @@ def ledger_of(plan: MixturePlan, shard: int, steps: int) -> int:
 
 
 def small_functions(plan: MixturePlan) -> dict[str, FunctionSpec]:
-    """Return the signatures of `moe.program.programs`, with an optimizer that has one number as its state."""
+    """Return the signatures of `runs.mixture.program.programs`, with an optimizer that has one number as its state."""
     from planetary.models.initial import flat_names
     from planetary.models.latent_moe import dense_parameters, expert_parameters  # bring JAX
 

@@ -32,7 +32,6 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.events import TakeOuterStep
 from planetary.fleet.protocol.records import RoundClosed, RunResumed
 from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
@@ -47,6 +46,7 @@ from planetary.runs.rl.program.shape import SCORE, TRAIN, PolicyShape
 from planetary.runs.rl.records import GroupSampled, GroupsLearned, ImitationEnded
 from planetary.runs.rl.rollouts.dialogues import TextLimits, Texts
 from planetary.runs.rl.rollouts.packing import pack
+from planetary.runs.rounds.events import TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape

@@ -129,7 +129,7 @@ class SmallExecutor:
 
 
 GOAL = np.linspace(3, 1, 8, dtype=np.float32)
-LEAST_LOSS = 8.0  # so high that the outer momentum's overshoot is no damage (`diloco.sanity`)
+LEAST_LOSS = 8.0  # so high that the outer momentum's overshoot is no damage (`sync.sanity`)
 
 
 def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:

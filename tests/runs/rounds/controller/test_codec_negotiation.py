@@ -8,10 +8,10 @@ from controller_bench import Bench
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import refuse
 from planetary.fleet.protocol.records import ParametersSent
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.changes import CodedChange, RelayedChange, unchanged
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy

@@ -6,9 +6,9 @@ import pytest
 from controller_bench import Bench
 
 from planetary.fleet.controller.membership import LIVED_S, MOST_CRASHES
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerBanned
+from planetary.runs.rounds import events as e
 
 
 def supervised(bench: Bench, name: str) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from controller_bench import Bench
 
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
     ContributionsJudged,
@@ -23,6 +22,7 @@ from planetary.fleet.protocol.records import (
     WorkerLost,
 )
 from planetary.machine.journal import replay
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.sync.sanity import CAUTIOUS_RULE, MOST_RETREATS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from controller_bench import Bench
 
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import LeaseReturned, WorkerLost
 from planetary.fleet.protocol.sessions import MOST_UNANSWERED, WorkerSession
+from planetary.runs.rounds import events as e
 
 DEADLINE_S = 2.0
 

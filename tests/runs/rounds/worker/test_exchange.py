@@ -19,10 +19,10 @@ from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import EndParametersOf, OuterStepDone, TakeOuterStep
 from planetary.fleet.worker.events import StepDone, TaskBroke, TrainingDone
 from planetary.machine.events import Event
 from planetary.runs.rounds.changes import ChangeOf, start_offer
+from planetary.runs.rounds.events import EndParametersOf, OuterStepDone, TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of

@@ -15,10 +15,10 @@ from planetary.core.errors import (
     TrustError,
 )
 from planetary.core.schedules import Schedule
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker import events as w
 from planetary.fleet.worker.machine import WorkerMachine, WorkerPhase
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine, TaskPhase
 from planetary.runs.rounds.worker.ring_machine import RingMachine
 from planetary.simulation.rounds.small_training import SPEC

@@ -1,7 +1,7 @@
 """When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
 
-Its driver (`moe.composer.composer_driver`) hands it events and carries out the instructions that it answers with. What
-it waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.mixture_pace`).
+Its driver (`runs.mixture.composer.role`) hands it events and carries out the instructions that it answers with. What
+it waits for, and in which order it publishes and adopts, is decided by the pace (`runs.mixture.methods.pace`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Chore(StrEnum):
 
 
 class SketchWindow:
-    """Flow control of sketches, per layer: a composer's side of `moe.controller.offload.WaitingSketches`.
+    """Flow control of sketches, per layer: a composer's side of `runs.mixture.controller.offload.WaitingSketches`.
 
     At most a window of sketches of a layer is unanswered: more would be made with experts that are too old when it is
     their turn. With every `ExpertsUpdate` the gateway reports the newest sketch that has come on this connection, and

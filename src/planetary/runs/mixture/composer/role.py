@@ -3,7 +3,7 @@ that runs it in a thread of its own, on a connection that may come and go.
 
 Messages are left in an inbox from any thread and taken between two steps only, so that no event on the network holds a
 step up. Long work besides the step goes to background threads: packing, and everything about surrogates
-(`moe.composer.surrogate_traffic`).
+(`runs.mixture.composer.surrogate_traffic`).
 """
 
 from __future__ import annotations

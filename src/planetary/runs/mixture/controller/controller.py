@@ -1,6 +1,6 @@
 """The controller of a mixture, as a pure machine: membership of the fabric, and the syncer.
 
-It decides; `moe.gateway.mixture_gateway` carries out. Durable state is `moe.controller.mixture_records.MixtureState`,
+It decides; `runs.mixture.gateway.gateway` carries out. Durable state is `runs.mixture.records.MixtureState`,
 changed through journal records alone. Composers never wait for the controller: they take steps, and report them.
 
 A round is a number of steps of the run, the mean over its shards. It is finished when every shard's state after them is

@@ -83,7 +83,7 @@ class JudgedWork(msgspec.Struct, frozen=True):
 
 
 class WaitingSketches:
-    """Sketches that have no answer yet: the gateway's side of `moe.composer.composer_machine.SketchWindow`.
+    """Sketches that have no answer yet: the gateway's side of `runs.mixture.composer.machine.SketchWindow`.
 
     Reports of a composer's steps come ahead of all payloads; so the gateway reports when sketches are too old.
 

@@ -159,7 +159,7 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
 
 
 def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> OwnerMap:
-    """Return which composer owns which expert; see `moe.methods.ownership`."""
+    """Return which composer owns which expert; see `runs.mixture.methods.ownership`."""
     composers = config.moe.composers
     match config.moe.ownership:
         case "round-robin":

@@ -1,7 +1,7 @@
 """How the syncer merges composers' publications (PARALLAX, 4.4).
 
 The pseudo-gradients Δ_m = θ_prev − θ_m, with weights w_m = tokens · tokens / steps, are merged by radial-directional
-averaging (`diloco.radial`); embeddings, whose rows only some composers touched, by their weighted mean.
+averaging (`sync.radial`); embeddings, whose rows only some composers touched, by their weighted mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training controller (PCP's Shepherd) as a pure machine.
 
-It decides; `fabric.gateway.gateway` carries out. Three parts share one `Desk`: `Membership` (the workers of the run),
+It decides; `fleet.gateway.gateway` carries out. Three parts share one `Desk`: `Membership` (the workers of the run),
 `RoundTraining` (rounds and leases) and `Evaluation` (held-out loss). Durable state is
-`fabric.protocol.state.ControllerState`, changed only through journal records; everything else lives as long as a
+`runs.rounds.state.ControllerState`, changed only through journal records; everything else lives as long as a
 connection.
 """
 
@@ -15,7 +15,6 @@ import msgspec
 
 from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.records import (
@@ -29,6 +28,7 @@ from planetary.fleet.protocol.records import (
 )
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
@@ -418,7 +418,7 @@ class Controller(RunController[RoundsDesk]):
 
 
 class RoundTraining:
-    """The round that is trained, and the one that has ended. Whether a round closes is `diloco.rounds`' decision.
+    """The round that is trained, and the one that has ended. Whether a round closes is `sync.rounds`' decision.
 
     A round that is closed has *ended* until it is finished: its parameters are made, and saved where a checkpoint is
     due. In lock-step nothing is trained meanwhile. With overlap the next round opens as soon as one closes.

@@ -8,12 +8,12 @@ from statistics import median
 import msgspec
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import TokensOf
 from planetary.fleet.protocol.records import EvalFinished
 from planetary.fleet.protocol.sessions import EvalInFlight, WorkerSession
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.events import TokensOf
 from planetary.sync.sanity import LOSS_MARGIN, is_sane
 
 TOLERANCE = 0.02  # relative, between devices; far above rounding, far below the limits at which a run goes back
@@ -37,7 +37,7 @@ def settle(said: Mapping[str, float], best: float | None, rise: float, others: i
     Args:
         said: worker -> loss, nats per token, finite; at least one.
         best: the lowest loss of earlier versions; None: there is none, so that two have to say the same.
-        rise: as of `diloco.sanity.is_sane`.
+        rise: as of `sync.sanity.is_sane`.
         others: how many more workers could be asked.
     """
     groups = [[other for other in said if _agree(said[other], said[one])] for one in said]

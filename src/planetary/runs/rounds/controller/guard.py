@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from planetary.fleet.protocol.events import RestoreParameters
 from planetary.runs.rounds.controller.desk import RoundsDesk
+from planetary.runs.rounds.events import RestoreParameters
 from planetary.sync.judgement import FEWEST
 from planetary.sync.sanity import MOST_RETREATS, PATIENCE, first_damaged
 

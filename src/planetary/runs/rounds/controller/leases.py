@@ -8,7 +8,7 @@ from typing import Literal
 from planetary.core.token_slice import joined
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import DropAttachment, TokensOf
+from planetary.fleet.protocol.events import DropAttachment
 from planetary.fleet.protocol.records import (
     DeltaAccepted,
     DeltaRejected,
@@ -24,6 +24,7 @@ from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.pace import SHARES, LeaseTimes, WorkerPaces
 from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.events import TokensOf
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.fragments import FragmentSteps
 from planetary.sync.rounds import RoundView, admits_latecomer, exponential_mean

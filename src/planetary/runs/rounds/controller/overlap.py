@@ -74,7 +74,7 @@ class Delayed(Overlap):
 class Eager(Delayed):
     """A round begins from the newest version less the worker's own part of the one under reduction.
 
-    arXiv:2502.12996, algorithm 2; see `diloco.ring.eager_start`.
+    arXiv:2502.12996, algorithm 2; see `sync.ring.eager_start`.
     """
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
@@ -84,7 +84,7 @@ class Eager(Delayed):
 class Streaming(Delayed):
     """A round goes on from where the worker's last one ended; the fragment under reduction is mixed in on the way.
 
-    arXiv:2501.18512, algorithm 2; see `diloco.fragments`. A worker that has contributed to a round goes on at once, for
+    arXiv:2501.18512, algorithm 2; see `sync.fragments`. A worker that has contributed to a round goes on at once, for
     the next one: it needs no version before it has trained for τ steps. One that contributed nothing to the round under
     reduction begins at the newest version, with the shared values of all fragments.
     """

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import (
-    DropAttachment,
-    KeepParameters,
-    MeasureContributions,
-    OuterStepDone,
-    TakeOuterStep,
-)
+from planetary.fleet.protocol.events import DropAttachment
 from planetary.fleet.protocol.records import ContributionsJudged, Mark, ParametersSent, RoundClosed
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.changes import Offer, start_offer, unchanged
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
+from planetary.runs.rounds.events import KeepParameters, MeasureContributions, OuterStepDone, TakeOuterStep
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 from planetary.sync.judgement import Claim

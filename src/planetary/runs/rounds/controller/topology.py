@@ -8,12 +8,12 @@ from typing import Literal
 
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import OuterStepDone
 from planetary.fleet.protocol.records import EndKind, Mark
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.overlap import OVERLAPS, LeaseStart
+from planetary.runs.rounds.events import OuterStepDone
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 

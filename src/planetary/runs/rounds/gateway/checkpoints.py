@@ -10,8 +10,8 @@ from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, go_back, 
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import ResourceError
 from planetary.fleet.gateway.run_files import CHECKPOINTS
-from planetary.fleet.protocol import events as e
 from planetary.fleet.shell.system import System
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
 from planetary.runs.rounds.gateway.start import outer_state_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions

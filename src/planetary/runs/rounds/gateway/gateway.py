@@ -22,12 +22,12 @@ from planetary.data.reader import read_slices
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
 from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom

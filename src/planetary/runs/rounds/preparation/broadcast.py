@@ -129,7 +129,7 @@ class CodedChanges(WholeVersions):
 
 
 class RelayedUpdates(WholeVersions):
-    """The contributions of a round as they came. See `Broadcast` and `diloco.relay`."""
+    """The contributions of a round as they came. See `Broadcast` and `sync.relay`."""
 
     change: Change
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.messages import Compression, Message, RingState, TrainResult
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.changes import Change
 from planetary.runs.rounds.preparation.broadcast import broadcast_of
 from planetary.sync.contributions import Contribution, Weighting, check_contribution, flat

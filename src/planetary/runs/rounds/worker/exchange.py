@@ -138,7 +138,7 @@ class WholeParameters:
 
 
 class IncomingVersions:
-    """The versions that a worker gets, whole. The other side of `fabric.preparation.broadcast.Broadcast`.
+    """The versions that a worker gets, whole. The other side of `runs.rounds.preparation.broadcast.Broadcast`.
 
     Attributes:
         masters: the newest version, float32 by name; empty: there is none.
@@ -211,7 +211,7 @@ class CodedIncoming(IncomingVersions):
 
 
 class RelayedIncoming(IncomingVersions):
-    """Float32 versions, and outer steps from the payloads of all workers. See `IncomingVersions` and `diloco.relay`."""
+    """Float32 versions, and outer steps from the payloads of all workers. See `IncomingVersions` and `sync.relay`."""
 
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression) -> None:
         super().__init__(specs, compression)
@@ -360,7 +360,7 @@ class CodedUpdates:
 
 
 class FragmentUpdates:
-    """One fragment a round each way, and the worker's own values of all of them. See `Exchange` and `diloco.fragments`.
+    """One fragment a round each way, and the worker's own values of all of them. See `Exchange` and `sync.fragments`.
 
     Each fragment has the exchange of its own tensors. Its deltas count from the newest shared values, wherever the
     worker's task began.

@@ -13,7 +13,6 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import EndParametersOf
 from planetary.fleet.worker.events import (
     CountTaskIn,
     EndPaused,
@@ -35,6 +34,7 @@ from planetary.fleet.worker.events import (
 from planetary.machine.events import Event, Instruction, Payload, Received, Send
 from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
+from planetary.runs.rounds.events import EndParametersOf
 
 Task = m.TrainTask | m.EvalTask
 MOST_QUEUED = 8  # messages that a gateway sends ahead; with more it has lost count of them

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.events import OuterStateOf
 from planetary.fleet.worker.events import (
     FollowRing,
     HoldEndParameters,
@@ -20,6 +19,7 @@ from planetary.fleet.worker.events import (
     UseOuterState,
 )
 from planetary.machine.events import Event, Instruction
+from planetary.runs.rounds.events import OuterStateOf
 from planetary.runs.rounds.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 
 MOST_VERSIONS = 3  # parameter versions: the newest, the one before it, and the one named by a queued task

@@ -15,10 +15,10 @@ from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.core.user_code import load_text
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker import events as w
 from planetary.fleet.worker.role import Role, Workplace
+from planetary.runs.rounds import events as e
 from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.exchange import Exchange, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates

@@ -310,16 +310,17 @@ class SendOuterState(Message, frozen=True, kw_only=True):
 class Reduce(Message, frozen=True, kw_only=True):
     """Ring: average the results of the round with the other workers of `group` and take the outer step.
 
-    Answered with `ReduceDone` or `ReduceFailed`. Every recipient has the outer state of `round - 1`, and the
-    step is taken from there, whichever version the results were trained from; a holder of none of `tasks` takes part
-    with nothing, to get the new state.
+    Answered with `ReduceDone` or `ReduceFailed`. The step is taken from the outer state of `round - 1`, whichever
+    version the results were trained from. A recipient without that state, or without one of its `own` results, refuses:
+    the sum has what the journal says, or there is none. With nothing of its own it takes part to get the new state.
     """
 
     round: int
     attempt: int  # counts up over the whole run
     group: int  # group of the ring's master; a new one when the participants change, or an attempt failed
     peers: int  # how many take part
-    tasks: tuple[int, ...]  # tasks of counted results
+    own: dict[int, int]  # tokens of each counted result of the recipient, by task
+    contributions: int  # counted results of all workers
     tokens: int  # tokens of all these results
 
 
@@ -338,7 +339,7 @@ class ReduceFailed(Message, frozen=True, kw_only=True):
 
     round: int
     attempt: int
-    kind: Literal["peer", "numerics"]
+    kind: Literal["peer", "numerics", "refused"]  # refused: without the state or a result that the order names
     reason: str
 
 

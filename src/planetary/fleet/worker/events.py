@@ -156,7 +156,7 @@ class ReduceBroke(Event, frozen=True):
 
     round: int
     attempt: int
-    kind: Literal["peer", "numerics"]
+    kind: Literal["peer", "numerics", "refused"]
     reason: str
 
 

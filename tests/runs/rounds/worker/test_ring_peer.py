@@ -52,14 +52,13 @@ def reduced(bits: int) -> tuple[list[ReduceSucceeded], np.ndarray, np.ndarray]:
     port = int(master.address.rpartition(":")[2])
     peers = [RingPeer(f"node-{i}/0", "127.0.0.1", "", job(port, bits), events.put) for i in range(3)]
     try:
-        message = m.Reduce(round=1, attempt=1, group=1, peers=3, tasks=(0, 1, 2), tokens=30)
         for task, peer in enumerate(peers):
             peer.received(0, state_tensors(start))
             peer.use(0, (0,))
             peer.start_from(0)()
             peer.hold(task, 1, 10, {"w": ends[task]})
-        for peer in peers:
-            peer.reduce(message)
+        for task, peer in enumerate(peers):
+            peer.reduce(m.Reduce(round=1, attempt=1, group=1, peers=3, own={task: 10}, contributions=3, tokens=30))
         answers = [events.get(timeout=30.0) for _ in peers]
         assert all(isinstance(answer, ReduceSucceeded) for answer in answers), answers
         peers[0].use(1, (1,))

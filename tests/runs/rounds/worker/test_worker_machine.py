@@ -234,7 +234,7 @@ def ring_worker(*, overlap: bool) -> WorkerMachine:
 
 
 def reduce(round_: int) -> m.Reduce:
-    return m.Reduce(round=round_, attempt=round_, group=1, peers=2, tasks=(7,), tokens=40)
+    return m.Reduce(round=round_, attempt=round_, group=1, peers=2, own={7: 40}, contributions=1, tokens=40)
 
 
 def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version() -> None:

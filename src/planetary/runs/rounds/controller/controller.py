@@ -180,6 +180,8 @@ class Controller(RunController[RoundsDesk]):
             case m.EvalResult():
                 self.membership.answered(worker)
                 self.evaluation.result(worker, message)
+            case m.ReduceFailed(kind="refused"):
+                self._refused(worker, message.reason, now)
             case _ if self.topology.take(worker, event, now):
                 self.training.withdraw_lost(now)
             case _:
@@ -203,6 +205,12 @@ class Controller(RunController[RoundsDesk]):
         if kind == "numerics" and not self.guard.blames(worker.worker, version):
             return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
+
+    def _refused(self, worker: WorkerSession, reason: str, now: float) -> None:
+        """Lose a worker whose reports on its state or a result were false: nothing else that it reported counts."""
+        what = f"a false report: {reason}"
+        why = self.membership.violated(worker, what)
+        self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
 
     # --- consequences of events -------------------------------------------------------------------------------
 

@@ -1,9 +1,12 @@
 """The ring topology at the controller: reducing groups, their outcomes, and the holders of each outer state.
 
 The controller sees no deltas. It tells the workers that have the round's parameters to reduce (`Reduce`), and waits
-until each has answered or is lost. One live worker that is done decides: the reduction commits on all or none,
-so a worker that failed all the same only missed the end of it. No worker done: the survivors try again, in a new group
-of the ring's master, without the deltas of the lost ones.
+until each has answered or is lost. The order names each worker's results and their weights: the sum is that of the
+contributions in the journal. A worker that lacks a result that it reported refuses, and is lost.
+
+One live worker that is done decides: the reduction commits on all or none, so a worker that failed all the same only
+missed the end of it. No worker done: the survivors try again, in a new group of the ring's master, without the deltas
+of the lost ones.
 
 The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
@@ -119,6 +122,15 @@ class Ring(Topology):
     def begin_again(self, ended: OpenRound, now: float) -> None:
         desk = self._desk
         sessions = tuple(w.session for w in self._partners())
+        own: dict[int, dict[int, int]] = {session: {} for session in sessions}
+        for contribution in ended.contributions:
+            holder = self._held_by[contribution.task]
+            own.setdefault(holder, {})[contribution.task] = contribution.tokens
+        if len(own) > len(sessions):  # a holder has changed its word about its version: its results do not count
+            for worker in desk.all_workers():
+                worker.version = -1 if worker.session in own.keys() - set(sessions) else worker.version
+            self.again_at = now
+            return
         if sessions != self._group:
             self._group = sessions
             self.groups += 1
@@ -133,7 +145,8 @@ class Ring(Topology):
                     attempt=self.attempts,
                     group=self.groups,
                     peers=len(sessions),
-                    tasks=tuple(sorted(c.task for c in ended.contributions)),
+                    own=own[session],
+                    contributions=len(ended.contributions),
                     tokens=ended.tokens,
                 ),
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planetary.core.errors import NumericsError, PeerError, PlanetaryError
+from planetary.core.errors import LocalProtocolError, NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
 from planetary.fleet.protocol.messages import Reduce, RingJob, TrainingJob
 from planetary.fleet.shell.system import SYSTEM, System
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Newest = tuple[int, OuterState | None]
+"""The newest version in use, and its outer state; -1 and None: none."""
 MakeCommunicator = Callable[..., Any]
 """As the class `Communicator`; a simulation has another one with the same methods."""
 
@@ -104,12 +106,14 @@ class RingPeer:
     def start_from(self, version: int, ahead: Collection[int] = (), tokens: int = 0) -> Callable[[], Tensors]:
         """Start the next tasks from a version and this peer's part of the tasks `ahead`; return a getter of parameters.
 
-        It is called once, before one of these tasks has ended.
+        It is called once, before one of these tasks has ended. It raises `LocalProtocolError` without one of `ahead`.
         """
         params, job = self._params[version], self._job
         own = [self._held[task][1] for task in ahead if task in self._held]
 
         def begin() -> Tensors:
+            if len(own) < len(ahead):
+                raise LocalProtocolError(f"this worker begins with its results of tasks {list(ahead)}, and lacks one")
             self._start = params
             if own:
                 self._start = eager_start(self._specs, params, own, tokens, job.outer.eager_rate())
@@ -129,17 +133,15 @@ class RingPeer:
 
     def reduce(self, message: Reduce) -> None:
         """Begin; `ReduceSucceeded` or `ReduceBroke` is reported."""
-        assert self._state is not None
-        own = [self._held[task][1] for task in message.tasks if task in self._held]
-        self._thread.submit(self._guarded, message, self._state, own, self._left)
+        own = {task: self._held[task][1] for task in message.own if task in self._held}
+        self._thread.submit(self._guarded, message, (self._version, self._state), own, self._left)
 
     def leave(self) -> None:
         """Break off the reduction under way, and leave the group."""
         self._held.clear()
         with self._lock:
             self._left += 1
-            communicator, self._communicator = self._communicator, None
-            self._group = -1
+        communicator = self._take_communicator()
         if communicator is not None:
             # It tells the master and joins threads, for which the event loop has no time.
             self._system.aside("ring leave", communicator.close)
@@ -151,9 +153,9 @@ class RingPeer:
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
-    def _guarded(self, message: Reduce, state: OuterState, own: list[HeldContribution], left: int) -> None:
+    def _guarded(self, message: Reduce, newest: Newest, own: Mapping[int, HeldContribution], left: int) -> None:
         try:
-            event = self._reduce(message, state, own, left)
+            event = self._reduce(message, newest, own, left)
         except NumericsError as error:
             event = ReduceBroke(message.round, message.attempt, "numerics", str(error))
         except PlanetaryError as error:
@@ -165,20 +167,28 @@ class RingPeer:
             log.warning("round %d: the reduction failed: %s", event.round, event.reason)
         self._report(event)
 
-    def _reduce(self, message: Reduce, state: OuterState, own: list[HeldContribution], left: int) -> Event:
+    def _reduce(self, message: Reduce, newest: Newest, own: Mapping[int, HeldContribution], left: int) -> Event:
+        # A peer joins before it refuses, and leaves: the others, who wait for it, learn of it at once.
+        joined = self._join(message.group, message.peers, left) if message.peers > 1 else None
+        version, state = newest
+        refusal = _refusal(message, version, own)
+        if refusal or state is None:
+            communicator = self._take_communicator()
+            if communicator is not None:
+                communicator.close()
+            return ReduceBroke(message.round, message.attempt, "refused", refusal)
         form = form_of(
             self._job.precision,
             message.peers,
             overlap=self._job.overlap,
             radial=self._job.radial,
-            contributions=len(message.tasks),
+            contributions=message.contributions,
         )
-        summed = share(self._specs, own, message.tokens, form, self._statistics)
+        summed = share(self._specs, list(own.values()), message.tokens, form, self._statistics)
         sent = received = 0
-        if message.peers > 1:
+        if joined is not None:
             from planetary.collectives import Quantization, ReduceOp
 
-            joined = self._join(message.group, message.peers, left)
             # Without the library's own retries: with fewer peers it would be another sum.
             bits = self._job.bits
             work = joined.all_reduce_async(
@@ -197,13 +207,19 @@ class RingPeer:
         self._coming[message.round] = step.state
         return ReduceSucceeded(message.round, message.attempt, digest, sent, received)
 
+    def _take_communicator(self) -> Communicator | None:
+        """Return the communicator of the newest group, for its end: this peer is in no group from now on."""
+        with self._lock:
+            communicator, self._communicator, self._group = self._communicator, None, -1
+        return communicator
+
     def _join(self, group: int, peers: int, left: int) -> Communicator:
         """Return the communicator of the group, with all its members."""
         with self._lock:
             communicator = self._communicator
             if group == self._group and communicator is not None and communicator.connected:
                 return communicator
-            self._communicator, self._group = None, -1
+        communicator = self._take_communicator()
         if communicator is not None:
             communicator.close()
         job = self._job
@@ -227,3 +243,15 @@ class RingPeer:
             communicator.update_topology(min_world_size=peers)
             log.info("the ring of %d workers is measured; a pass is expected to be %.2f times as fast", peers, shorter)
         return communicator
+
+
+def _refusal(message: Reduce, version: int, own: Mapping[int, HeldContribution]) -> str:
+    """Return why a peer with this version and these results cannot add up what `message` names; "": it can."""
+    if version != message.round - 1:
+        return f"it has the outer state of round {version}, expected {message.round - 1}"
+    for task, tokens in message.own.items():
+        if task not in own:
+            return f"it has no result of task {task}, expected one of {tokens} tokens"
+        if (found := own[task].contribution.tokens) != tokens:
+            return f"its result of task {task} has {found} tokens, expected {tokens}"
+    return ""

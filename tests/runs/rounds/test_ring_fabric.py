@@ -15,6 +15,7 @@ from planetary.fleet.protocol.records import (
     RoundClosed,
     RunResumed,
     TopologyReplaced,
+    WorkerLost,
 )
 from planetary.runs.rounds.controller.ring import Ring
 from planetary.simulation.faults import Fault
@@ -117,6 +118,15 @@ def test_another_outer_state_than_everybodys_is_named_and_replaced() -> None:
     check(cluster, flipped=True)
     differed = [r for r in cluster.journal if isinstance(r, DigestsDiffered)]
     assert [r.workers for r in differed] == [("node-1/0",)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_report_before_its_result_is_not_reduced(way: str) -> None:
+    """A forging worker reported a lease while it trained it: the journal had a result that the ring did not add."""
+    cluster = run_schedule(3000, checkpoint_every=4, one_epoch=True, forger=True, **WAYS[way])
+    lost = [record.reason for record in cluster.journal if isinstance(record, WorkerLost)]
+    assert [reason for reason in lost if "a false report: it has no result of task" in reason], lost
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -1,19 +1,21 @@
-"""Workers of a ring reduce through real communicators: their order measured, and their deltas quantised."""
+"""Workers of a ring reduce through real communicators, and refuse to add a result that they do not have."""
 
 from __future__ import annotations
 
 import queue
+from typing import Any
 
 import numpy as np
 import pytest
 
 from planetary.collectives import Master, Quantization, ReduceOp
 from planetary.collectives.reduction import quantise
+from planetary.core.errors import LocalProtocolError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.events import ReduceSucceeded
+from planetary.fleet.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
 from planetary.runs.rounds.worker.ring_peer import RingPeer
 from planetary.sync.outer import initial_state
@@ -24,7 +26,7 @@ PARAMS = (TensorSpec("w", "f32", (1000,)),)
 SPEC = StepSpec("small", PARAMS, (), (), (), "0" * 64)
 
 
-def job(port: int, bits: int) -> m.TrainingJob:
+def job(port: int, bits: int = 0) -> m.TrainingJob:
     ring = m.RingJob(
         port=port,
         connections=1,
@@ -84,3 +86,39 @@ def test_peers_get_equal_bits_in_fewer_bytes(bits: int, worst: float, share: flo
     assert np.abs(found - exact).max() <= worst
     plain = 2 * 2 / 3 * 4000  # bytes of float32 that each of three sends
     assert all(answer.sent_bytes <= share * plain * 1.05 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ({"own": {1: 10, 2: 10}}, "it has no result of task 2, expected one of 10 tokens"),
+        ({"own": {1: 20}}, "its result of task 1 has 10 tokens, expected 20"),
+        ({"round": 2}, "it has the outer state of round 0, expected 1"),
+    ],
+    ids=["absent", "other weight", "other state"],
+)
+def test_peer_refuses_to_add_what_it_has_not(order: dict[str, Any], reason: str) -> None:
+    events: queue.Queue[Event] = queue.Queue()
+    peer = RingPeer("node-0/0", "127.0.0.1", "", job(1), events.put)
+    start = initial_state(PARAMS, {"w": np.zeros(1000, np.float32)})
+    sound = {"round": 1, "attempt": 1, "group": 1, "peers": 1, "own": {1: 10}, "contributions": 1, "tokens": 10}
+    try:
+        peer.received(0, state_tensors(start))
+        peer.use(0, (0,))
+        peer.start_from(0)()
+        peer.hold(1, 1, 10, {"w": np.ones(1000, np.float32)})
+        peer.reduce(m.Reduce(**{**sound, **order}))
+        assert events.get(timeout=30.0) == ReduceBroke(order.get("round", 1), 1, "refused", reason)
+        peer.reduce(m.Reduce(**sound))
+        assert isinstance(events.get(timeout=30.0), ReduceSucceeded)
+    finally:
+        peer.close()
+
+
+def test_lease_does_not_begin_ahead_of_an_absent_result() -> None:
+    peer = RingPeer("node-0/0", "127.0.0.1", "", job(1), lambda event: None)
+    peer.received(0, state_tensors(initial_state(PARAMS, {"w": np.zeros(1000, np.float32)})))
+    peer.use(0, (0,))
+    with pytest.raises(LocalProtocolError, match=r"results of tasks \[7\], and lacks one"):
+        peer.start_from(0, (7,), 10)()
+    peer.close()

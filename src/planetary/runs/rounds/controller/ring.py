@@ -126,9 +126,10 @@ class Ring(Topology):
         for contribution in ended.contributions:
             holder = self._held_by[contribution.task]
             own.setdefault(holder, {})[contribution.task] = contribution.tokens
-        if len(own) > len(sessions):  # a holder has changed its word about its version: its results do not count
-            for worker in desk.all_workers():
-                worker.version = -1 if worker.session in own.keys() - set(sessions) else worker.version
+        strangers = [w for w in desk.all_workers() if w.session in own and w.session not in sessions]
+        for worker in strangers:  # they changed their word about their version: their results do not count
+            worker.version = -1
+        if len(own) > len(sessions):
             self.again_at = now
             return
         if sessions != self._group:

@@ -11,7 +11,7 @@ def lazy_names(package: dict[str, Any], homes: Mapping[str, str]) -> Callable[[s
 
     Args:
         package: its globals, with `__name__` and `__all__`; a name that was used once is kept there.
-        homes: the module that has a name, by name.
+        homes: the module with a name, by name.
     """
 
     def find(name: str) -> Any:

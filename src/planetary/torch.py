@@ -29,10 +29,10 @@ __all__ = ["from_torch", "load_into", "torch_function"]
 def load_into(
     module: Any, run: str | os.PathLike[str] | Run, *, checkpoint: str | os.PathLike[str] | None = None
 ) -> int:
-    """Copy the parameters of a run into a PyTorch module, in place, and return the round that they are of.
+    """Copy the parameters of a run into a PyTorch module, in place, and return the round they are of.
 
-    Frozen parameters get the values that they have in the run. Parameters keep their device and type; buffers stay as
-    they are.
+    Frozen parameters get the values they have in the run. Parameters keep their device and type; buffers stay as they
+    are.
 
     Args:
         module: the `torch.nn.Module` that was trained, or one with the same parameter names and shapes.

@@ -7,11 +7,10 @@
         state.json              everything else, and the sha256 of the two files above
         COMMITTED               the sha256 of state.json
 
-The folder is built as `.writing-round-…`; every file and the folder itself are on the disk before one rename
-makes it a checkpoint. A folder on its way out is renamed to `.removing-round-…` before the first file of it
-goes. So a kill or a power cut between any two operations leaves each checkpoint whole or invisible, and the
-next write removes leftovers. A folder that looks like a checkpoint and fails its digests was damaged
-by something else: it is refused by name and never skipped silently.
+The folder is built as `.writing-round-…`; every file and the folder itself are on the disk before one rename makes it a
+checkpoint. A folder on the way out is renamed to `.removing-round-…` before the first file of it goes. So a kill or a
+power cut between any two operations leaves each checkpoint whole or invisible, and the next write removes leftovers. A
+checkpoint folder with wrong digests was damaged by something else: it is refused by name and never skipped silently.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     params: Tensors
     velocity: Tensors
     shown: Tensors = {}  # empty: all of `params`
-    moments: Tensors = {}  # the rest of the outer optimizer's state, by names that no parameter has
+    moments: Tensors = {}  # the rest of the outer optimizer's state, by names no parameter has
 
     def __repr__(self) -> str:
         size = sum(tensor.size for tensor in self.params.values())
@@ -122,7 +121,7 @@ def load_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
-        path: of its folder.
+        path: folder of the checkpoint.
         verify: whether to compare the digests of the tensor files; that of `state.json` is always compared.
 
     Raises:
@@ -163,8 +162,8 @@ def load_latest(folder: str | Path) -> Checkpoint:
 
     Raises:
         UserError: there is none.
-        TrustError: the newest is damaged. The text names it, and the newest intact one, which is not taken by
-            itself: going back discards work, so a person decides, with `load_checkpoint` of its path.
+        TrustError: the newest is damaged. The text names it, and the newest intact one, which is not taken
+            automatically: going back discards work, so a person decides, with `load_checkpoint`.
         ResourceError: reading failed.
     """
     entries = list_checkpoints(folder)
@@ -263,14 +262,14 @@ def write_checkpoint(
     protected: Collection[int] = (),
     files: DurableFiles = DISK,
 ) -> Path:
-    """Write a checkpoint, then remove the ones that are too old; return its path.
+    """Write a checkpoint, then remove old ones; return the path.
 
     Those of later rounds are removed first: the run was resumed from before them, so they belong to a past
     that no longer happened. One of the same round is replaced.
 
     Args:
         folder: of the run's checkpoints; made when missing. Only one process may write to it.
-        checkpoint: all its tensors float32, with the names and shapes of `info.param_specs`.
+        checkpoint: all tensors float32, with the names and shapes of `info.param_specs`.
         keep: how many of the newest stay, this one included; at least 1.
         protected: rounds whose checkpoints stay, too, however old they are.
         files: the file operations; tests pass failing ones.

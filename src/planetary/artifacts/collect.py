@@ -10,12 +10,12 @@ from pathlib import Path
 
 from planetary.artifacts.store import BlobStore, read_link
 
-_TEMPORARY_S = 86_400.0  # a file that is being written is not that old
+_TEMPORARY_S = 86_400.0  # files under construction are younger
 
 
 @dataclass(frozen=True)
 class BlobLink:
-    """A key and the digest that it names.
+    """A key and the digest it names.
 
     Attributes:
         key: any text.
@@ -61,7 +61,7 @@ def links(store: BlobStore) -> Iterator[BlobLink]:
 def find_garbage(
     store: BlobStore, *, unused_s: float, outdated: Collection[str] = (), now: float | None = None
 ) -> Garbage:
-    """Return the blobs that may be removed from a store that other processes may be using.
+    """Return the removable blobs of a store in use by other processes.
 
     A blob may go when it was neither written nor read for `unused_s` seconds (as far as the file system keeps times of
     reading), or is one of `outdated`. A later use builds or fetches it again.

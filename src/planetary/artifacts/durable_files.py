@@ -32,7 +32,7 @@ class DurableFiles:
         path.mkdir(parents=True, exist_ok=True)
 
     def write_file(self, path: Path, chunks: Iterable[Bytes]) -> None:
-        """Write a new file and return when it is on the disk (its name in the folder is not yet)."""
+        """Write a new file and return when it is on the disk (the name in the folder is not yet)."""
         with path.open("wb") as file:
             for chunk in chunks:
                 self.append(file, chunk)
@@ -48,7 +48,7 @@ class DurableFiles:
         flush_to_disk(file.fileno())
 
     def open(self, path: Path, flags: int) -> int:
-        """Open a file and return its descriptor; child processes do not inherit it.
+        """Open a file and return the descriptor; child processes do not inherit it.
 
         Only this user may read a file that is made: journals have configurations and errors, and these passwords.
         """
@@ -67,11 +67,11 @@ class DurableFiles:
         flush_to_disk(descriptor)
 
     def close(self, descriptor: int) -> None:
-        """Close a descriptor, which also gives back its lock."""
+        """Close a descriptor, which also releases the lock."""
         os.close(descriptor)
 
     def make_temporary(self, folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
-        """Make a new empty file, which only this user may read; return it open, and its path."""
+        """Make a new empty file, which only this user may read; return it open, and the path."""
         descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix)
         return os.fdopen(descriptor, "wb"), Path(name)
 

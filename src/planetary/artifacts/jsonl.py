@@ -1,8 +1,7 @@
 """Files of JSON lines that survive `kill -9`: the journal and the metrics.
 
-A line counts when its newline is there. A writer that is killed, or that meets a full disk, can leave a
-torn last line; readers pass over it and the next writer cuts it off, so both always agree on which records
-exist.
+A line counts when the newline is there. A killed writer, or a full disk, can leave a torn last line; readers pass over
+it and the next writer cuts it off, so both always agree on which records exist.
 
 Lines of a journal, which decide how a run goes on, end with a checksum of their own: `"crc32":"…"`, the last key.
 """
@@ -35,12 +34,12 @@ _REMEDY = (
 
 
 def with_checksum(line: bytes) -> bytes:
-    """Return a line, a JSON object without a newline, with its checksum as the last key."""
+    """Return a line, a JSON object without a newline, with the checksum as the last key."""
     return b'%s,"crc32":"%08x"}' % (line[:-1], zlib.crc32(line))
 
 
 def _checked(line: bytes, path: object, number: int, *, must: bool) -> bool:
-    """Compare a line with its checksum; return whether it has one.
+    """Compare a line with the checksum; return whether there is one.
 
     Raises `UserError` when it is not that of the line, or when it `must` have one and has none.
     """
@@ -58,7 +57,7 @@ def _checked(line: bytes, path: object, number: int, *, must: bool) -> bool:
 
 
 class JsonLinesWriter:
-    """Appends records to a file, each with one `write` call, so that another process never sees half a line.
+    """Appends records to a file, each with one `write` call, so another process never sees half a line.
 
     May be used from several threads. Raises `ResourceError` when the file cannot be opened or written.
     """
@@ -79,7 +78,7 @@ class JsonLinesWriter:
         try:
             self._size = _length_of_whole_lines(self._fd)
             files.truncate(self._fd, self._size)
-            if self._size == 0:  # a synced line would be lost with the name of its file
+            if self._size == 0:  # a synced line would be lost with the name of the file
                 files.sync_folder(self.path.parent)
         except OSError as error:
             files.close(self._fd)
@@ -142,11 +141,11 @@ def read_json_lines(
 ) -> Iterator[T]:
     """Yield every whole line of `path`, decoded as `record_type` (any type or union that msgspec can decode).
 
-    A torn last line is passed over. `checksums`: compare each line with its checksum; lines before the first one with
-    a checksum need none, as an earlier version of planetary wrote them.
+    A torn last line is passed over. `checksums`: compare each line with the checksum; lines before the first one with a
+    checksum need none, as an earlier version of planetary wrote them.
 
     Raises `UserError` naming file and line number when the file is missing, or a whole line is not a valid record or
-    not that of its checksum: that is damage, not a crash.
+    has a wrong checksum: that is damage, not a crash.
     """
     decoder = msgspec.json.Decoder(record_type)
     try:
@@ -162,7 +161,7 @@ def read_json_lines(
 
 
 class JsonLinesTail:
-    """Follows a growing file: each `poll` returns the records that were completed since the last one.
+    """Follows a growing file: each `poll` returns the records completed since the last one.
 
     It neither waits nor sleeps, and the file need not exist yet. A file shorter than the bytes
     already read was replaced: it is read again from the start.

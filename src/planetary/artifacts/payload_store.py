@@ -1,9 +1,9 @@
 """Large payloads (sketches, surrogates, fragments, checkpoints) in any store that fsspec reaches.
 
-A payload is bytes that one participant leaves for others: it is named by its kind and its sha256, `sketch/9f86d0…`, and
-lies at `<url>/<kind>/<first two digits>/<sha256>`. The kind decides how long it lives. The store is a folder, or any
-URL such as `s3://bucket/run`; S3-compatible servers are reached with the option `endpoint_url`, or with
-AWS_ENDPOINT_URL and the other variables that AWS programs read.
+A payload is bytes left by one participant for others: it is named by kind and sha256, `sketch/9f86d0…`, and lies at
+`<url>/<kind>/<first two digits>/<sha256>`. The kind decides how long it lives. The store is a folder, or any URL such
+as `s3://bucket/run`; S3-compatible servers are reached with the option `endpoint_url`, or with AWS_ENDPOINT_URL and the
+other variables that AWS programs read.
 
 `artifacts.store.BlobStore` is the local folder of compiled steps, which processes map into memory; this one is for
 payloads that travel between machines.
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 _NAME = re.compile(r"([a-z][a-z0-9-]*)/([0-9a-f]{64})")
 _PROBES = "probes"
-_UNFINISHED_S = 86_400.0  # a file that is being written is not that old
+_UNFINISHED_S = 86_400.0  # files under construction are younger
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 # botocore waits a minute for a connection and tries five times by default; retrying is this module's.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"max_attempts": 0}}}
@@ -47,7 +47,7 @@ class ListedPayload(msgspec.Struct, frozen=True):
 
     Attributes:
         name: kind and sha256.
-        nbytes: its size.
+        nbytes: size of the payload.
         written: when it was last put, Unix seconds by the store's own clock.
     """
 
@@ -126,7 +126,7 @@ class PayloadStore:
         self._probe(patient=False)
 
     def put(self, kind: str, data: bytes | bytearray | memoryview) -> str:
-        """Store a payload and return its name. Storing it again renews its lifetime.
+        """Store a payload and return the name. Storing it again renews the lifetime.
 
         Raises:
             UserError: there is no such kind.
@@ -144,7 +144,7 @@ class PayloadStore:
 
         Raises:
             UserError: it is not there, or `name` is none.
-            TrustError: its bytes have another digest than its name.
+            TrustError: the digest of the bytes differs from the name.
             ResourceError: the store refuses, or did not answer for too long.
         """
         path = self._path(name)
@@ -165,7 +165,7 @@ class PayloadStore:
         return data
 
     def has(self, name: str) -> bool:
-        """Whether a payload is there; its content is checked when it is read. Raises as `get` does."""
+        """Whether a payload is there; the content is checked by reads. Raises as `get` does."""
         path = self._path(name)
         try:
             self._patiently(f"looking for {_short(name)}", lambda: self.files.info(path), may_miss=True)
@@ -190,10 +190,10 @@ class PayloadStore:
 
         Args:
             keep: names that are still needed whatever their age, e.g. those in the syncer's journal.
-            now: Unix time; default: the store's own clock, so that a wrong clock here removes nothing too early.
+            now: Unix time; default: the store's own clock, so a wrong clock here removes nothing too early.
 
         Raises:
-            ResourceError: as `get`, or the store does not tell when its objects were written.
+            ResourceError: as `get`, or the store does not tell when objects were written.
         """
         now = self._probe(patient=True) if now is None else now
         needed = frozenset(keep)
@@ -270,7 +270,7 @@ class PayloadStore:
     def _patiently(
         self, doing: str, action: Callable[[], Result], *, may_miss: bool = False, patient: bool = True
     ) -> Result:
-        """Run an operation, again with growing pauses while the store fails, and tell its errors as this project does.
+        """Run an operation, again with growing pauses while the store fails, and translate errors.
 
         With `may_miss`, FileNotFoundError is an answer and passes; otherwise the bucket or folder is missing.
         """

@@ -18,7 +18,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def read_pretrained(folder: Path) -> tuple[tuple[TensorSpec, ...], Mapping[str, np.ndarray]]:
-    """Return specs and host arrays (bfloat16 as its bits) under the names that the model here gives them.
+    """Return specs and host arrays (bfloat16 as bits) under the names the model here gives them.
 
     Raises:
         UserError: the folder is of no known family, or has no weights in safetensors files.

@@ -1,9 +1,9 @@
 """Tensor files in the safetensors format, written and read piece by piece.
 
-The format (https://github.com/huggingface/safetensors#format): eight bytes with the length of a JSON header,
-little endian; the header, `{name: {"dtype", "shape", "data_offsets"}}`; the tensors' bytes without gaps.
-Every framework reads it. Writing it here, and not with its library, lets a checkpoint larger than half the
-memory stream to the disk while its digest is computed, and lets tests cut the power between any two pieces.
+The format (https://github.com/huggingface/safetensors#format): eight bytes with the length of a JSON header, little
+endian; the header, `{name: {"dtype", "shape", "data_offsets"}}`; the tensors' bytes without gaps. Every framework reads
+it. Writing it here, and not with its library, lets a checkpoint larger than half the memory stream to the disk while
+the digest is computed, and lets tests cut the power between any two pieces.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NAMES: Mapping[str, str] = {
     "ui8": "U8",
     "i1": "BOOL",
 }
-"""Element type -> its name in the format."""
+"""Element type -> name in the format."""
 
 PIECE_BYTES = 4 << 20
 LARGEST_HEADER = 100_000_000  # the format's own limit
 LARGEST = 2**62  # of an extent, and of a place in a file
-MOST_DIMENSIONS = 32  # numpy's limit, in all its versions
+MOST_DIMENSIONS = 32  # numpy's limit, in all versions
 
 
 def safetensors_pieces(
@@ -50,7 +50,7 @@ def safetensors_pieces(
 
     Raises:
         UserError: an element type has no name in the format.
-        ValueError: a tensor does not fit its spec.
+        ValueError: a tensor does not fit the spec.
     """
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
@@ -104,7 +104,7 @@ def read_safetensors(path: Path) -> tuple[tuple[TensorSpec, ...], dict[str, np.n
     return tuple(spec for spec, _, _ in entries), tensors
 
 
-_Entry = tuple[TensorSpec, int, int]  # and where its bytes begin and end, behind the header
+_Entry = tuple[TensorSpec, int, int]  # and where the bytes begin and end, behind the header
 
 
 def _entries(path: Path, text: bytes) -> list[_Entry]:

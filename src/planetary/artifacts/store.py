@@ -1,9 +1,8 @@
 """A folder of content-addressed blobs, and names that point at them.
 
-Layout: `blobs/ab/abcdef…` (file name = sha256 of its bytes) and `links/<sha256 of a key>` (the digest that
-the key names). Every file is written under a temporary name, flushed and renamed into place, so a reader
-sees all of a file or nothing, and a file that another process has mapped is never written to: a new inode
-takes its name instead.
+Layout: `blobs/ab/abcdef…` (file name = sha256 of the bytes) and `links/<sha256 of a key>` (the digest the key names).
+Every file is written under a temporary name, flushed and renamed into place, so a reader sees all of a file or nothing,
+and a file mapped by another process is never written to: a new inode takes the name instead.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
 def write_atomically(
     path: Path, data: bytes | bytearray | memoryview | Iterator[bytes | memoryview], files: DurableFiles = DISK
 ) -> None:
-    """Make `path` hold exactly `data`, or its pieces, creating its folder; on any failure `path` is as it was before.
+    """Make `path` hold exactly `data`, or these pieces, creating the folder; on any failure `path` is as it was before.
 
     `files`: the file operations.
 
@@ -81,18 +80,18 @@ class BlobStore:
         return self.root / "blobs" / digest[:2] / digest
 
     def has(self, digest: str) -> bool:
-        """Whether the blob is there; its content is checked when it is read."""
+        """Whether the blob is there; the content is checked by reads."""
         return self.path(digest).is_file()
 
     def put(self, data: bytes | bytearray | memoryview) -> str:
-        """Store `data` and return its digest; storing the same bytes again changes nothing.
+        """Store `data` and return the digest; storing the same bytes again changes nothing.
 
         Raises:
             ResourceError: the disk is full or the folder cannot be written.
         """
         digest = digest_of(data)
         path = self.path(digest)
-        # A file of another size is the wreck of a crash; the rename below replaces its name, not its bytes.
+        # A file of another size is the wreck of a crash; the rename below replaces the name, not the bytes.
         if not (path.is_file() and path.stat().st_size == len(data)):
             write_atomically(path, data, self._files)
         return digest
@@ -131,7 +130,7 @@ class BlobStore:
         write_atomically(self._link_path(key), f"{digest}\n{key}\n".encode(), self._files)
 
     def resolve(self, key: str) -> str | None:
-        """Return the digest that `key` names, if that blob is here; else None."""
+        """Return the digest under `key`, if the blob exists; else None."""
         found = read_link(self._link_path(key))
         if found is None or found[1] != key:
             return None  # damaged counts as absent, and is made again

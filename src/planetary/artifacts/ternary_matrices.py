@@ -87,7 +87,7 @@ def unpack_ternary(stored: TernaryMatrices) -> np.ndarray:
 
 
 def ternary_tensors(name: str, stored: TernaryMatrices) -> dict[str, np.ndarray]:
-    """Return the tensors that are stored in place of the tensor `name`."""
+    """Return the tensors stored in place of the tensor `name`."""
     parts = {"codes": stored.codes, "scale": stored.scale, "shape": np.array(stored.shape, np.int64)}
     return {f"{name}{_INFIX}{part}": value for part, value in parts.items()}
 

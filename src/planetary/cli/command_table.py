@@ -1,8 +1,8 @@
 """The list of commands, and how each one's parser is made. Knows the modules by name only and imports none.
 
-A command is a module with `add_parser(subparsers) -> ArgumentParser` and `run(args) -> int`. Whatever is
-heavy (JAX, the compiler, rich, matplotlib) is imported inside `run`, so that `--help` is instant and the
-roles of a bare install (worker, supervisor, node manager) work without the extras.
+A command is a module with `add_parser(subparsers) -> ArgumentParser` and `run(args) -> int`. Whatever is heavy (JAX,
+the compiler, rich, matplotlib) is imported inside `run`, so `--help` is instant and the roles of a bare install
+(worker, supervisor, node manager) work without the extras.
 """
 
 from __future__ import annotations

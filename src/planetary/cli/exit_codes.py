@@ -62,7 +62,7 @@ exit codes:
   130  interrupted by Ctrl+C; a run can go on with --resume
 """
 
-# Module that a bare install lacks -> the extra that brings it.
+# Module a bare install lacks -> the extra that brings it.
 _EXTRA_OF_MODULE = {
     "rich": "cli",
     "matplotlib": "cli",
@@ -95,7 +95,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def error_class_of(code: int) -> type[PlanetaryError]:
-    """Return the class that an exit code stands for; `PlanetaryError` for one that stands for none."""
+    """Return the class an exit code stands for; `PlanetaryError` for one that stands for none."""
     return next((cls for cls, number in EXIT_CODES.items() if number == code), PlanetaryError)
 
 

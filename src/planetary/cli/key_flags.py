@@ -15,7 +15,7 @@ from planetary.core.configuration.strict import FIELDS, SECTIONS, value_from_tex
 from planetary.core.configuration.toml import toml_value
 
 Flags = Mapping[str, str]
-"""Flag -> the key that it sets: `{"--port": "serve.port"}`."""
+"""Flag -> the key it sets: `{"--port": "serve.port"}`."""
 
 TRAIN_FLAGS: Flags = {"--workers": "fabric.workers", "--rounds": "train.rounds"}
 """Of the commands that train on this machine."""
@@ -92,11 +92,11 @@ def given_keys(args: argparse.Namespace, flags: Flags) -> dict[str, Any]:
 
 
 def settings_of(args: argparse.Namespace, flags: Flags) -> list[str]:
-    """Return the flags that were given as settings, `section.key=value`."""
+    """Return the flags given as settings, `section.key=value`."""
     return [f"{key}={toml_value(value)}" for key, value in given_keys(args, flags).items()]
 
 
 def _is_free(kind: inspect.Type) -> bool:
-    """Whether a key takes any text, or is a switch, so that its range need not be named."""
+    """Whether a key takes any text, or is a switch, so its range need not be named."""
     bare = kind.type if isinstance(kind, inspect.Metadata) else kind
     return isinstance(bare, inspect.StrType | inspect.BoolType)

@@ -79,7 +79,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
-    """Return the flags with which a child process is started. The token goes by file, so that `ps` shows none."""
+    """Return the flags with which a child process is started. The token goes by file, so `ps` shows none."""
     flags = [f"--backend={args.backend}", f"--target={target_of(args)}", f"--threads={args.threads}"]
     flags += [f"--island={args.island}", f"--chosen={args.chosen}"]
     flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
@@ -150,7 +150,7 @@ def target_of(args: argparse.Namespace) -> str:
 
 
 def log_target(args: argparse.Namespace) -> None:
-    """Log the target that is compiled for in place of `--target`, where they differ."""
+    """Log the target compiled for in place of `--target`, where they differ."""
     if not is_pjrt(args.backend) and (note := nearest(args.backend, target_of(args))[1]):
         logging.getLogger("planetary").info("%s", note)
 
@@ -172,9 +172,9 @@ def state_folder(args: argparse.Namespace) -> Path:
 
 
 def node_name(args: argparse.Namespace) -> str:
-    """The machine's name in the run: the flag, or its host name with a suffix that no other machine has.
+    """The machine's name in the run: the flag, or its host name with a suffix no other machine has.
 
-    The suffix is made once and kept beside the workers' state, so that the name survives restarts.
+    The suffix is made once and kept beside the workers' state, so the name survives restarts.
     """
     if args.node_name:
         if not args.node_name.replace("-", "").replace("_", "").replace(".", "").isalnum():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_run_flags(parser: Any, *, config: str, json: str, cache: str) -> None:
-    """Add the flags that both commands have.
+    """Add the flags both commands have.
 
     Args:
         parser: of the command.
@@ -71,7 +71,7 @@ def check_run_flags(args: argparse.Namespace, command: str, example: str) -> Non
 
 
 def overrides_of(args: argparse.Namespace) -> list[str]:
-    """Return the settings that the flags stand for, `section.key=value`."""
+    """Return the settings the flags stand for, `section.key=value`."""
     from planetary.cli.key_flags import TRAIN_FLAGS, settings_of
 
     return [*args.set, *settings_of(args, TRAIN_FLAGS)]
@@ -98,7 +98,7 @@ def with_preset(args: argparse.Namespace, command: str, overrides: Sequence[str]
 
 
 def local_run_of(args: argparse.Namespace, overrides: Sequence[str]) -> tuple[Config, LocalRunOptions]:
-    """Return the configuration, with these settings, and the options of the run that the flags ask for.
+    """Return the configuration, with these settings, and the options of the run the flags ask for.
 
     Raises:
         UserError: the configuration is wrong, or there is no such run.

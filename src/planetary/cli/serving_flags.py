@@ -14,18 +14,18 @@ _FLAGS = {
     "--experts": "serve.experts",
     "--chat-template": "serve.chat_template",
 }
-"""Flags that both commands have."""
+"""Flags both commands have."""
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that both commands have."""
+    """Add the flags both commands have."""
     from planetary.cli.key_flags import add_key_flags
 
     add_key_flags(parser.add_argument_group("served functions"), _FLAGS)
 
 
 def serving_tables(model: Path, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Return the configuration's tables that the flags stand for."""
+    """Return the configuration's tables the flags stand for."""
     from planetary.cli.key_flags import given_keys
 
     given = {key.partition(".")[2]: value for key, value in given_keys(args, _FLAGS).items()}
@@ -40,7 +40,7 @@ def given_model_flags(args: argparse.Namespace) -> list[str]:
 
 
 def model_settings(args: argparse.Namespace) -> list[str]:
-    """Return the settings that the flags of `add_model_flags` stand for, `section.key=value`."""
+    """Return the settings the flags of `add_model_flags` stand for, `section.key=value`."""
     from planetary.cli.key_flags import settings_of
 
     return settings_of(args, _FLAGS)

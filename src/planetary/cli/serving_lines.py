@@ -75,8 +75,8 @@ def example_request(url: str, model: str, keys: str) -> str:
     Args:
         url: of the endpoint.
         model: its name there.
-        keys: file of lines of a name and a key; the command reads the first key from it, so that none is printed. "":
-            no key is needed.
+        keys: file of lines of a name and a key; the command reads the first key from it, so none is printed. "": no key
+            is needed.
     """
     key = ""
     if keys:

@@ -26,7 +26,7 @@ class ArtifactLabel(msgspec.Struct, frozen=True):
     target: str  # e.g. "host", "baseline", "sm_80"
     features: str  # identifies the CPU a "host" module was tuned for
     stablehlo: str  # sha256 of the portable artifact of the training step
-    blocks: tuple[WeightBlocks, ...] = ()  # layouts of the arguments that its functions take in blocks
+    blocks: tuple[WeightBlocks, ...] = ()  # layouts of the functions' arguments in blocks
 
     def encode(self) -> str:
         """Return the text to bake in."""

@@ -44,7 +44,7 @@ def json_value(text: str | bytes, origin: str) -> Any:
 
 
 def check_json(text: str, origin: str) -> None:
-    """Raise `UserError` for a JSON text that is too deep, or has a number that is too long."""
+    """Raise `UserError` for a JSON text of too much depth, or with too long a number."""
     _check(_JSON_STRINGS.sub("s", text), origin, "JSON")
 
 

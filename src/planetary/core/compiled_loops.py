@@ -1,4 +1,4 @@
-"""Modules of loops that numba compiles, and that have a twin in numpy with the same bits."""
+"""Modules of loops for numba, each with a twin in numpy of the same bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CompiledLoops:
     """
 
     def __init__(self, module: str) -> None:
-        """`module`: its full name."""
+        """`module`: full name."""
         self._name, self.loaded = module, None
 
     loaded: ModuleType | None

@@ -3,10 +3,9 @@
 `configuration.schema` lists the keys. A relative path in a file is relative to that file's folder; in an override it
 is relative to the current folder. `run.dir`, where output goes, is always relative to the current folder.
 
-PCP's `experiment.json` is read, too, by each of its keys and the key here that does the same. The format is that of
-PCP's own files (github.com/deltawave-tech/pcp: `experiments/*.json`, `ExperimentConfig`), in both of its shapes: all
-keys side by side, or grouped into blocks. A key that has no counterpart is named in a warning with the reason; nothing
-is dropped in silence.
+PCP's `experiment.json` is read, too, by the key here for each of its keys. The format is that of PCP's own files
+(github.com/deltawave-tech/pcp: `experiments/*.json`, `ExperimentConfig`), in both shapes: all keys side by side, or
+grouped into blocks. A key without counterpart is named in a warning with the reason; nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -119,14 +118,14 @@ BLOCKS: Mapping[str, Mapping[str, str]] = {
     "decoupled_diloco": {},
     "outputs": {},
 }
-"""Block of the grouped shape -> its keys that have another name when all keys stand side by side."""
+"""Block of the grouped shape -> keys with another name in the flat shape."""
 
 _LEASES = "a lease is always the sequences of one round of one worker (tau × batch_size); PCP calls that diloco_slices"
 _NO_PROJECT = "without wandb_project nothing is sent to wandb"
 _DECOUPLED = "training is plain DiLoCo, without fragments that are merged at different times"
 
 WANDB_KEYS: Mapping[str, str] = {"wandb_project": "project", "wandb_entity": "entity"}
-"""Key of PCP's `experiment.json` -> key of the sink that its `wandb_project` stands for."""
+"""Key of PCP's `experiment.json` -> key of the sink for `wandb_project`."""
 
 NO_EFFECT: Mapping[str, str] = {
     "chunk_manifest_path": "leases are cut from the whole data file; to train on a part of it, give it as a file",
@@ -177,10 +176,10 @@ REFUSED: Mapping[str, str] = {
 
 
 def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, Any]:
-    """Return the tables that an `experiment.json` stands for; `null` and an empty string count as an absent key.
+    """Return the tables an `experiment.json` stands for; `null` and an empty string count as an absent key.
 
-    Warns once of the keys that have no effect. A path is taken from `folder` or, as PCP takes it, from the current
-    folder: whichever has the file.
+    Warns once of the keys without effect. A path is taken from `folder` or, as PCP takes it, from the current folder:
+    whichever has the file.
 
     Raises:
         UserError: the text is no JSON object, or a key in it is unknown or refused.
@@ -305,11 +304,11 @@ FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a TOML configuration, or PCP's `experiment.json`, with `overrides` in place of its values.
+    """Read a TOML configuration, or PCP's `experiment.json`, with `overrides` in place of values.
 
-    Checks apply to the result, so that an override can repair a file. See `apply_overrides` for their form. With a
-    compiled model the shape of the batch is the model's own (0) unless the file says one. A folder with a pretrained
-    model is the model that it describes (see `configuration.pretrained`).
+    Checks apply to the result, so an override can repair a file. See `apply_overrides` for their form. With a compiled
+    model the shape of the batch is the model's own (0) unless the file says one. A folder with a pretrained model is
+    the model it describes (see `configuration.pretrained`).
 
     Raises:
         UserError: the file cannot be read or parsed, an override is malformed, or a key is unknown, of the wrong type
@@ -429,11 +428,11 @@ def _names_a_path(source: str) -> bool:
 def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """Return `config` with `section.key=value` settings on top, as strictly checked as a file.
 
-    A value is written as in TOML. Where a key takes a string its quotes may be left out, and so they may in
-    the free table `model.options` for a value that looks like a word or a path.
+    A value is written as in TOML. Quotes may be left out for a string key, and in the free table `model.options` for a
+    word or a path.
 
     Raises:
-        UserError: an override is malformed, or its key or value is wrong.
+        UserError: an override is malformed, or key or value is wrong.
     """
     tables = msgspec.to_builtins(config)
     _override(tables, overrides, "--set")
@@ -496,7 +495,7 @@ def overrides_between(before: Config, after: Config) -> list[str]:
 def to_toml(config: Config) -> str:
     """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`."""
     tables = msgspec.to_builtins(config)
-    for section, struct in SECTIONS.items():  # a section's own keys are those that are looked for first
+    for section, struct in SECTIONS.items():  # a section's own keys are those looked for first
         own = [key for key in struct.__annotations__ if key in tables[section]]
         tables[section] = {key: tables[section][key] for key in own} | tables[section]
     return toml_document(tables)
@@ -509,11 +508,11 @@ _RL_LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "tole
 def config_hash(config: Config) -> str:
     """Return the sha256 (hex) of everything that decides the mathematics of a run.
 
-    Two configurations with equal hashes train the same model on the same data in the same way, so a
-    checkpoint of one may be resumed under the other. Left out are names, places, machines, time limits, how
-    often something is written or measured, options that only save memory, and how long the run is: a finished run may
-    be resumed with more rounds, and a cosine schedule is then stretched from there on. Of a local path only
-    the last part counts, so that a folder may be moved; digests of the contents are kept in the checkpoint.
+    Two configurations with equal hashes train the same model on the same data in the same way, so a checkpoint of one
+    may be resumed under the other. Left out are names, places, machines, time limits, how often something is written or
+    measured, options that only save memory, and how long the run is: a finished run may be resumed with more rounds,
+    and a cosine schedule is then stretched from there on. Of a local path only the last part counts, so a folder may be
+    moved; digests of the contents are kept in the checkpoint.
     """
     text = json.dumps(_mathematics(config), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -571,7 +570,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
             table[key] = re.split(r"[/\\]", table[key])[-1]
     if config.optimizer.schedule in {"constant", "inverse-sqrt"}:
         del kept["optimizer"]["final_fraction"]
-    if config.sync.topology == "ring":  # its sums are rounded in another way
+    if config.sync.topology == "ring":  # the ring's sums are rounded in another way
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
         if config.sync.ring_compression != "none":
             kept["sync"]["ring_compression"] = config.sync.ring_compression

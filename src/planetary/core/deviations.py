@@ -22,9 +22,9 @@ ROUNDINGS = 4  # accepted on top, in units of the largest value: storing the res
 LOSS_TOLERANCE = 1e-4  # relative; a loss is a mean over thousands of terms
 
 FACTOR_ROUNDINGS = 4
-"""Where factors are rounded to 16 bits, accepted errors are at least so many roundings of a factor, and the loss's
-an eighth of one: a float32 factor that differs in its last bit may be rounded to the other neighbour (measured: a
-change off by 0.7 roundings, for bf16).
+"""Where factors are rounded to 16 bits, accepted errors are at least so many roundings of a factor, and the loss's an
+eighth of one: a float32 factor with another last bit may be rounded to the other neighbour (measured: a change off by
+0.7 roundings, for bf16).
 """
 
 NOISE_FACTOR = 4.0
@@ -38,7 +38,7 @@ SCALARS = ("loss", "eval_loss", "grad_norm")
 
 
 def worst_of(errors: Mapping[str, float]) -> tuple[str, float]:
-    """Return the largest error and its name."""
+    """Return the largest error and the tensor's name."""
     return max(errors.items(), key=lambda item: item[1])
 
 
@@ -60,11 +60,11 @@ def accepted_of(
     """Return, by name, the accepted error of all results.
 
     Where an update is a sign (Lion), an argument near zero has either sign: as large a share of a tensor's elements as
-    is accepted for changes is spared there. Its momentum, from which the next sign is taken, is compared in full.
+    is accepted for changes is spared there. The momentum, from which the next sign is taken, is compared in full.
 
     Args:
         spec: signature of the step.
-        before: parameters and optimizer state that the step was given.
+        before: parameters and optimizer state the step was given.
         expected: results of the reference.
         factor_rounding: relative spacing of the factors of the model's contractions.
         noise: by name, the change from rounding in 16-bit arithmetic between contractions; default: none.
@@ -143,7 +143,7 @@ def error_of(want: np.ndarray, have: np.ndarray, accepted: Accepted) -> float:
 
 
 def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the numbers that a host array stands for."""
+    """Return the numbers a host array stands for."""
     if dtype == "bf16":
         return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
     return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)

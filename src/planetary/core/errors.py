@@ -63,11 +63,11 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side sent something the protocol forbids; its connection is closed."""
+    """The other side sent something the protocol forbids; the connection is closed."""
 
 
 class PeerError(PlanetaryError):
-    """A peer is gone, silent beyond its deadline, or reported a failure."""
+    """A peer is gone, silent beyond the deadline, or reported a failure."""
 
 
 class ResourceError(PlanetaryError):

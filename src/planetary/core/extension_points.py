@@ -1,4 +1,4 @@
-"""The extension points: one registry for each kind of object that a configuration names. See `docs/extending.md`.
+"""The extension points: one registry for each kind of object a configuration names. See `docs/extending.md`.
 
 A kind's interface and classes are in the package that uses them; here they are named only, and imported by the first
 look-up.
@@ -20,4 +20,4 @@ CODECS: Registry[Any] = Registry(
 )
 
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {"codec": CODECS}
-"""By the kind that a key of the configuration declares."""
+"""By the kind a key of the configuration declares."""

@@ -1,4 +1,4 @@
-"""The result of comparing a model with the framework that it was written in."""
+"""The result of comparing a model with the framework it was written in."""
 
 from __future__ import annotations
 

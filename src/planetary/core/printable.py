@@ -33,15 +33,15 @@ def is_folder_name(text: str) -> bool:
 
 
 def as_name(text: str) -> str:
-    """Return `text` with "-" for characters that a name must not have, shortened, and never empty."""
+    """Return `text` with "-" for characters a name must not have, shortened, and never empty."""
     return re.sub(r"[^A-Za-z0-9._:/-]", "-", text)[:128] or "-"
 
 
 def command_line(*words: object) -> str:
-    """Return a command of `planetary` that a shell takes as it is printed."""
+    """Return a command of `planetary` a shell takes as it is printed."""
     return shlex.join(["planetary", *map(str, words)])
 
 
 def one_line(text: str) -> str:
-    """Return `text` with every character that a terminal would obey written as an escape, as in `repr`."""
+    """Return `text` with every character a terminal would obey written as an escape, as in `repr`."""
     return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)

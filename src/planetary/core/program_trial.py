@@ -1,13 +1,13 @@
 """Every function of a program on random numbers, and the results of a reference execution.
 
-The sibling of `core.step_trial` for modules whose functions are called one by one, as those of mixtures are: the
-reference of an artifact travels to every worker, and each repeats the comparison on its own device. Arguments are not
-in it: they are drawn again from the digest of the module.
+The sibling of `core.step_trial` for modules of separate functions, as those of mixtures are: the reference of an
+artifact travels to every worker, and each repeats the comparison on its device. Arguments are not in it: they are drawn
+again from the digest of the module.
 
-How far a result may be off is measured where the reference is made: the reference runs a second time on arguments that
-are nudged by a few roundings. A router sends a token whose experts are nearly equally likely another way then, which
+How far a result may be off is measured where the reference is made: the reference runs a second time on arguments
+nudged by a few roundings. A router sends a token whose experts are nearly equally likely another way then, which
 changes some rows altogether; so many numbers are spared of the comparison, and no others. Choices, such as the ids of
-the largest scores, are compared by the scores that they choose among: of a near tie, a device may choose either.
+the largest scores, are compared by the scores they choose among: of a near tie, a device may choose either.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from planetary.core.trial_numbers import (
 )
 
 TOLERANCE = 0.05
-"""Accepted error of a number, relative to the root of the mean square of those of its tensor that are not zero.
+"""Accepted error of a number, relative to the root mean square of the tensor's nonzero numbers.
 
 Rounding makes 10⁻⁵ in float32. Where one token of a batch takes another way, every gradient changes a little.
 """
@@ -44,7 +44,7 @@ _NUDGE = 2.0**-18  # relative, in float32: the rounding of a contraction over so
 
 Arrays = Mapping[str, np.ndarray]
 Run = Callable[[str, Arrays], Arrays]
-"""Runs a function of the program, by its name, on arguments by name; returns its results by name."""
+"""Runs a function of the program, by name, on arguments by name; returns the results by name."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FunctionTrial:
     Attributes:
         digest: of the module, from which everything is drawn.
         name: of the function.
-        function: its signature.
+        function: signature of the function.
     """
 
     digest: str
@@ -101,9 +101,9 @@ class FunctionTrial:
         return {tensor.name: made(tensor) for tensor in self.function.arguments}
 
     def numbers(self, index: int, arguments: Arrays, results: Arrays, block: int) -> np.ndarray:
-        """Return the compared numbers of a result: the changes of its elements, or sums over blocks of them.
+        """Return the compared numbers of a result: the changes of the elements, or sums over blocks of them.
 
-        Changes are from the argument that the result overwrites, or from 0.
+        Changes are from the argument the result overwrites, or from 0.
         """
         result, replaced = self.function.results[index], self.function.replaced
         before = arguments[self.function.arguments[replaced[index]].name] if index < len(replaced) else None
@@ -121,7 +121,7 @@ class ProgramReference(msgspec.Struct, frozen=True):
     stablehlo: str  # digest of the module
     integers_below: int  # bound as in `ProgramSpec`
     functions: dict[str, tuple[ExpectedResult, ...]]  # expected results by function, in order
-    against: str  # the execution that it comes from, e.g. "XLA"
+    against: str  # the execution it comes from, e.g. "XLA"
 
     def errors(self, name: str, function: FunctionSpec, run: Run) -> dict[str, float]:
         """Run one function; return by result, as `RESULT of FUNCTION`, errors as fractions of the accepted ones."""
@@ -184,7 +184,7 @@ def make_reference(spec: ProgramSpec, run: Run, *, factor_rounding: float, again
 
 
 def _scores_of(function: FunctionSpec) -> dict[int, int]:
-    """Return, by the place of a result that is a choice, the place of its scores."""
+    """Return, by the place of a choice among results, the place of the scores."""
     place = {result.name: i for i, result in enumerate(function.results)}
     return {place[choice]: place[score] for choice, score in function.choices}
 
@@ -227,7 +227,7 @@ def _accepted(numbers: np.ndarray, beside: np.ndarray, rounding: float) -> Accep
 
 
 def encode_program_reference(reference: ProgramReference) -> bytes:
-    """Return its bytes, the same for the same reference."""
+    """Return the bytes, a function of the reference."""
     return msgspec.msgpack.encode(reference)
 
 

@@ -23,7 +23,7 @@ def key_of_seed(seed: int) -> Key:
 
 
 def seed_of_site(seed: int, site: str) -> int:
-    """Return the seed of the keys of a federation's site: each numbers its own leases, and all may have one seed."""
+    """Return the seed of the keys of a federation's site: each numbers leases from 0, and all may have one seed."""
     return zlib.crc32(site.encode(), seed)
 
 
@@ -48,7 +48,7 @@ def step_key(seed: int, lease: int, step: int) -> Key:
 def key_words(key: Key, parts: int) -> np.ndarray:
     """Return the words of the keys of a step's micro-batches, uint32 [2 × parts].
 
-    A single part has the step's key itself; of several, each has that key with its number folded in.
+    A single part has the step's key itself; of several, each has that key with the part's number folded in.
     """
     keys = [key] if parts == 1 else [fold_in(key, part) for part in range(parts)]
     return np.array(keys, np.uint32).reshape(-1)

@@ -1,7 +1,7 @@
 """Secrets in texts that leave the process: in answers, logs, errors and pages, and in records sent elsewhere.
 
-A configuration keeps a URL with its password, since the run needs it; every text for people and programs elsewhere goes
-through `redacted` once, at the place where it leaves.
+A configuration keeps a URL with the password, since the run needs it; every text for people and programs elsewhere goes
+through `redacted` once, on the way out.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 HIDDEN = "…"
 
-# userinfo of a URL: a password, or a token alone. "\\" and quotes end it, so that JSON and TOML stay what they are.
+# userinfo of a URL: a password, or a token alone. "\\" and quotes end it, so JSON and TOML stay what they are.
 _USERINFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,31}://)[^/\s@\"'\\<>?#]+(?::[^\s@\"'\\<>]*)?@")
 # parameters of signed links (S3, GCS, Azure, CloudFront) and of common APIs
 _PARAMETERS = re.compile(
@@ -35,5 +35,5 @@ def redacted(text: str) -> str:
 
 
 def redacted_toml(text: str) -> str:
-    """Return a configuration, as `to_toml` writes it, without its secrets: as `redacted`, and any webhook's address."""
+    """Return a configuration, as `to_toml` writes it, without secrets: as `redacted`, and any webhook's address."""
     return redacted(_WEBHOOK_SINKS.sub(rf'\1"{HIDDEN}"', text))

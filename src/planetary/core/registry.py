@@ -5,7 +5,7 @@ Three kinds of name, in this order:
 - `file.py:Name`: a class in a file of the user. The file is read once and known by the digest of its text.
 - a built-in name: the attribute `name` of a class in the modules of the kind. There is no table: a class is found by
   being there.
-- the name of an entry point in the kind's group, of a package that is installed on the machine.
+- the name of an entry point in the kind's group, of a package installed on the machine.
 
 A file's code may go to other machines. `pin` turns `file.py:Name` into `file.py:Name@digest`, a name that means the
 same class everywhere, and that is found only where the text of this digest was loaded: by `pin` itself at the gateway,
@@ -168,7 +168,7 @@ def pinned_file(name: str) -> PinnedFile | None:
 
 
 def file_of(name: str) -> str | None:
-    """Return the path of a user's file that a name is in; None: it is in none."""
+    """Return the path of a user's file a name is in; None: it is in none."""
     place = _PLACE.fullmatch(name)
     return None if place is None else place["file"]
 

@@ -1,6 +1,6 @@
 """Learning-rate schedules: the rate of every inner step, on the host, from the index of the step.
 
-The rate is an argument of the compiled step, so that neither its peak nor the length of a run is compiled into it.
+The rate is an argument of the compiled step, so neither the peak nor the length of a run is compiled into it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         warmup_steps: inner steps of the warm-up.
         total_steps: inner steps of the whole run.
         final_fraction: of the peak, at the end.
-        cooldown_fraction: of the run, at its end; "wsd" only.
+        cooldown_fraction: of the run, at the end; "wsd" only.
 
     Raises:
-        UserError: the steps do not fit together, or a value is outside its range.
+        UserError: the steps do not fit together, or a value is out of range.
     """
 
     kind: ScheduleKind = _KEYS.schedule
@@ -73,7 +73,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rate(self, step: int) -> float:
         """Return the rate of a step (0-based index since the start of the run), rounded to float32.
 
-        Computed in float64, so that all machines agree on the float32.
+        Computed in float64, so all machines agree on the float32.
         """
         warm = max(1, self.warmup_steps)
         rise = min(1.0, (step + 1) / warm)

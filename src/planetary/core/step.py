@@ -12,7 +12,7 @@ from planetary.core.tensors import TensorSpec
 
 STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
 RATE = TensorSpec("rate", "f32", ())
-GRADIENT = "gradient."  # prefix of a gradient's name, before its parameter's
+GRADIENT = "gradient."  # prefix of a gradient's name, before the parameter's
 
 
 class StepSpec(msgspec.Struct, frozen=True):
@@ -35,13 +35,13 @@ class StepSpec(msgspec.Struct, frozen=True):
     buffers: tuple[TensorSpec, ...]  # constant inputs of the model such as RoPE tables; never trained
     opt_state: tuple[TensorSpec, ...]  # starts as zeros
     batch: tuple[TensorSpec, ...]  # inputs, then targets
-    stablehlo_digest: str  # sha256 of the portable artifact that both functions were compiled from
+    stablehlo_digest: str  # sha256 of the portable artifact both functions were compiled from
     keys: tuple[TensorSpec, ...] = ()  # one tensor, ui32 [2 × micro-batches], if the model draws random numbers
     statistics: tuple[str, ...] = ()  # names of `params` whose new values the model gives, such as running means
 
     @property
     def trained(self) -> tuple[TensorSpec, ...]:
-        """The parameters that the optimizer changes."""
+        """The parameters the optimizer changes."""
         return tuple(spec for spec in self.params if spec.name not in self.statistics)
 
     @property
@@ -51,7 +51,7 @@ class StepSpec(msgspec.Struct, frozen=True):
 
     @property
     def train_batch(self) -> tuple[TensorSpec, ...]:
-        """The last arguments of `train_step`: the batch, then the keys of its random numbers."""
+        """The last arguments of `train_step`: the batch, then the keys of random numbers."""
         return (*self.batch, *self.keys)
 
     def keys_of(self, seed: int, lease: int, step: int) -> tuple[np.ndarray, ...]:
@@ -64,13 +64,13 @@ class FunctionSpec(msgspec.Struct, frozen=True):
 
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
-    # results that are choices, each with the result of the same shape that has their scores, in descending order along
-    # the last axis: two choices whose scores are equal but for rounding may be swapped
+    # results that are choices, each with the result of the same shape with their scores, in descending order along the
+    # last axis: two choices whose scores are equal but for rounding may be swapped
     choices: tuple[tuple[str, str], ...] = ()
 
     @property
     def replaced(self) -> tuple[int, ...]:
-        """The argument that each of the first results overwrites: the one of its name."""
+        """The argument overwritten by each of the first results: the one of the same name."""
         place = {spec: i for i, spec in enumerate(self.arguments)}
         return tuple(place[spec] for spec in itertools.takewhile(place.__contains__, self.results))
 

@@ -1,10 +1,10 @@
 """One training and one evaluation step on random numbers, and the results of a reference execution.
 
 A compiler can lie, and so can a driver: a module that is right on the gateway's CPU may be wrong on a worker's GPU. So
-the reference of an artifact's check travels to every worker, and each repeats the comparison on its own device. A
+the reference of an artifact's check travels to every worker, and each repeats the comparison on its device. A
 `StepReference` is small for any model: inputs are drawn again from the digest of the step and the quantiles of the
 initial parameters; expected results travel as the changes of the elements, or as sums over blocks of them, with random
-signs. An element that is off by more than is accepted shows in the sum of its block.
+signs. An element with too large an error shows in the block's sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out fro
 REFERENCE_BYTES = 8 << 20
 """Approximate bytes of the expected results of a large model: 3.3M parameters under AdamW travel as sums of 8."""
 _QUANTILES = 65
-_SAMPLE = 1 << 20  # elements that the quantiles of a large parameter are taken from
+_SAMPLE = 1 << 20  # elements the quantiles of a large parameter are taken from
 
 
 class StepRunner(Protocol):
@@ -86,12 +86,12 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def before(self) -> dict[str, np.ndarray]:
-        """The values that a training step changes."""
+        """The values a training step changes."""
         return self.params | self.opt_state
 
 
 class ParameterValues(msgspec.Struct, frozen=True):
-    """The distribution of a parameter's trial values: its own initial values, or their quantiles at equal steps."""
+    """The distribution of a parameter's trial values: the initial values, or their quantiles at equal steps."""
 
     exact: bytes = b""  # float32
     quantiles: tuple[float, ...] = ()
@@ -114,9 +114,9 @@ def values_of(spec: StepSpec, params: Mapping[str, np.ndarray]) -> dict[str, Par
 def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: Mapping[str, np.ndarray]) -> Trial:
     """Return random inputs for a step: bit for bit the same for the same step and values, on every machine.
 
-    Parameters are drawn from `values` plus noise, so that no gradient vanishes. The optimizer's state is positive and
-    away from zero: from a zero state, Adam's first update is the sign of the gradient, which rounding decides where
-    the gradient is nearly zero. Integers of a batch are small, so that they are indices into most tables.
+    Parameters are drawn from `values` plus noise, so no gradient vanishes. The optimizer's state is positive and away
+    from zero: from a zero state, Adam's first update is the sign of the gradient, which rounding decides where the
+    gradient is nearly zero. Integers of a batch are small, so they are indices into most tables.
     """
 
     def words(tensor: TensorSpec, use: str) -> np.ndarray:
@@ -173,7 +173,7 @@ class StepReference(msgspec.Struct, frozen=True):
     scalars: dict[str, float]
     accepted: dict[str, Accepted]  # accepted errors of the scalars
     tensors: dict[str, ExpectedResult]
-    against: str  # the execution that it comes from, e.g. "XLA"
+    against: str  # the execution it comes from, e.g. "XLA"
 
     def errors(
         self, spec: StepSpec, before: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]
@@ -210,11 +210,11 @@ def make_reference(
 
     Args:
         spec: signature of the step.
-        values: the ones its trial was drawn from.
+        values: source of the trial's draws.
         before: parameters and optimizer state of the trial.
         expected: the results, under the names of `run_trial`.
         factor_rounding: relative spacing of the factors of the model's contractions.
-        against: the execution that they come from.
+        against: the execution they come from.
         noise: as for `accepted_of`.
     """
     accepted = accepted_of(spec, before, expected, factor_rounding, noise=noise)
@@ -241,7 +241,7 @@ def make_reference(
 
 
 def encode_reference(reference: StepReference) -> bytes:
-    """Return its bytes, the same for the same reference."""
+    """Return the bytes, a function of the reference."""
     return msgspec.msgpack.encode(reference)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from planetary.core.errors import UserError
 
-# Element type -> the numpy type that holds it on the host. A bfloat16 is held as its 16 raw bits: numpy has no such
-# type, and a worker must not need ml_dtypes.
+# Element type -> the numpy type that holds it on the host. A bfloat16 is held as 16 raw bits: numpy has no such type,
+# and a worker must not need ml_dtypes.
 HOST_DTYPES: Mapping[str, np.dtype] = {
     "f64": np.dtype("<f8"),
     "f32": np.dtype("<f4"),
@@ -98,14 +98,14 @@ Tensors = Mapping[str, np.ndarray]
 class WeightBlocks(msgspec.Struct, frozen=True):
     """The layout of a weight on a CPU: blocks [⌈N / width⌉, K, width] of neighbouring outputs, input by input.
 
-    N are the weight's outputs, K its inputs; zeros fill the last block. A product of any number of rows with such a
+    N are the weight's outputs, K the inputs; zeros fill the last block. A product of any number of rows with such a
     weight reads memory in order, in whole vector registers. With [outputs, inputs] or [inputs, outputs], IREE 3.13
     computes products of one row, of eight and of a hundred at a third to two thirds of that rate.
 
     Attributes:
         name: of the tensor, as an argument of functions.
-        outputs: its dimensions that a product keeps, in order.
-        inputs: its dimensions that a product sums over, in order.
+        outputs: dimensions kept by a product, in order.
+        inputs: dimensions summed over by a product, in order.
         width: outputs that are neighbours in memory.
     """
 

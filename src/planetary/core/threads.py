@@ -1,6 +1,6 @@
 """Threads and their synchronisation. `THREADS` are the operating system's; a simulator passes others.
 
-Only primitives that block, or that a blocked thread may hold, have to come from here: a lock under which nothing waits
+Only primitives that block, or may be held by a blocked thread, have to come from here: a lock under which nothing waits
 can be a `threading.Lock` in both worlds.
 """
 
@@ -38,7 +38,7 @@ class Condition(Protocol):
     """`threading.Condition` over a lock that is not reentrant."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `predicate` is true, `timeout` seconds at most; return its value."""
+        """Wait until `predicate` is true, `timeout` seconds at most; return the value."""
         ...
 
     def notify_all(self) -> None:
@@ -80,7 +80,7 @@ class Threads(Protocol):
     """Starts threads and makes their synchronisation primitives."""
 
     def start(self, name: str, work: Callable[[], object]) -> Thread:
-        """Call `work` in a thread of its own, which does not keep the program from ending."""
+        """Call `work` in a separate thread, which does not keep the program from ending."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -96,7 +96,7 @@ class Threads(Protocol):
         ...
 
     def condition(self) -> Condition:
-        """Make a condition with a lock of its own."""
+        """Make a condition with a separate lock."""
         ...
 
     def queue(self) -> Queue[Any]:

@@ -1,6 +1,6 @@
 """Random numbers of trials, the same bits everywhere, and the compact form of their expected results.
 
-A bit generator's raw words are the same in every version of numpy (NEP 19), its distributions are not.
+A bit generator's raw words are the same in every version of numpy (NEP 19), the distributions are not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from planetary.core.deviations import Accepted
 
 EXACT_ELEMENTS = 4096  # a tensor of so many elements, or fewer, travels as it is
-_CHUNK = 1 << 20  # elements that are summed at a time, so that temporary arrays stay small
+_CHUNK = 1 << 20  # elements summed at a time, so temporary arrays stay small
 
 
 def random_words(text: str, count: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def _seed(text: str) -> int:
 
 
 class ExpectedResult(msgspec.Struct, frozen=True):
-    """A reference's result for one tensor: float32 changes of its elements, or signed sums of `block` of them each."""
+    """A reference's result for one tensor: float32 changes of the elements, or signed sums of `block` of them each."""
 
     changes: bytes
     block: int

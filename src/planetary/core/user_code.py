@@ -1,9 +1,9 @@
 """Python of a user: the one way in which a model's file, a reward's or any other is loaded.
 
-A file is loaded as Python loads a script that is part of a package: its module is registered, so that dataclasses with
-postponed annotations, `typing.get_type_hints` and pickling find it; files beside it can be imported, by
-`import neighbour` and by `from .neighbour import name`. A file is run again at each load, and so are its neighbours: a
-notebook's next call sees the file as it is then.
+A file is loaded as Python loads a script in a package: the module is registered, so dataclasses with postponed
+annotations, `typing.get_type_hints` and pickling find it; files beside it can be imported, by `import neighbour` and by
+`from .neighbour import name`. A file is run again at each load, and so are the neighbours: a notebook's next call sees
+the file as it is then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import ModuleType
 from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError
 
 _BARRED: ContextVar[str] = ContextVar("barred", default="")
-_NEIGHBOURS: dict[str, Path] = {}  # module that a file imported from its own folder -> the folder
+_NEIGHBOURS: dict[str, Path] = {}  # module imported from a file's own folder -> the folder
 
 
 def load_module(place: str) -> ModuleType:
@@ -44,7 +44,7 @@ def load_module(place: str) -> ModuleType:
 
 @contextlib.contextmanager
 def barred(why: str) -> Iterator[None]:
-    """Let no user's code be loaded by this task, nor by threads that it starts with `asyncio.to_thread`."""
+    """Let no user's code be loaded by this task, nor by threads it starts with `asyncio.to_thread`."""
     token = _BARRED.set(why)
     try:
         yield
@@ -77,7 +77,7 @@ def load_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise _failure(str(path), error) from error
     finally:
-        # At the end, so that an import inside a function still finds a neighbour, and none hides another module.
+        # At the end, so an import inside a function still finds a neighbour, and none hides another module.
         sys.path.remove(str(folder))
         sys.path.append(str(folder))
         for one in set(sys.modules) - before:
@@ -101,7 +101,7 @@ def loaded_text(digest: str) -> tuple[ModuleType, bytes] | None:
 
 
 def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleType:
-    """Return the module of a file that stands alone, so that it can be sent to other machines; run once per text.
+    """Return the module of a file that stands alone, so it can be sent to other machines; run once per text.
 
     Args:
         file: its name.
@@ -156,7 +156,7 @@ def _refuse_neighbours(file: str, tree: ast.Module, folder: Path | None) -> None
 
 
 def file_of_module(name: str) -> str | None:
-    """Return the file of a module that can be imported, without importing it or its packages; None: there is none."""
+    """Return the file of an importable module, without importing module or packages; None: there is none."""
     find_modules_here()
     search: Sequence[str] | None = None
     spec = None

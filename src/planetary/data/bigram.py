@@ -1,4 +1,4 @@
-"""The bigram model of tokens that a trained network has to beat: the next token given the one before it.
+"""The bigram model of tokens a trained network has to beat: the next token given the one before it.
 
 Counts are smoothed by interpolation with the unigram model after Witten and Bell (1991, IEEE Transactions on
 Information Theory 37(4), method C): the weight of the unigram model behind token a is the share that new
@@ -68,7 +68,7 @@ def bigram_baseline(data: PreparedData, held_out: list[tuple[Slice, int]]) -> Bi
 
     Args:
         data: prepared data on a local path.
-        held_out: the network's evaluation chunks (`PreparedData.eval_chunks`), so that the losses compare.
+        held_out: the network's evaluation chunks (`PreparedData.eval_chunks`), so the losses compare.
     """
     if data.vocab_size > LARGEST_VOCABULARY:
         return BigramBaseline(

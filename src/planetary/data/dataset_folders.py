@@ -30,18 +30,18 @@ _ABOUT_STEMS = frozenset({"readme", "license", "licence", "notice", "citation", 
 
 
 def dataset_files(names: Mapping[str, str], source: str, read: Callable[[str], bytes]) -> dict[str, str]:
-    """Return the files of a folder that are trained on, by their names in it.
+    """Return the files of a folder trained on, by their names in it.
 
     A folder is a data set if it has a card with metadata, a `dataset_info(s).json`, or files of a training split beside
     files of another split. All files of any other folder are trained on.
 
     Args:
-        names: of all its files, and the path of each.
+        names: of all files, and the path of each.
         source: the folder, for error texts.
         read: returns the contents of a path.
 
     Raises:
-        UserError: the folder does not tell which of its files to train on; the text names a pattern.
+        UserError: the folder does not tell which files to train on; the text names a pattern.
     """
     if "dataset_dict.json" in names or "state.json" in names:
         return _of_saved(names, source, read) or dict(names)
@@ -68,7 +68,7 @@ def dataset_files(names: Mapping[str, str], source: str, read: Callable[[str], b
 
 
 def split_of(name: str) -> str | None:
-    """Return the split that the name of a file, or of a folder above it, says; None: it says none."""
+    """Return the split the name of a file, or of a folder above it, says; None: it says none."""
     for part in reversed(PurePosixPath(name).parts):
         words = set(re.split(r"[^a-z]+", part.lower()))
         for split, keywords in _SPLITS.items():
@@ -126,7 +126,7 @@ def _metadata(card: bytes) -> str:
 
 
 def _of_configs(metadata: str, data: Mapping[str, str], source: str) -> list[str] | None:
-    """Return the training files that the `configs` of a card name; None without such."""
+    """Return the training files the `configs` of a card name; None without such."""
     block = re.search(r"^configs:[^\S\n]*\n((?:[ \t-].*(?:\n|$)|\n)+)", metadata, re.MULTILINE)
     if block is None:
         return None
@@ -219,7 +219,7 @@ def _mapping(lines: _Lines, indent: int) -> tuple[dict[str, Any], _Lines]:
             found[key], lines = _scalar(value), lines[1:]
             continue
         after = lines[1:]
-        # A list may stand at the indentation of its key.
+        # A list may stand at the indentation of the key.
         inside = after and (after[0][0] > indent or (after[0][0] == indent and after[0][1].startswith("- ")))
         found[key], lines = _block(after) if inside else ("", after)
     return found, lines

@@ -1,4 +1,4 @@
-"""The files that a source of data consists of: a path, a folder, a pattern or any fsspec URL, compressed or not."""
+"""The files a source of data consists of: a path, a folder, a pattern or any fsspec URL, compressed or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUPPORTED = (
     "patterns of those, .u8, .u16, .u32 or .npy tokens"
 )
 
-_COMPRESSIONS: tuple[tuple[bytes, str], ...] = (  # first bytes of a file -> its compression
+_COMPRESSIONS: tuple[tuple[bytes, str], ...] = (  # first bytes of a file -> compression
     (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
@@ -50,7 +50,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
     @property
     def suffix(self) -> str:
-        """The ending of its path without that of its compression: `".jsonl"` of `x.jsonl.gz?token=y`; lower case."""
+        """The ending of the path without the compression's: `".jsonl"` of `x.jsonl.gz?token=y`; lower case."""
         name = PurePosixPath(path_part(self.name))
         if name.suffix.lower() in _COMPRESSED_SUFFIXES:
             name = name.with_suffix("")
@@ -58,7 +58,7 @@ class SourceFile(msgspec.Struct, frozen=True):
 
 
 def path_part(source: str) -> str:
-    """Return the path of a source: of a URL without query and fragment, of a chained URL that of its first file."""
+    """Return the path of a source: of a URL without query and fragment, of a chained URL that of the first file."""
     for link in source.split("::"):
         if "://" in link:
             path = re.split("[?#]", link.partition("://")[2])[0]
@@ -75,13 +75,13 @@ def is_pattern(source: str) -> bool:
 
 
 def files_of(source: str) -> list[SourceFile]:
-    """Return the files that a path, folder, pattern or URL names, sorted by name.
+    """Return the files a path, folder, pattern or URL names, sorted by name.
 
-    Hidden files are left out, and of a data set's folder all but those of its training split (`dataset_folders`).
+    Hidden files are left out, and of a data set's folder all but the training split (`dataset_folders`).
 
     Raises:
         UserError: there is none, or the URL cannot be used.
-        ResourceError: its host cannot be reached.
+        ResourceError: the host cannot be reached.
     """
     with telling(source):
         system, path = fsspec.core.url_to_fs(source)
@@ -118,7 +118,7 @@ def telling(source: str) -> Iterator[None]:
 
     Raises:
         UserError: it does not exist or the URL cannot be used.
-        ResourceError: its host cannot be reached, or reading failed on the way.
+        ResourceError: the host cannot be reached, or reading failed on the way.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def telling(source: str) -> Iterator[None]:
     except Exception as error:
         if "://" not in source:
             raise
-        # Each file system's client has errors of its own for hosts, names and rights.
+        # Each file system's client has separate errors for hosts, names and rights.
         raise ResourceError(
             f"reading the training data {source} failed: {type(error).__name__}: {error}. Is its host reachable from "
             "here, and may this account read it?"
@@ -148,17 +148,17 @@ def telling(source: str) -> Iterator[None]:
 
 @contextmanager
 def open_raw(source: str) -> Iterator[IO[bytes]]:
-    """Open a path or any fsspec URL for reading its bytes as they are stored. Raises as `telling`."""
+    """Open a path or any fsspec URL for reading the stored bytes. Raises as `telling`."""
     with telling(source), fsspec.open(source, "rb") as file:
         yield file  # type: ignore[misc]  # fsspec.open is typed as returning a list too
 
 
 @contextmanager
 def open_file(file: SourceFile) -> Iterator[tuple[bytes, IO[bytes]]]:
-    """Open a file of data without its compression.
+    """Open a file of data without compression.
 
     Yields:
-        Its first bytes (at most `HEAD_BYTES`), and all of its bytes from the start.
+        The first bytes (at most `HEAD_BYTES`), and all bytes from the start.
 
     Raises:
         UserError: it cannot be unpacked; and as `telling`.

@@ -1,4 +1,4 @@
-"""Fits a run to its data: a tiny source makes a tiny run, and the log names the reduced keys."""
+"""Fits a run to the data: a tiny source makes a tiny run, and the log names the reduced keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class LeasePlan(Protocol):
-    """How a kind of run divides its training tokens into leases."""
+    """How a kind of run divides the training tokens into leases."""
 
     def most_inner_steps(self, config: Config, batches: int) -> int:
         """Return the largest `train.inner_steps` that a data set of so many batches allows."""
@@ -36,7 +36,7 @@ class RoundLeases:
         return batches
 
     def within_epochs(self, config: Config, tokens: int) -> Config:
-        """The controller counts leases, so that it does not matter how many workers come."""
+        """The controller counts leases, so it does not matter how many workers come."""
         return with_fitting_warmup(config, length_of(config, tokens).schedule_steps)
 
 
@@ -48,7 +48,7 @@ class StepLeases:
         return config.train.inner_steps
 
     def within_epochs(self, config: Config, tokens: int) -> Config:
-        """Every step is that of all composers, so that passes are a number of rounds.
+        """Every step is that of all composers, so passes are a number of rounds.
 
         Raises:
             UserError: not one round is possible.
@@ -74,8 +74,8 @@ class StepLeases:
 
 
 BEYOND = 3
-"""Times its rounds that a site may train a part of a job beyond them. A site that trained alone has trained them before
-its hub has all versions; and one whose hub never comes back is to end at some time.
+"""A site may train this many times its rounds beyond them for a part of a job. A site that trained alone has trained
+them before the hub has all versions; and a site whose hub never comes back is to end at some time.
 """
 
 
@@ -95,7 +95,7 @@ ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
 
 
 def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LEASES) -> Config:
-    """Return `config` with keys reduced where the data is too small, each with a warning that has both numbers.
+    """Return `config` with keys reduced where the data is too small, each with a warning with both numbers.
 
     `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and a
     mixture's `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in
@@ -124,7 +124,7 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
 
 
 FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
-"""Keys that a run may have smaller than it was given them."""
+"""Keys a run may have smaller than it was given them."""
 
 
 def changes(given: Config, fitted: Config) -> str:

@@ -39,11 +39,11 @@ class Document(msgspec.Struct, frozen=True):
 
 
 Documents: TypeAlias = Callable[[IO[bytes], SourceFile, str], Iterator[Document]]
-"""Yields the documents of an opened file, in its order; the string is `data.text_key`, the field of a record that holds
-the text (`"message.text"` is the field `text` of the field `message`). A malformed file or record is a `UserError` that
+"""Yields the documents of an opened file, in order; the string is `data.text_key`, the field of a record that holds the
+text (`"message.text"` is the field `text` of the field `message`). A malformed file or record is a `UserError` that
 names it."""
 Records: TypeAlias = Callable[[IO[bytes], SourceFile], Iterator[tuple[str, Any]]]
-"""Yields the records of an opened file, each with its place for error texts."""
+"""Yields the records of an opened file, each with the place for error texts."""
 Tokens: TypeAlias = Callable[[IO[bytes], SourceFile], Iterator[np.ndarray]]
 """Yields the tokens of an opened file in pieces, unsigned integers [n]."""
 
@@ -135,7 +135,7 @@ def _space(text: str, at: int) -> int:
 
 
 def separated(separator: str) -> Records:
-    """Return the reader of the rows of a table with a header, by the names of its columns."""
+    """Return the reader of the rows of a table with a header, by the columns' names."""
 
     def read(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
         csv.field_size_limit(sys.maxsize)
@@ -206,9 +206,9 @@ def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]
 def tar(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
     """Yield the texts of an archive, as WebDataset has them.
 
-    A `field` "txt", "md", or ".caption" names the ending of the members that are texts, and "json.caption" a field of
-    the members that end in .json. Another `field` is that of the records in .json and .jsonl members; members that end
-    in .txt and .md are texts then, and one archive cannot have both.
+    A `field` "txt", "md", or ".caption" names the ending of the members with text, and "json.caption" a field of the
+    members that end in .json. Another `field` is that of the records in .json and .jsonl members; .txt and .md members
+    are texts then, and one archive cannot have both.
     """
     endings, inner = _members(field)
     seen: dict[bool, str] = {}  # member kind, records or not -> the first such member
@@ -265,7 +265,7 @@ def _member_records(stream: IO[bytes], inside: SourceFile, ending: str, field: s
 
 def _document(text: str) -> Document:
     data = text.encode("utf-8", "replace")
-    # Named by its content, so that copies of one text are on the same side of the split.
+    # Named by content, so copies of one text are on the same side of the split.
     return Document(hashlib.sha256(data).hexdigest(), data)
 
 

@@ -1,10 +1,10 @@
 """The kinds of data files: the marks in their first bytes, and the reader of each.
 
-A file's kind is decided by its first bytes, without compression. Its name only has a say where bytes cannot decide
+A file's kind is decided by the first bytes, without compression. The name only has a say where bytes cannot decide
 (`.csv`, flat tokens), and may not contradict them. Notation under the name of a text is an error: the tokens of a
 notation would be trained on, and nothing would look wrong.
 
-A package adds a kind of its own as an entry point of the group `planetary.data_kinds`, a `DataKind`.
+A package adds a separate kind as an entry point of the group `planetary.data_kinds`, a `DataKind`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class DataKind:
         name: value of `data.format`.
         title: for people.
         endings: of names, in lower case, which such a file usually has.
-        sniff: whether a file begins as one of this kind, from its first bytes; for binary kinds this alone decides.
-        is_binary: whether its first bytes are a mark that no text has.
-        documents: reader of its texts.
-        records: reader of its records; None: it has none, or they are too large to be read whole.
-        tokens: reader of its tokens.
+        sniff: whether a file begins as one of this kind, from the first bytes; for binary kinds this alone decides.
+        is_binary: whether the first bytes are a mark absent from text.
+        documents: reader of texts.
+        records: reader of records; None: it has none, or they are too large to be read whole.
+        tokens: reader of tokens.
         is_many: whether it consists of documents; one text otherwise.
     """
 
@@ -249,7 +249,7 @@ _TOKEN_HEADERS: tuple[tuple[bytes, str], ...] = (  # first bytes of other progra
     ),
 )
 _TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log"})
-_NO_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control characters that no text has
+_NO_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control characters no text has
 GROUP = "planetary.data_kinds"
 
 
@@ -272,12 +272,12 @@ def kind_of(head: bytes, file: SourceFile, declared: str = "") -> DataKind:
     """Return the kind of a file.
 
     Args:
-        head: its first bytes, without compression.
-        file: its name, and its place for error texts.
+        head: first bytes, without compression.
+        file: file name, and the place for error texts.
         declared: `data.format`; "": the bytes decide.
 
     Raises:
-        UserError: it cannot be trained on, its name contradicts its bytes, or it is notation under the name of a text.
+        UserError: it cannot be trained on, name and bytes disagree, or it is notation under the name of a text.
     """
     named = _kind_by_ending(file)
     if declared or (named is not None and named.tokens is not None):
@@ -369,7 +369,7 @@ def _refuse_token_headers(head: bytes, file: SourceFile) -> None:
 
 
 def holds_tokens(source: str, declared: str) -> bool:
-    """Whether a source is tokens, by `data.format` and its name."""
+    """Whether a source is tokens, by `data.format` and name."""
     kind = kind_named(declared) if declared else _kind_by_ending(SourceFile(source, source))
     return kind is not None and kind.tokens is not None
 
@@ -393,6 +393,6 @@ def refuse_mixed(files: Sequence[SourceFile], kinds: Sequence[DataKind], source:
 
 @contextmanager
 def open_kind(file: SourceFile, declared: str = "") -> Iterator[tuple[DataKind, IO[bytes]]]:
-    """Open a file without its compression; yield its kind, and its bytes from the start. Raises as `kind_of`."""
+    """Open a file without compression; yield the kind, and all bytes from the start. Raises as `kind_of`."""
     with open_file(file) as (head, stream):
         yield kind_of(head, file, declared), stream

@@ -1,9 +1,8 @@
 """Turns sources into two token files, once: training tokens and held-out tokens, both shuffled in blocks.
 
-A block is `sequence_length + 1` tokens: one sequence and its shifted target. Shuffling the blocks on disk
-lets a lease be one contiguous range, read with one range request, while its batches are still drawn from
-everywhere. Several sources are mixed on disk too, in the shares that their weights say (`data.mixing`): readers of
-the files know nothing of it.
+A block is `sequence_length + 1` tokens: one sequence and the shifted target. Shuffling the blocks on disk lets a lease
+be one contiguous range, read with one range request, while batches are still drawn from everywhere. Several sources are
+mixed on disk too, in the shares that their weights say (`data.mixing`): readers of the files know nothing of it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ arXiv:2305.16264, section 5)."""
 def blocks_of_mixture(counts: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:
     """Return how many blocks each source has in a mixture in which their shares are those of the weights.
 
-    With `repeat` every block of every source is in it, and those of a source that has few for its weight more than
-    once; else no block is in it twice, and of a source that has more than its weight needs some are left out.
+    With `repeat` every block of every source is in it, and blocks of a source with few for the weight more than once;
+    else no block is in it twice, and of a source with more than the weight needs some are left out.
 
     Args:
         counts: blocks of the sources, each at least 1.
@@ -56,7 +55,7 @@ def blocks_of_mixture(counts: Sequence[int], weights: Sequence[float], *, repeat
     ratios = [count / share for count, share in zip(counts, shares, strict=True)]
     size = max(ratios) if repeat else min(ratios)
     found = [max(1, round(share * size)) for share in shares]
-    # Rounding must neither lose a block of the source that decides nor use one that is not there.
+    # Rounding must neither lose a block of the deciding source nor use a missing one.
     return [max(n, c) if repeat else min(n, c) for n, c in zip(found, counts, strict=True)]
 
 
@@ -118,7 +117,7 @@ _FLAT_FILES = ("train.flat", "held_out.flat")
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """The contents of `prepared.json` in the cache; its presence marks the folder as complete."""
+    """The contents of `prepared.json` in the cache; the file's presence marks the folder as complete."""
 
     format: int
     key: str
@@ -145,7 +144,7 @@ class _Blocks(msgspec.Struct, frozen=True):
 class _Flat(msgspec.Struct, frozen=True):
     """The tokens of all sources, one after the other, each from the start of a block on.
 
-    `train` and `held_out` have an entry for each source: where its whole blocks are.
+    `train` and `held_out` have an entry for each source: where the whole blocks are.
     """
 
     tokens: tuple[np.ndarray, np.ndarray]  # open files: training documents, and held-out ones
@@ -207,7 +206,7 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
 
 
 def _train_order(config: Config, recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
-    """Return the blocks of the training file in its order, int64."""
+    """Return the blocks of the training file in file order, int64."""
     wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=True)
     if len(parts) > 1:
         _say_shares(recipe, parts, wanted)
@@ -221,7 +220,7 @@ def _train_order(config: Config, recipe: Recipe, parts: Sequence[_Blocks]) -> np
 
 
 def _held_out_order(recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
-    """Return the blocks of the held-out file in its order, int64: no block twice, as that would measure nothing."""
+    """Return the blocks of the held-out file in file order, int64: no block twice, as that would measure nothing."""
     wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=False)
     chosen = [
         part.first + (np.arange(n) if n == part.count else permutation(part.count, HELD_OUT_SEED, i)[:n])
@@ -257,7 +256,7 @@ def _check_room(folder: Path, nbytes: int) -> None:
 
 
 def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[_Blocks, _Blocks]:
-    """Return the blocks of a source that are trained on, and those that are held out."""
+    """Return the blocks of a source trained on, and those held out."""
     source, train, held = recipe.parts[index], flat.train[index], flat.held_out[index]
     least = recipe.least_of(index)
     if source.contents.has_many_documents and held.count < max(1, least) and train.count:
@@ -267,7 +266,7 @@ def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[_Bl
             config.data.held_out_fraction,
         )
     if not source.contents.has_many_documents or held.count < max(1, least):
-        # One long text: its last blocks are held out, at least one, and never more than half for the sake of a whole
+        # One long text: the last blocks are held out, at least one, and never more than half for the sake of a whole
         # batch.
         count = max(1, round(train.count * config.data.held_out_fraction), min(least, train.count // 2))
         held = _Blocks(train.first + train.count - count, count if train.count else 0)
@@ -320,7 +319,7 @@ def _size(tokenizer: Tokenizer | None) -> int:
 def _write_source(
     config: Config, part: RecipePart, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter
 ) -> int:
-    """Write the tokens of a source and return the number of its documents."""
+    """Write the tokens of a source and return the number of documents."""
     if part.dtype is not None:
         for piece in tokens(part.contents):
             train.write(piece)
@@ -370,7 +369,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     key: str  # sha256 (hex) of everything the files depend on: equal keys mean equal tokens in equal order
     folder: Path
     documents: int
-    notes: tuple[str, ...] = ()  # line for each source: its kind, and how its first text begins
+    notes: tuple[str, ...] = ()  # line for each source: kind, and the beginning of the first text
 
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
         """Return which lease stands for which tokens; raises `UserError` for less than one slice.

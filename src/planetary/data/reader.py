@@ -14,14 +14,14 @@ from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import Slice
 
 TOKEN_DTYPES = ("i32", "i64", "ui16", "ui32")
-"""Element types, in StableHLO's spelling, in which a model may take its tokens."""
+"""Element types, in StableHLO's spelling, in which a model may take tokens."""
 
 
 def read_slice(piece: Slice) -> np.ndarray:
-    """Return the tokens of `piece`, as an array [count] of its own token type.
+    """Return the tokens of `piece`, as an array [count] of the file's token type.
 
     Raises:
-        UserError: the file does not exist, is shorter than the slice needs, or its URL cannot be used.
+        UserError: the file does not exist, is shorter than the slice needs, or the URL cannot be used.
         ResourceError: reading failed on the way; trying again may help.
     """
     dtype = host_dtype(piece.dtype)
@@ -73,7 +73,7 @@ def _read_url(url: str, start: int, length: int) -> bytes:
         raise ResourceError(f"reading {url} failed: {error}") from error
     if not isinstance(raw, bytes):
         raise UserError(f"cannot read {url}: it names several files")
-    if len(raw) > length:  # a server without range reads sends the file from its start
+    if len(raw) > length:  # a server without range reads sends the file from the start
         raise UserError(f"cannot read {url}: its server does not support reading a range of bytes")
     return raw
 
@@ -83,14 +83,14 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cut tokens into batches and yield `(inputs, targets)`, both [batch_size, sequence_length], C-contiguous.
 
-    Each sequence is a block of `sequence_length + 1` tokens; its targets are its inputs shifted by one.
+    Each sequence is a block of `sequence_length + 1` tokens; targets are the inputs shifted by one.
 
     Args:
         tokens: ids, any integer type.
         batch_size: sequences in a batch.
         sequence_length: target tokens in a sequence.
-        dtypes: element types that the model takes for inputs and for targets, two of `TOKEN_DTYPES`. The one copy
-            that makes a batch contiguous also converts it.
+        dtypes: element types the model takes for inputs and for targets, two of `TOKEN_DTYPES`. The one copy that makes
+            a batch contiguous also converts it.
 
     Raises:
         UserError: `tokens` are no whole number of batches, or one of them does not fit into the model's type.

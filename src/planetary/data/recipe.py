@@ -23,7 +23,7 @@ SMALL_BATCHES = 8  # a source whose held-out bytes are fewer than so many batche
 
 
 class RecipePart(msgspec.Struct, frozen=True):
-    """One of the sources, and its contents."""
+    """A source and the contents."""
 
     source: str
     text_key: str
@@ -32,23 +32,23 @@ class RecipePart(msgspec.Struct, frozen=True):
 
     @property
     def dtype(self) -> str | None:
-        """Element type that has room for its tokens; None: it is text."""
+        """Element type that has room for the tokens; None: the source is text."""
         widths = {"u8": "ui8", "u16": "ui16"}
         return max(widths.get(name, "ui32") for name in self.contents.kinds) if self.contents.has_tokens else None
 
     @property
     def kind(self) -> str:
-        """Element type of its tokens, or "documents" or "text"."""
+        """Element type of the tokens, or "documents" or "text"."""
         return self.dtype or ("documents" if self.contents.has_many_documents else "text")
 
     @property
     def read_as(self) -> list[str]:
-        """Kinds of its files where their names alone do not tell them: others read the same bytes otherwise."""
+        """Kinds of files whose names alone do not tell them: others read the same bytes otherwise."""
         usual = all(kind != "jsonl" or file.suffix in _LINES for file, kind in _kinds(self.contents))
         return [] if usual and "json" not in self.contents.kinds else list(self.contents.kinds)
 
     def documents(self) -> Iterator[Document]:
-        """Yield its documents; it must be text."""
+        """Yield the documents of a text source."""
         return documents(self.contents, self.text_key)
 
 
@@ -79,12 +79,12 @@ class Recipe(msgspec.Struct, frozen=True):
         return [part.weight for part in self.parts]
 
     def least_of(self, index: int) -> int:
-        """Return how many blocks of a source must be held out, so that the mixture of them has `least_held_out`."""
+        """Return how many blocks of a source must be held out, so the mixture of them has `least_held_out`."""
         return math.ceil(self.least_held_out * self.parts[index].weight / sum(self.weights))
 
 
 def recipe_of(config: Config) -> Recipe:
-    """Read the sources to their ends and return the recipe of the files that are made of them.
+    """Read the sources to their ends and return the recipe of the files made of them.
 
     Raises:
         UserError: a source or the tokenizer is not usable, or they do not fit together.
@@ -102,8 +102,8 @@ def recipe_of(config: Config) -> Recipe:
     needs_none = not texts and data.tokenizer in {BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS}
     tokenizer = None if characters or needs_none else load_tokenizer(data.tokenizer)
     # A small source must give a whole batch to measure on. The bound is generous, as a token may take many bytes; above
-    # it the files do not depend on the batch.
-    # Of a mixture the source that has the least for its weight decides how much can be measured on.
+    # it the files do not depend on the batch. In a mixture, the source with the fewest tokens for the weight decides
+    # how much can be measured on.
     nbytes = sum(part.contents.nbytes for part in parts)
     is_small = nbytes * data.held_out_fraction < SMALL_BATCHES * config.tokens_per_batch
     least = config.train.batch_size if is_small or len(parts) > 1 else 0

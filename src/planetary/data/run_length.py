@@ -15,8 +15,8 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
         leases: the most leases; 0: no limit.
         inner_steps: of an average worker in a round.
         workers: how many are expected to take part in a round.
-        parts: leases that an average worker trains in a round.
-        beyond: rounds that may follow `rounds`, at the schedule's last rate: of a site, until its hub ends the run.
+        parts: leases an average worker trains in a round.
+        beyond: rounds that may follow `rounds`, at the schedule's last rate: of a site, until the hub ends the run.
     """
 
     rounds: int
@@ -50,8 +50,8 @@ class RunLength(msgspec.Struct, frozen=True, kw_only=True):
     def first_step(self, round_: int, trained: int) -> int:
         """Return the position in the schedule at which a round begins; `trained` leases precede it.
 
-        It is `(round_ - 1) * inner_steps` with the expected workers. The schedule of a run that ends with its data goes
-        by the data: with fewer workers a round is a smaller part of it, with more a larger one.
+        It is `(round_ - 1) * inner_steps` with the expected workers. The schedule of a run ended by its data goes by
+        the data: with fewer workers a round is a smaller part of it, with more a larger one.
         """
         steps = self.schedule_steps
         by_rounds = (round_ - 1) * steps // self.rounds

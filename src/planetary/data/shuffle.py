@@ -10,7 +10,7 @@ import numpy as np
 
 
 def permutation(count: int, *seed: int) -> np.ndarray:
-    """Return a permutation of `range(count)` as int64 [count], a pure function of its arguments.
+    """Return a permutation of `range(count)` as int64 [count], a pure function of the arguments.
 
     Every index gets a random 64-bit word and the indices are sorted by it. Ties (probability below count² /
     2⁶⁵) keep their order, so the result is always a permutation.

@@ -1,7 +1,7 @@
 """Which tokens are trained on when, and who has them: pure, replayable, every token at most once per epoch.
 
 A *lease* is a position in the run's endless data order: lease 0 is the first slice, or part of one, that is handed out.
-`SliceOrder` gives the tokens that a lease stands for; `LeaseLedger` says which leases are free, held or trained.
+`SliceOrder` gives the tokens a lease stands for; `LeaseLedger` says which leases are free, held or trained.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class SliceOrder(msgspec.Struct, frozen=True):
     """Maps leases to slices of a token file.
 
     The file is cut into whole slices, and each epoch hands each of them out exactly once: in an order drawn from the
-    seed, or, with `sampling` "fifo", from the file's start to its end. The remainder at the ends (less than one
-    slice) sits out the epoch; the cut starts at another block in each epoch, so that over time no token is left out.
-    "fifo" always begins at the file's start.
+    seed, or, with `sampling` "fifo", from the file's start to its end. The remainder at the ends (less than one slice)
+    sits out the epoch; the cut starts at another block in each epoch, so over time no token is left out. "fifo" always
+    begins at the file's start.
 
     Attributes:
         file: the tokens; already shuffled in blocks where `sampling` is "random", else in the order of the source.
         slice_tokens: tokens of one lease; a whole number of blocks.
-        block_tokens: tokens of one sequence with its shifted target, so no block is ever cut in two.
+        block_tokens: tokens of one sequence with the shifted target, so no block is ever cut in two.
         seed: of the order.
         sampling: as `data.sampling`.
         reorder: "fifo": draw the order of slices from the second epoch on.
-        parts: leases that a slice is divided into; those of one slice follow each other in the order and in the file.
+        parts: leases a slice is divided into; those of one slice follow each other in the order and in the file.
     """
 
     file: TokenFile
@@ -72,7 +72,7 @@ class SliceOrder(msgspec.Struct, frozen=True):
         return lease // self.per_epoch
 
     def locate(self, lease: int) -> Slice:
-        """Return the tokens that a lease stands for."""
+        """Return the tokens a lease stands for."""
         if lease < 0:
             raise LocalProtocolError(f"lease {lease} does not exist; leases count from 0")
         number, part = divmod(lease, self.parts)
@@ -100,10 +100,10 @@ def _start_block(spare_blocks: int, seed: int, epoch: int) -> int:
 class LeaseLedger(msgspec.Struct):
     """Which leases are free, held, or trained. Every lease is in exactly one of these states.
 
-    Leases below `next` were handed out at least once; of these, `returned` are free again, `held` are being
-    trained, and all others are trained. A trained lease is never handed out again unless its result is lost
-    (`retract`), so every token counts once. The whole state is three JSON fields and depends only on the calls
-    made, so replaying the calls rebuilds it.
+    Leases below `next` were handed out at least once; of these, `returned` are free again, `held` are being trained,
+    and all others are trained. A trained lease is never handed out again unless the result is lost (`retract`), so
+    every token counts once. The whole state is three JSON fields and depends only on the calls made, so replaying the
+    calls rebuilds it.
     """
 
     next: int = 0  # the first lease that was never handed out
@@ -116,7 +116,7 @@ class LeaseLedger(msgspec.Struct):
         return self.next - len(self.returned) - len(self.held)
 
     def peek(self) -> int:
-        """Return the lease that `take` would hand out: the oldest that was given back, else a new one."""
+        """Return the next lease of `take`: the oldest returned one, else a new one."""
         return self.returned[0] if self.returned else self.next
 
     def free(self, count: int) -> list[int]:
@@ -152,7 +152,7 @@ class LeaseLedger(msgspec.Struct):
         self._release(lease, "completed")
 
     def retract(self, lease: int) -> None:
-        """Make a trained lease a held one again: its training is lost before it counted.
+        """Make a trained lease a held one again: the training is lost before it counted.
 
         Raises:
             LocalProtocolError: it is not trained.
@@ -174,7 +174,7 @@ class LeaseLedger(msgspec.Struct):
 
 
 def check_ledger(ledger: LeaseLedger) -> str:
-    """Return the defect of a ledger that was read from a file, or "" when it is consistent."""
+    """Return the defect of a ledger read from a file, or "" when it is consistent."""
     for name, leases in (("returned", ledger.returned), ("held", ledger.held)):
         if leases != sorted(set(leases)) or (leases and not 0 <= leases[0] <= leases[-1] < ledger.next):
             return f"its {name} leases are not ascending numbers below {ledger.next}"

@@ -1,7 +1,7 @@
 """Where training text and tokens come from: the standard library, files, folders, patterns and URLs of text and tables,
 flat token files.
 
-A source of text is a stream of documents, so that files larger than memory can be prepared.
+A source of text is a stream of documents, so files larger than memory can be prepared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOT_SOURCES = frozenset(
 
 
 class SourceContents(msgspec.Struct, frozen=True):
-    """Digest of the contents of a source, and its files."""
+    """Digest of the contents of a source, and the files."""
 
     digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
     nbytes: int  # stored size
@@ -43,18 +43,18 @@ class SourceContents(msgspec.Struct, frozen=True):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether its files hold tokens; texts otherwise."""
+        """Whether the files hold tokens; texts otherwise."""
         return any(kind_named(name).tokens is not None for name in self.kinds)
 
 
 def source_contents(source: str, declared: str = "") -> SourceContents:
-    """Read a source to its end and return its contents' identity.
+    """Read a source to the end and return the contents' identity.
 
-    `declared`: `data.format`, the kind of all its files; "": their first bytes decide.
+    `declared`: `data.format`, the kind of all files; "": the first bytes decide.
 
     Raises:
-        UserError: it cannot be read, a file in it cannot be trained on, or its files are of kinds that do not mix.
-        ResourceError: its host cannot be reached, or reading failed on the way.
+        UserError: the source cannot be read, a file cannot be trained on, or kinds of files do not mix.
+        ResourceError: the host cannot be reached, or reading failed on the way.
     """
     digest, nbytes = hashlib.sha256(), 0
     if source == STDLIB:
@@ -105,7 +105,7 @@ SHOWN_CHARACTERS = 120
 
 
 def summary(contents: SourceContents, source: str, text_key: str, show: Callable[[np.ndarray], str]) -> str:
-    """Return a line for people: the kind of a source, and how its first text begins.
+    """Return a line for people: the kind of a source, and the beginning of the first text.
 
     `show` turns the first tokens of a token file into text.
     """
@@ -201,8 +201,6 @@ def _chunks(url: str) -> Iterator[bytes]:
 
 
 def is_held_out(name: str, fraction: float) -> bool:
-    """Whether a document is never trained on: a fixed function of its name, true for about `fraction` of
-    them.
-    """
+    """Whether a document is never trained on: a fixed function of the name, true for about `fraction` of them."""
     word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     return word < fraction * 2.0**64

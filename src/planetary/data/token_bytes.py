@@ -27,7 +27,7 @@ def byte_letters() -> list[str]:
 
 
 class TokenBytes:
-    """The bytes of the tokens of one tokenizer, as its decoder makes them inside a text."""
+    """The bytes of the tokens of one tokenizer, as the decoder makes them inside a text."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         """`document`: the parsed `tokenizer.json`."""

@@ -1,6 +1,4 @@
-"""A flat file of little-endian tokens: nothing but the tokens, so that any range of them is one range of
-bytes.
-"""
+"""A flat file of little-endian tokens: nothing but the tokens, so any range of them is one range of bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def smallest_dtype(vocab_size: int) -> str:
 
 
 class TokenFile(msgspec.Struct, frozen=True):
-    """The place of a token file, and its contents. `url` is a path or any fsspec URL."""
+    """The place of a token file, and the contents. `url` is a path or any fsspec URL."""
 
     url: str
     dtype: str

@@ -24,7 +24,7 @@ SAVED_TOKENIZER = "tokenizer.json"
 CHARACTERS = "characters.json"
 """File of a `CharTokenizer`, beside prepared data and in the folder of a run."""
 _SPARSEST, _FREE_IDS = 16, 1 << 18  # largest number of ids: so many a token, and so many on top
-_REPLACEMENT = "\ufffd"  # stands for an id that has no text
+_REPLACEMENT = "\ufffd"  # stands for an id without text
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 """Names under which tokenizers keep the token that separates documents, most specific first."""
 
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_document(self) -> int | None:
-        """The id that is put between documents; None when there is none."""
+        """The id put between documents; None when there is none."""
         ...
 
     @property
@@ -53,7 +53,7 @@ class Tokenizer(Protocol):
 
     @property
     def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that the tokenizer puts before and after every text by itself; `encode` leaves them out."""
+        """Ids the tokenizer puts before and after every text by itself; `encode` leaves them out."""
         ...
 
     def decode(self, ids: Sequence[int]) -> bytes:
@@ -61,7 +61,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token inside a text; a part of a character is its bytes."""
+        """Return the bytes of one token inside a text; a part of a character stays bytes."""
         ...
 
     def to_json(self) -> bytes:
@@ -97,7 +97,7 @@ class ByteTokenizer:
 
 
 class CharTokenizer:
-    """A token is one of the characters that the data has, in the order of their code points."""
+    """A token is one of the characters the data has, in the order of their code points."""
 
     end_of_document = None
     added = ((), ())
@@ -120,7 +120,7 @@ class CharTokenizer:
         return hashlib.sha256(f"characters\0{self.characters}".encode()).hexdigest()
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Raises `UserError` for characters that the training data did not have."""
+        """Raises `UserError` for characters the training data did not have."""
         points = _code_points(_decoded(text, "a character tokenizer"))
         ids = np.searchsorted(self._points, points)
         known = np.zeros(ids.shape, bool)
@@ -141,7 +141,7 @@ class CharTokenizer:
         return "".join(chr(self._points[i]) if i < self.vocab_size else _REPLACEMENT for i in ids).encode()
 
     def to_json(self) -> bytes:
-        """Each character is a word. Characters that the data did not have are left out."""
+        """Each character is a word. Characters the data did not have are left out."""
         library = _tokenizers("writing a tokenizer.json")
         words = {character: i for i, character in enumerate(self.characters)}
         made = library.Tokenizer(library.models.WordLevel(words, unk_token=_REPLACEMENT))
@@ -155,7 +155,7 @@ class CharTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Return the tokenizer that was saved in `folder`. Raises `UserError` when it is missing or damaged."""
+        """Return the tokenizer saved in `folder`. Raises `UserError` when it is missing or damaged."""
         path = folder / CHARACTERS
         try:
             return cls(json.loads(path.read_bytes())["characters"])
@@ -195,7 +195,7 @@ class JsonTokenizer:
         """Parse the bytes of a `tokenizer.json`; `origin` names it in errors.
 
         Raises:
-            UserError: it is malformed, has ids far beyond the number of its tokens, or contradicts the settings.
+            UserError: the file is malformed, has ids far beyond the number of tokens, or contradicts the settings.
         """
         library = _tokenizers(f"reading {origin}")
         self._origin, self._raw = origin, raw
@@ -246,7 +246,7 @@ class JsonTokenizer:
 
     @property
     def end_of_document(self) -> int | None:
-        """Found by its name."""
+        """Found by name."""
         return next((self._vocab[name] for name in END_OF_DOCUMENT_NAMES if name in self._vocab), None)
 
     @property
@@ -261,7 +261,7 @@ class JsonTokenizer:
         return tuple(found.ids[:first]), tuple(found.ids[last:])
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token by its name; None: there is none."""
+        """Return the id of a token by name; None: there is none."""
         return self._vocab.get(token)
 
     @property

@@ -1,4 +1,4 @@
-"""The settings beside a `tokenizer.json` that change its tokens, as transformers applies them.
+"""The settings beside a `tokenizer.json` that change tokens, as transformers applies them.
 
 docs/data.md has the table of all settings, with those of vLLM.
 """
@@ -23,11 +23,11 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class NamedToken(msgspec.Struct, frozen=True):
-    """A token that is matched in a text before everything else.
+    """A token matched in a text before everything else.
 
     Attributes:
-        content: its text.
-        id: that it must have; None: that of the vocabulary, and none where the vocabulary has not got it.
+        content: text of the token.
+        id: required id; None: the vocabulary's, if any.
         flags: as the `tokenizers` library takes them, in the order of their names.
     """
 
@@ -41,7 +41,7 @@ class TokenizerSettings(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens: added tokens, in the order in which transformers adds them.
-        names: text of each special token, by its name such as `eos_token`, those of the model alone included.
+        names: text of each special token, by name such as `eos_token`, those of the model alone included.
         splits_special: whether special tokens in a text are split like other text.
     """
 

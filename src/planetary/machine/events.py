@@ -56,7 +56,7 @@ class Received(Event, frozen=True):
     attachment: int = 0
     payload: str = ""  # name of a payload whose bytes are in the payload store by now
     payload_bytes: int = 0  # size of the payload in the message
-    host: str = ""  # the address that it came from, where the participant has to know it
+    host: str = ""  # the address it came from, where the participant has to know it
 
 
 class Closed(Event, frozen=True):

@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Fold(Protocol[RecordT_contra]):
-    """State that a journal determines."""
+    """State a journal determines."""
 
     def apply(self, record: RecordT_contra, /) -> None:
         """Apply `record` to the state; the only code that changes it.
@@ -43,7 +43,7 @@ FoldT = TypeVar("FoldT", bound=Fold)
 
 
 def replay(records: Iterable[RecordT], state: FoldT, journal: object = "the journal") -> FoldT:
-    """Fold `records` into `state`, in order, and return it. `journal` is the file that they come from, one a line.
+    """Fold `records` into `state`, in order, and return it. `journal` is the file they come from, one a line.
 
     Raises:
         UserError: a line repeats the one before it, or cannot follow those before it; with its number and the repair.

@@ -1,4 +1,4 @@
-"""A protocol participant: a pure machine that a thin shell drives.
+"""A protocol participant: a pure machine a thin shell drives.
 
 A machine has no clock, socket, thread, randomness or logging. A shell gives it an event and the time, and carries
 out the instructions that come back. The same machine therefore runs under a real event loop and under a simulated

@@ -13,8 +13,8 @@ from planetary.machine.state_table import Table, advance
 def pause_before(attempt: int, first_s: float, limit_s: float, who: str) -> float:
     """Seconds to wait before attempt number `attempt` (2 = the first repetition).
 
-    Doubles from `first_s` to `limit_s`. The last quarter depends on `who`, so that many participants that failed at
-    one moment do not come back at one moment; it is the same in every run, so that machines stay deterministic.
+    Doubles from `first_s` to `limit_s`. The last quarter depends on `who`, so many participants that failed at one
+    moment do not come back at one moment; it is the same in every run, so machines stay deterministic.
     """
     pause = min(limit_s, first_s * 2.0 ** min(attempt - 2, 60))
     spread = (zlib.crc32(who.encode()) & 0xFFFF) / 0xFFFF
@@ -38,7 +38,7 @@ LINK: Table = {
 
 
 class Redial:
-    """A participant's connection to the side that it dials; pauses between attempts double, up to a limit.
+    """A participant's connection to the side it dials; pauses between attempts double, up to a limit.
 
     A participant that has ended, or stops, calls `dial` no more.
 

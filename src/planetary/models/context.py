@@ -1,17 +1,17 @@
 """The context of a model's tokens: the whole text, as in training, or a cache of the text before them.
 
-A model that can be served declares its cache's sizes, and computes its logits through a `Context`. Beside `build` and
-`logits` it has two functions:
+A servable model declares the cache's sizes, and computes logits through a `Context`. Beside `build` and `logits` it has
+two functions:
 
     def cache_sizes(**options) -> CacheSizes
     def decode(params, tokens, context, **options) -> logits [B, W, V]
 
-`decode` is the model's forward pass with four differences: positions come from `context.positions` and
-`context.rows`, attention is `context.attend`, and the head takes `context.wanted(x)` of the last hidden states, after
-the last norm. With the context `WholeText` it is the forward pass of training, so that a model has one.
+`decode` is the model's forward pass with four differences: positions come from `context.positions` and `context.rows`,
+attention is `context.attend`, and the head takes `context.wanted(x)` of the last hidden states, after the last norm.
+With the context `WholeText` it is the forward pass of training, so a model has one.
 
 A model without attention, whose past is a state of fixed size, has `state_sizes(**options) -> StateSizes` in place of
-`cache_sizes`, and its `decode` takes a `RecurrentContext`.
+`cache_sizes`, and `decode` takes a `RecurrentContext`.
 
 Shapes are written with B = batch, S = tokens that are new, T = tokens in all, H = heads, G = heads of keys and values,
 D = width of a head, W = positions whose logits are wanted, V = vocabulary.
@@ -40,7 +40,7 @@ class CacheSizes(msgspec.Struct, frozen=True):
         layers: that attend.
         heads: of keys and values.
         width: of one head.
-        positions: the longest text that the model can take, in tokens; None: any.
+        positions: the longest text the model can take, in tokens; None: any.
     """
 
     layers: int
@@ -54,7 +54,7 @@ class StateSizes(msgspec.Struct, frozen=True):
 
     Attributes:
         shapes: of the states of one text, in the order of their numbers.
-        positions: the longest text that the model can take, in tokens; None: any.
+        positions: the longest text the model can take, in tokens; None: any.
     """
 
     shapes: tuple[tuple[int, ...], ...]

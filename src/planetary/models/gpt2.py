@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019), with the parameter names and layouts of its published checkpoints.
+"""GPT-2 (Radford et al. 2019), with the parameter names and layouts of the published checkpoints.
 
 Learned positions, pre-norm blocks, biases everywhere, the tanh form of GELU, a head tied to the embedding.
 

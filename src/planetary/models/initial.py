@@ -1,4 +1,4 @@
-"""Parameters described before they are drawn, so that a model of any size can be counted without memory.
+"""Parameters described before they are drawn, so a model of any size can be counted without memory.
 
 A model writes down a pytree of `Draw` leaves. `draw` turns it into float32 arrays, `count` into a number.
 """
@@ -52,9 +52,9 @@ def ones(*shape: int) -> Draw:
 
 
 def draw(tree: Params, seed: int) -> Params:
-    """Return the tree with float32 arrays for its `Draw` leaves.
+    """Return the tree with float32 arrays for the `Draw` leaves.
 
-    numpy draws each from `seed` and its own name, so values depend neither on JAX's version nor on the other
+    numpy draws each from `seed` and the leaf's name, so values depend neither on JAX's version nor on the other
     parameters.
     """
 
@@ -85,7 +85,7 @@ def flat_names(tree: Params) -> dict[str, Any]:
 
 
 def filled(template: Params, values: Tensors) -> Any:
-    """Return a tree of this structure with the arrays that carry its leaves' dotted names.
+    """Return a tree of this structure with the arrays under the leaves' dotted names.
 
     Raises:
         UserError: one is missing or has another shape.

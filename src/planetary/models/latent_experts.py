@@ -62,7 +62,7 @@ def straight_through_ternary(weight: jax.Array) -> jax.Array:
 
 
 def used_weights(experts: Params, ternary: bool) -> Params:
-    """Return the weights that the layer computes with."""
+    """Return the weights the layer computes with."""
     return {name: straight_through_ternary(value) for name, value in experts.items()} if ternary else experts
 
 
@@ -97,7 +97,7 @@ def surrogate_bank(a: jax.Array, b: jax.Array, u: jax.Array, gates: jax.Array) -
 
 
 def slot_capacity(tokens: int, active: int, experts: int, factor: float) -> int:
-    """Return how many tokens an expert takes: `factor` times its even share, at most all of them."""
+    """Return how many tokens an expert takes: `factor` times the even share, at most all of them."""
     return max(1, min(tokens, -int(-tokens * active * factor // experts)))
 
 
@@ -117,7 +117,7 @@ def mixture_in_slots(experts: Params, u: jax.Array, gates: jax.Array, active: in
     tokens, count = gates.shape
     fixed = stop_gradient(gates)
     chosen = fixed > 0
-    places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # of a token among its expert's [N, S]
+    places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # place of a token among its expert's [N, S]
     # The chosen tokens' numbers sort before the others', which are moved up by N.
     numbers = jnp.where(chosen, 0, tokens) + jnp.arange(tokens)[:, None]
     token_of = jnp.minimum(jax.lax.sort(numbers.T.astype(jnp.int32), dimension=1)[:, :capacity], tokens)  # [S, cap]

@@ -63,8 +63,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sequence_length": 512,
         "batch_size": 8,
     },
-    # The report's table 5. It omits how many keys and values attention has and whether the head is tied to the
-    # embedding; 8 of 32 and untied come closest to its 1.95 billion active parameters (1.960 billion).
+    # The report's table 5. The report omits how many keys and values attention has and whether the head is tied to the
+    # embedding; 8 of 32 and untied come closest to the 1.95 billion active parameters (1.960 billion).
     "20b": {
         "n_layer": 16,
         "n_head": 32,
@@ -78,8 +78,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "vocab_size": 128_256,
         "sequence_length": 1024,
     },
-    # Table 14's experts. Its backbone is Mamba-3 with hyper-connections, of sizes that are not given; this one is
-    # attention of width 4096, so its active parameters are not the report's.
+    # Table 14's experts. The report's backbone is Mamba-3 with hyper-connections, of unknown sizes; this one is
+    # attention of width 4096, so the active parameters are not the report's.
     "176b": {
         "n_layer": 32,
         "n_head": 32,
@@ -131,7 +131,7 @@ def dense_parameters(config: LatentMoeConfig) -> Params:
 
 
 def parameters(config: LatentMoeConfig) -> Params:
-    """Return the initial distributions of the whole model; each layer has its experts under `experts`."""
+    """Return the initial distributions of the whole model; each layer has experts under `experts`."""
     tree = dense_parameters(config)
     experts = expert_parameters(config, config.n_expert)
     return {**tree, "layers": [{**layer, "experts": experts} for layer in tree["layers"]]}
@@ -150,7 +150,7 @@ def forward(
         tokens: i32 [B, T].
         config: of the model.
         mix: `mix(layer, u, gates)` returns y [N, L].
-        context: the positions that the tokens attend to; None: they are whole texts, and all logits are wanted.
+        context: the positions the tokens attend to; None: they are whole texts, and all logits are wanted.
     """
     context = WholeText(tokens) if context is None else context
     x = params["embedding"]["weight"][tokens]

@@ -1,4 +1,4 @@
-"""The sizes of a LatentMoE model, without the model: for a process that only runs its compiled step."""
+"""The sizes of a LatentMoE model, without the model: for a process that only runs the compiled step."""
 
 from __future__ import annotations
 

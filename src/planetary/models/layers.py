@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.initial import Params
 
-HIDDEN_SCORE = -1e30  # score of a key that a query must not see; its exponential is exactly 0
+HIDDEN_SCORE = -1e30  # score of a key a query must not see; its exponential is exactly 0
 
 
 def layer_norm(params: Params, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
@@ -37,7 +37,7 @@ def softmax(scores: jax.Array) -> jax.Array:
 
 def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None = None) -> jax.Array:
     """Softmax attention. It divides by the sum of the weights after the product with the values (Dao et al. 2022,
-    arXiv:2205.14135, algorithm 1), so that of all that is T x T the weights alone are kept for the gradient.
+    arXiv:2205.14135, algorithm 1), so of all that is T x T the weights alone are kept for the gradient.
 
     Args:
         query: [B, T, H, D].
@@ -72,7 +72,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
     Args:
         logits: [..., V].
-        targets: i32 [...], each below V. Picked by comparison, not by a gather: its gradient is no scatter.
+        targets: i32 [...], each below V. Picked by comparison, not by a gather: the gradient is no scatter.
     """
     top = stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     shifted = logits - top

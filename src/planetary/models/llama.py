@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023, arXiv:2307.09288), with the parameter names and layouts of its checkpoints.
+"""Llama (Touvron et al. 2023, arXiv:2307.09288), with the parameter names and layouts of the checkpoints.
 
 Pre-norm blocks with RMSNorm, rotary positions, grouped queries, a SwiGLU MLP, no biases, an untied head.
 
@@ -47,7 +47,7 @@ class Llama3Scaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="l
     Attributes:
         factor: by which the slow frequencies are divided.
         low_freq_factor: a wave longer than `original_max_position_embeddings` / this is slow.
-        high_freq_factor: one shorter than `original_max_position_embeddings` / this keeps its frequency.
+        high_freq_factor: one shorter than `original_max_position_embeddings` / this keeps the frequency.
         original_max_position_embeddings: length of the texts at first, in tokens.
     """
 
@@ -129,8 +129,8 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     With `tie_embeddings` the head is the embedding. With `qkv_bias` queries, keys and values have biases, as in Qwen2
     (Yang et al. 2024, arXiv:2407.10671); with `output_bias` and `mlp_bias` so have attention's output and the MLP. With
     `qk_norm` the queries and keys of each head are normalised, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388). A head
-    has `head_size` channels, or n_embd / n_head. `n_position` is the longest text that the model is meant for, as it
-    is published with it; None: any length.
+    has `head_size` channels, or n_embd / n_head. `n_position` is the longest text the model is meant for, as it is
+    published with it; None: any length.
     """
 
     n_layer: int = 4
@@ -169,7 +169,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def positions(self) -> int | None:
-        """The longest text that the model is meant for, with its stretched positions."""
+        """The longest text the model is meant for, with its stretched positions."""
         if self.n_position is None:
             return None
         return self.n_position if self.rope_scaling is None else self.rope_scaling.positions(self.n_position)
@@ -215,7 +215,7 @@ def attention_parameters(
     qk_norm: bool = False,
     head_size: int | None = None,
 ) -> Params:
-    """Return the initial distributions of one attention layer; `writes` is the deviation of its output matrix."""
+    """Return the initial distributions of one attention layer; `writes` is the output matrix's deviation."""
     size = head_size or width // n_head
 
     def projection(outputs: int) -> Params:

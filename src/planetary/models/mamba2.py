@@ -1,4 +1,4 @@
-"""Mamba-2, a state-space model (Dao and Gu 2024, arXiv:2405.21060), with its checkpoints' parameter names.
+"""Mamba-2, a state-space model (Dao and Gu 2024, arXiv:2405.21060), with the checkpoints' parameter names.
 
 The recurrence `state ← exp(Δ·A)·state + Δ·x·Bᵀ`, `y = state·C + D·x` is computed in chunks: inside a chunk as
 masked attention, between chunks through their final states (section 6). Both are matrix products, the second
@@ -38,7 +38,7 @@ class Mamba2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n_state: int = 64
     head_size: int = 64
     expand: int = 2  # inner width over n_embd
-    n_tap: int = 4  # positions that the short convolution sees
+    n_tap: int = 4  # positions the short convolution sees
     chunk: int = 64  # positions of a chunk; any value gives the same result up to rounding
     vocab_size: int = 256
     sequence_length: int = 128
@@ -130,7 +130,7 @@ def decay_between(log_decay: jax.Array, strict: bool) -> jax.Array:
     # Prefix sums as a matrix product: the gradient of a running sum would be another one.
     start = jnp.einsum("...j,ij->...i", log_decay, before)
     end = start + log_decay if strict else start
-    # Masked before the exponential as well: it would overflow above the diagonal, and its gradient be 0 · ∞.
+    # Masked before the exponential as well: it would overflow above the diagonal, and the gradient be 0 · ∞.
     seen = before > 0
     exponent = jnp.where(seen, start[..., :, None] - end[..., None, :], 0.0)
     return jnp.where(seen, jnp.exp(exponent), 0.0)
@@ -144,8 +144,8 @@ def state_space(  # noqa: PLR0917 - the recurrence's own arguments
     Args:
         x: [B, T, H, P], already multiplied by Δ.
         log_decay: [B, T, H], Δ·A, negative.
-        b: [B, T, N], the direction that each position writes to; shared by the heads.
-        c: [B, T, N], the direction that each position reads.
+        b: [B, T, N], the direction each position writes to; shared by the heads.
+        c: [B, T, N], the direction each position reads.
         chunk: positions of a chunk.
         before: the state [B, H, P, N] before the first position; None: zero, and the last one is not wanted.
 

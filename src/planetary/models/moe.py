@@ -1,9 +1,9 @@
-"""A Mixture-of-Experts transformer: Llama's attention, and in place of its MLP a router with SwiGLU experts.
+"""A Mixture-of-Experts transformer: Llama's attention, and in place of the MLP a router with SwiGLU experts.
 
-Every token goes to its `n_active` best experts; there is no capacity, so no token is ever dropped. All
-experts are computed for all tokens and the unchosen ones are multiplied by zero: `n_expert / n_active` times
-the arithmetic of a sparse layer, but plain matrix products only, which every target compiles and which are
-exact. Sparse and distributed executions of the same layer must equal it.
+Every token goes to the `n_active` best experts; there is no capacity, so no token is ever dropped. All experts are
+computed for all tokens and the unchosen ones are multiplied by zero: `n_expert / n_active` times the arithmetic of a
+sparse layer, but plain matrix products only, which every target compiles and which are exact. Sparse and distributed
+executions of the same layer must equal it.
 
 Shapes are written with B = batch, T = sequence, N = B · T tokens, C = width, E = experts, F = width of an
 expert, V = vocabulary.

@@ -1,7 +1,7 @@
 """A GPT in the manner of NanoChat, as one small pure-JAX file.
 
-Pre-norm blocks with an RMSNorm that has no parameters, rotary positions, normalised queries and keys, a
-squared-ReLU MLP without biases, a soft cap on the logits and an untied head. Every parameter is a matrix:
+Pre-norm blocks with an RMSNorm without parameters, rotary positions, normalised queries and keys, a squared-ReLU MLP
+without biases, a soft cap on the logits and an untied head. Every parameter is a matrix:
 `2 · vocab_size · n_embd + n_layer · 12 · n_embd²` of them in all.
 
 Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H, V = vocabulary.
@@ -68,9 +68,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def init_params(config: NanoChatConfig) -> Params:
     """Return fresh float32 parameters, a function of `config.seed` alone.
 
-    Matrices that read the residual stream are uniform with standard deviation `C ** -0.5`; those that write
-    to it are zero, so every block starts as the identity; the head starts near zero, so the first loss is
-    `log V`. numpy draws them, so the values do not depend on JAX's version or device.
+    Matrices reading the residual stream are uniform with standard deviation `C ** -0.5`; matrices writing to it are
+    zero, so every block starts as the identity; the head starts near zero, so the first loss is `log V`. numpy draws
+    them, so the values do not depend on JAX's version or device.
     """
     rng = np.random.default_rng(config.seed)
     width = config.n_embd

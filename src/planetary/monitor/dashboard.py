@@ -307,7 +307,7 @@ class Dashboard:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port it listens on."""
         return self._server.port
 
     @property
@@ -327,7 +327,7 @@ class Dashboard:
 
 
 def page_access(host: str) -> tuple[Access, str]:
-    """Return who may read a page that is served on `host`, and the token that its address has; "": none is needed."""
+    """Return who may read a page served on `host`, and the token its address has; "": none is needed."""
     if is_local_name(host):
         return Access(anonymous=Scope.READ), ""
     token = secrets.token_urlsafe(16)

@@ -114,7 +114,7 @@ def _plot_held_out(axes: Any, metrics: Sequence[RoundMetrics], label: str, **sty
 
 
 def _mark_last(axes: Any, metrics: Sequence[RoundMetrics]) -> None:
-    """Write the final held-out loss beside its point, so that it can be read without a ruler."""
+    """Write the final held-out loss beside its point, so it can be read without a ruler."""
     last = next((m for m in reversed(metrics) if m.eval_loss is not None), None)
     if last is not None and last.eval_loss is not None:
         axes.annotate(

@@ -28,7 +28,7 @@ _ROUNDS_FOR_SPEED = 3  # the duration of the newest rounds predicts that of the 
 
 
 def status_of(history: RunHistory) -> RunStatus:
-    """Return the newest status that the journal and the metrics of a run tell."""
+    """Return the newest status the journal and the metrics of a run tell."""
     state: RunState = "preparing"
     stage, message = "starting", ""
     started_at, rounds, open_round = 0.0, 0, 0
@@ -128,7 +128,7 @@ def _notes(events: Sequence[Event]) -> tuple[str, ...]:
 
 
 def _with_pace(worker: WorkerStatus, metrics: Sequence[RoundMetrics]) -> WorkerStatus:
-    """Add the speed from the newest line of metrics that has a contribution of the worker."""
+    """Add the speed from the newest line of metrics with a contribution of the worker."""
     for line in reversed(metrics):
         for own in line.contributions:
             if own.worker == worker.name and own.seconds is not None:

@@ -93,7 +93,7 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were trained and do not count."""
 
-    rounds: int = 0  # finished ones that a run went back from, or that a resumed run trains again
+    rounds: int = 0  # finished ones a run went back from, or that a resumed run trains again
     tokens: int = 0  # tokens of these rounds, of withdrawn or void contributions, and of steps of lost leases
 
 
@@ -158,7 +158,7 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     transfer_s: float | None  # seconds of transfers, mean
     share: float | None  # mean fraction of the rounds' time in inner steps and transfers
     waited_s: float  # total time in which rounds waited for it alone
-    version_lag: float | None  # versions that its parameters were behind the newest, mean
+    version_lag: float | None  # versions its parameters were behind the newest, mean
     lost: int  # how often
     left: int  # how often it was moved, drained or restarted
     slow_rounds: int  # rounds between a mark and its end, with the round of the mark
@@ -267,7 +267,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     tasks_failed: int
     checkpoints_failed: int
     resumes: int
-    rounds_lost: int  # finished ones that the run went back from, or trained again after a resume
+    rounds_lost: int  # finished ones the run went back from, or trained again after a resume
     tokens_lost: int  # tokens that were trained and do not count
     detected: Spread  # time from the last sign of life of a lost worker to its loss at the gateway
     reassigned: Spread  # time until the lost worker's lease was given out again

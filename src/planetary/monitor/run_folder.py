@@ -1,7 +1,7 @@
 """The files of a run, read back: the journal, the metrics, the baseline's metrics and the facts.
 
-Events are read as plain mappings and only by the keys that are documented in `docs/glossary.md`, so that a
-display also understands the journal of a run that another version wrote.
+Events are read as plain mappings and only by the keys documented in `docs/glossary.md`, so a display also understands
+the journal of a run that another version wrote.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known of a run afterwards, or so far."""
+    """Everything known of a run afterwards, or so far."""
 
     name: str
     events: Sequence[Event]
@@ -87,7 +87,7 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
 
 
 def newest_of_each_round(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Return the last line of every round, ascending; the gateway itself removes rounds that a resumed run repeats."""
+    """Return the last line of every round, ascending; the gateway itself removes rounds a resumed run repeats."""
     # Not in file order: the line of a round whose evaluation came late stands after newer ones.
     newest = {line.round: line for line in metrics}
     return [newest[number] for number in sorted(newest)]

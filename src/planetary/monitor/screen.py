@@ -29,7 +29,7 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     lines += [f"note: {note}" for note in after.notes if note not in told]
     lines += _worker_lines(before, after)
     lines += _round_lines(before, after)
-    # While a run waits, its newest message is the stage, which has a line of its own.
+    # While a run waits, its newest message is the stage, which has a separate line.
     if after.message not in {"", after.stage} and (before is None or before.message != after.message):
         lines.append(f"note: {after.message}")
     lines += _stage_times(before, after)

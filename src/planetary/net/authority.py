@@ -106,7 +106,7 @@ def authority_in(
     expected one.
 
     Raises `TrustError` that contains the expected and the actual value. `where` names the server in it, `source` the
-    place that the expected value comes from, and `remedy` what to do where host and port are right.
+    place the expected value comes from, and `remedy` what to do where host and port are right.
     """
     try:
         leaf = x509.load_der_x509_certificate(server_certificate)

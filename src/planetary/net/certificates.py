@@ -49,7 +49,7 @@ def fingerprint_of(certificate: x509.Certificate) -> bytes:
 
 
 def common_name(name: str) -> x509.Name:
-    """Return a distinguished name that has only a common name."""
+    """Return a distinguished name with only a common name."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 

@@ -21,7 +21,7 @@ from planetary.wire.streams import Allocate, allocate_any
 class Trust:
     """A client's means to authenticate its gateway: an invite token, or nothing on this machine's own loopback.
 
-    It remembers the gateway's authority once it was found, so that a reconnection needs one handshake only.
+    It remembers the gateway's authority once it was found, so a reconnection needs one handshake only.
     """
 
     def __init__(self, token: str) -> None:
@@ -33,7 +33,7 @@ class Trust:
     def recognise(self, shown: bytes | None, where: str) -> None:
         """Remember the authority of a certificate (DER) that the server at `where` shows.
 
-        Raises `TrustError` when there is none, or when it is not the one that the token names.
+        Raises `TrustError` when there is none, or when it is not the one the token names.
         """
         assert self.invite is not None
         if not shown:
@@ -100,7 +100,7 @@ async def connect(
     except ssl.SSLError as error:
         raise no_handshake(where, error) from None
     except OSError as error:
-        # asyncio has a text of its own in `strerror`: "Connect call failed ('127.0.0.1', 8080)".
+        # asyncio has a separate text in `strerror`: "Connect call failed ('127.0.0.1', 8080)".
         reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
         if not reason:  # a server at its limit of strangers closes without an answer
             raise PeerError(f"connecting to {where}: it closed the connection at once; it may be busy") from None

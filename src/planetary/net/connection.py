@@ -183,7 +183,7 @@ class Connection:
                 self._transport.resume_reading()
 
     async def hand_over(self, handler: Callable[[Message], None]) -> NoReturn:
-        """Call `handler` for each message in the very moment that it arrives, until the connection is over.
+        """Call `handler` for each message in the very moment it arrives, until the connection is over.
 
         For messages without tensors, where a task's turn on the event loop would cost more than the message. Instead
         of `receive`, and with the same errors at the end. A `RemoteProtocolError` of `handler` is the peer's fault and
@@ -272,7 +272,7 @@ class Connection:
         return self._scratch if self._in_scratch else self._inbox.next_buffer()
 
     def buffer_updated(self, count: int) -> None:
-        """Take `count` bytes that were received into the buffer."""
+        """Take `count` bytes received into the buffer."""
         self._last_received = self._loop.time()
         self.bytes_received += count
         if self._error is not None:

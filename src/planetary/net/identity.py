@@ -1,8 +1,8 @@
-"""Who a machine is: an Ed25519 key that it makes at its first join (RFC 8032).
+"""Who a machine is: an Ed25519 key it makes at its first join (RFC 8032).
 
 A machine proves that it has the key by signing its greeting together with the fingerprint of the server's authority.
-The greeting travels inside TLS to a server that was recognised before, so no third party sees the signature; and a
-server that wanted to pass it on could use it with its own authority only.
+The greeting travels inside TLS to a server recognised before, so no third party sees the signature; and a server that
+wanted to pass it on could use it with its own authority only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Identity:
     """A machine's private key."""
 
     def __init__(self, seed: bytes) -> None:
-        """Use the key that is derived from `seed`, 32 random bytes."""
+        """Use the key derived from `seed`, 32 random bytes."""
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = self._key.public_key().public_bytes_raw().hex()
 
@@ -63,7 +63,7 @@ class Identity:
 
 
 def check_proof(hello: Greeting, authority_fingerprint: bytes) -> None:
-    """Raise `TrustError` unless a greeting proves that its sender has the key that it names."""
+    """Raise `TrustError` unless a greeting proves that its sender has the key it names."""
     try:
         key, signature = bytes.fromhex(hello.identity), bytes.fromhex(hello.proof)
         if (len(key), len(signature)) != (_KEY_BYTES, _SIGNATURE_BYTES) or key.hex() != hello.identity:

@@ -1,9 +1,8 @@
 """Invite tokens: all that a worker needs to join, in one line.
 
-`plt1.` and then base64url of a JSON object followed by 32 bytes of HMAC-SHA256 over `plt1.` and that JSON.
-The gateway keeps no list of tokens: it recognises its own by the MAC. The token names the gateway's
-certificate authority, so that a worker that was given nothing else can tell the gateway from an impostor
-before it shows the token.
+`plt1.` and then base64url of a JSON object followed by 32 bytes of HMAC-SHA256 over `plt1.` and that JSON. The gateway
+keeps no list of tokens: it recognises its own by the MAC. The token names the gateway's certificate authority, so a
+worker that was given nothing else can tell the gateway from an impostor before it shows the token.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ROLES: tuple[Role, ...] = ("supervisor", "worker", "site")
 
 
 class Invite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The contents of a token. Only the gateway can verify that it is genuine."""
+    """The contents of a token. Only the gateway can verify it is genuine."""
 
     authority: str  # SHA-256 of the authority's certificate, hexadecimal
     id: str  # id for a revocation
@@ -83,7 +82,7 @@ def verify(
     now: float | None,
     revoked: Container[str] = (),
 ) -> Invite:
-    """Return the contents of a token after verifying that it is genuine and valid now for `role`.
+    """Return the contents of a token after verifying it is genuine and valid now for `role`.
 
     `now` is Unix time in seconds, None where an invite that has expired is as good; `revoked` the ids that are no
     longer welcome. Raises `TrustError` with the reason; the text does not contain the token.
@@ -103,7 +102,7 @@ def verify(
 
 
 def lapsed(invite: Invite, now: float) -> str:
-    """Return that an invite has expired at the Unix time `now` in seconds; "" while it has not."""
+    """Return an invite has expired at the Unix time `now` in seconds; "" while it has not."""
     if not invite.expires or now < invite.expires:
         return ""
     return f"the invite token {invite.id} expired {_ago(now - invite.expires)} ago; ask for a new one"

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that compute or wait in theirs."""
+"""An event loop in a separate thread, for programs that compute or wait in theirs."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from planetary.wire.streams import Frame, Outbox, QueuedMessage
 
 # Bytes handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB
-# Since 3.12 a transport keeps a view of the bytes that the socket did not take at once, where 3.11 copies it. A
-# cancelled send gives its arrays back to the caller at once, so the transport must not see them.
+# Since 3.12 a transport keeps a view of the bytes the socket did not take at once, where 3.11 copies it. A cancelled
+# send gives its arrays back to the caller at once, so the transport must not see them.
 _TRANSPORT_KEEPS_VIEWS = sys.version_info >= (3, 12)
 
 
@@ -64,8 +64,8 @@ class Sender:
         """Begin to write to a connected transport."""
         with self._lock:
             self._transport = transport
-            # Arrays may change once `send` returns, so the transport must report that it has no view of them.
-            # A TLS transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
+            # Arrays may change once `send` returns, so the transport must report it has no view of them. A TLS
+            # transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
             over_tls = transport.get_extra_info("ssl_object") is not None
             transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
             self.last_sent = self._loop.time()

@@ -36,7 +36,7 @@ class Server:
     """A listening socket and its connections. Made by `serve`.
 
     Attributes:
-        host, port: the numeric address that is listened on; the port is the real one when 0 was asked for.
+        host, port: the numeric address listened on; the port is the real one when 0 was asked for.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ async def serve(
 ) -> Server:
     """Listen on `host` (loopback: "127.0.0.1") and `port` (0: any free one); return the running server.
 
-    `on_connection` runs as a task of its own for each peer whose first message arrived; that message is still
-    to be received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer
-    may send small messages without tensors only.
+    `on_connection` runs as a separate task for each peer whose first message arrived; that message is still to be
+    received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer may send small
+    messages without tensors only.
 
     `allow_unencrypted`: listen without TLS on other addresses than loopback, too; the caller has warned its
     user. `dismissal`: the last message to strangers that break the protocol; a goodbye by default.

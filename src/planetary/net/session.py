@@ -49,7 +49,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
 
 
 SESSION = (Welcome, Refused, Heartbeat, Goodbye)
-"""The messages that a protocol needs beside its greeting and its own."""
+"""The messages a protocol needs beside its greeting and its own."""
 
 
 def refusal_error(refused: Refused, server: str = "gateway") -> PlanetaryError:

@@ -20,8 +20,8 @@ class StrangerLimits:
 
     Attributes:
         at_once: places, of all addresses. The next stranger gets the place of the one that has been there longest, if
-            that is `settled_s` seconds ago: who means well is no stranger for long. Else it is turned away, so that of
-            many who come at once, as after a restart, some get through.
+            that is `settled_s` seconds ago: who means well is no stranger for long. Else it is turned away, so of many
+            who come at once, as after a restart, some get through.
         of_address: places of one address, unless it is this machine's own. A site behind one address has its nodes come
             in turn: who is turned away tries again.
         introduction_s: seconds from connecting, the TLS handshake included, to the first whole message.

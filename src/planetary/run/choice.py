@@ -1,4 +1,4 @@
-"""The configuration and folder of a run: a new one with a folder of its own, or one that is resumed."""
+"""The configuration and folder of a run: a new one with a separate folder, or one that is resumed."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def resumed_run(folder: Path, overrides: Sequence[str], checkpoint: Path | None 
     """Return the configuration and folder of a run that goes on, from its newest checkpoint or from another.
 
     Raises:
-        UserError: there is no run, or all rounds that it is to have are trained.
+        UserError: there is no run, or all rounds it is to have are trained.
     """
     path = folder / CONFIG
     if not path.exists():

@@ -56,7 +56,7 @@ class Orchestration(Protocol):
 
 
 class BackgroundRun:
-    """An orchestration in a thread of its own: it needs no event loop, and works beside one, as in a notebook.
+    """An orchestration in a separate thread: it needs no event loop, and works beside one, as in a notebook.
 
     The thread installs no signal handlers. At the interpreter's exit every run that is under way is stopped in order;
     processes that remain are killed by their ids.
@@ -248,7 +248,7 @@ class Run:
 
         Args:
             folder: gets config.json, model.safetensors (float32, frozen tensors included), the tokenizer's files, and
-                those that the pretrained folder had which the run started from.
+                those the pretrained folder had which the run started from.
             round: whose checkpoint is used; by default the newest.
             force: replace a model that is in `folder`.
 

@@ -49,7 +49,7 @@ class RunKind(ABC):
 
     @abstractmethod
     def keys(self, config: Config) -> HonouredKeys:
-        """Return the keys that a run of this configuration honours. Every other key with a value is refused."""
+        """Return the keys a run of this configuration honours. Every other key with a value is refused."""
 
     @abstractmethod
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
@@ -65,7 +65,7 @@ class RunKind(ABC):
         self.gateway(config, options, Security()).prepare(stage)
 
     def has_code(self, config: Config) -> bool:
-        """Whether a preparation runs code or reads graphs of a user, which a site has a process of its own do first."""
+        """Whether a preparation runs code or reads graphs of a user, which a site has a separate process do first."""
         return True
 
     def protocol(self) -> Protocol:
@@ -298,7 +298,7 @@ class Rounds(RunKind):
     roles = ("trainer",)
 
     def claims(self, config: Config) -> bool:
-        """Every configuration that no other kind claims."""
+        """Every configuration no other kind claims."""
         return True
 
     def keys(self, config: Config) -> HonouredKeys:
@@ -408,7 +408,7 @@ KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), Site
 
 
 def kind_of(config: Config) -> RunKind:
-    """Return the kind of run that a configuration asks for."""
+    """Return the kind of run a configuration asks for."""
     return next(kind for kind in KINDS if kind.claims(config))
 
 
@@ -430,7 +430,7 @@ def _is_ours(source: str) -> bool:
 
 
 def _has_code(model: Path) -> bool:
-    """Whether a model that is loaded from a folder or file is code of a user, or a graph."""
+    """Whether a model loaded from a folder or file is code of a user, or a graph."""
     from planetary.core.config import load_config
     from planetary.fleet.gateway.run_files import CONFIG
 
@@ -439,7 +439,7 @@ def _has_code(model: Path) -> bool:
 
 
 def worker_roles() -> Roles:
-    """Return the loaders of a worker's roles, for every job that a gateway may assign."""
+    """Return the loaders of a worker's roles, for every job a gateway may assign."""
     return {job: loader for kind in KINDS for job, loader in kind.worker_roles().items()}
 
 

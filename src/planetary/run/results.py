@@ -1,4 +1,4 @@
-"""The files that a run leaves for people, and the error that an unfinished run ends with."""
+"""The files a run leaves for people, and the error that an unfinished run ends with."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def simulate(
 
     Args:
         config: as of `planetary.train`; None: a small transformer on the standard library's own text.
-        workers: in place of `fabric.workers`; each is on a node of its own.
+        workers: in place of `fabric.workers`; each is on a separate node.
         rounds: in place of `train.rounds`.
         overrides: other keys, such as `{"outer.learning_rate": 1.0}`.
         preset: a way to synchronise, as of `planetary train --preset`; `overrides` are on top of it.

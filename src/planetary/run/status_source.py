@@ -1,4 +1,4 @@
-"""Where the status of a run comes from: its folder, or the dashboard that its gateway serves."""
+"""Where the status of a run comes from: its folder, or the dashboard its gateway serves."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _fetch(place: str) -> RunStatus:
 
 
 def status_in(answer: Any, url: str) -> RunStatus:
-    """Return the status that a page or gateway answered with, parsed. Raises `UserError`; `url` is for its text."""
+    """Return the status a page or gateway answered with, parsed. Raises `UserError`; `url` is for its text."""
     try:
         return msgspec.convert(answer, type=RunStatus)
     except msgspec.ValidationError as error:

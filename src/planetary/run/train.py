@@ -119,7 +119,7 @@ async def train_async(
 
 
 def _check(config: Config) -> None:
-    """Raise for a model that no process of the run could load; warn of settings that are probably mistakes."""
+    """Raise for a model no process of the run could load; warn of settings that are probably mistakes."""
     if config.model.source.startswith("__main__:"):
         raise UserError(
             f'model.source is "{config.model.source}": the gateway is a process of its own and cannot import this '

@@ -78,7 +78,7 @@ def runtime_version(backend: str) -> str:
 
 
 def check_device(backend: str, device_id: int, threads: int | None) -> None:
-    """Raise `UserError` for a device that cannot be, and for threads that a device has no use for.
+    """Raise `UserError` for a device that cannot be, and for threads a device has no use for.
 
     Args:
         backend: e.g. `"cuda"`.
@@ -105,7 +105,7 @@ def list_devices(backend: str) -> list[str]:
 def count_devices(backend: str) -> int:
     """Return the number of devices of a GPU backend here; 0: unknown, because no driver lists them.
 
-    A process of its own asks the driver: this one may start workers, and an open driver holds memory of the device.
+    A separate process asks the driver: this one may start workers, and an open driver holds memory of the device.
     """
     driver = backend.partition(":")[2] or backend  # PJRT's GPUs are those of the same driver
     script = f"from planetary.runtime.backends import list_devices; print(len(list_devices({driver!r})))"

@@ -24,9 +24,9 @@ def cpu_quota(system: Path = SYSTEM, own: Path = OWN) -> int | None:
 
 
 def free_memory(system: Path = SYSTEM, own: Path = OWN) -> int | None:
-    """Return the bytes that the group may still take; None: no limit, or none is known.
+    """Return the bytes the group may still take; None: no limit, or none is known.
 
-    Pages of files that the system gives back when memory is short count as free.
+    Pages of files the system gives back when memory is short count as free.
     """
     found = []
     for folder in _folders("memory", system, own):

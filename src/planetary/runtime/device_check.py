@@ -20,7 +20,7 @@ from planetary.runtime.device_program import DeviceProgram, run_once
 from planetary.runtime.executor import Executor
 
 WARM_UP_STEPS = 1
-_TIMED_RATE = 1e-3  # learning rate of timed steps; small, so that random batches do not make the loss overflow
+_TIMED_RATE = 1e-3  # learning rate of timed steps; small, so random batches do not make the loss overflow
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def check_on_device(executor: Executor, reference: StepReference, buffers: Mappi
     """Run the trial of `reference` and compare; the executor is left with the trial's parameters.
 
     Args:
-        executor: with the artifact that a worker is about to train with.
+        executor: with the artifact a worker is about to train with.
         reference: results of the same step elsewhere.
         buffers: the model's.
 
@@ -69,7 +69,7 @@ def check_program(
     The function with the most bytes in arguments and results is called once more, and that call timed.
 
     Args:
-        program: with the artifact that a worker is about to compute with.
+        program: with the artifact a worker is about to compute with.
         reference: results of the same functions elsewhere.
         functions: those to check.
         clock: seconds, monotonic.

@@ -22,8 +22,8 @@ Handle = Any
 class DeviceProgram(Protocol):
     """A module loaded on a device. Used by one thread at a time.
 
-    A function overwrites an argument that has the name of one of its first results (`FunctionSpec.replaced`): its
-    handle must not be used again.
+    A function overwrites an argument with the name of one of its first results (`FunctionSpec.replaced`): its handle
+    must not be used again.
     """
 
     @property
@@ -140,8 +140,7 @@ class ResidentTensors:
 
         Raises:
             LocalProtocolError: there is no such function, or an argument is missing or of another shape or type.
-            ResourceError: the device fails. Arguments that it was to overwrite then have the host's values, or are
-                gone.
+            ResourceError: the device fails. Arguments it was to overwrite then have the host's values, or are gone.
         """
         spec, replaced = self._signature(function)
         missing = [s.name for s in spec.arguments if s.name not in arrays and not self._has(names.get(s.name, s.name))]

@@ -38,7 +38,7 @@ class Executor(Protocol):
         ...
 
     def peak_memory(self) -> int:
-        """Return the most bytes that were allocated on the device at once; 0 where its runtime does not count."""
+        """Return the most bytes allocated on the device at once; 0 where its runtime does not count."""
         ...
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:

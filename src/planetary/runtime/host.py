@@ -91,7 +91,7 @@ def cpu_name() -> str:
 
 
 def target_features(backend: str, target: str) -> str:
-    """Return the features that a worker on this machine reports with its target: part of its artifact's key.
+    """Return the features a worker on this machine reports with its target: part of its artifact's key.
 
     For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets are complete:
     empty.
@@ -110,7 +110,7 @@ def usable_cores() -> int:
 def available_memory() -> int | None:
     """Return the bytes that programs can still take without swapping; None where the system does not tell.
 
-    In a control group with a limit they are those that the group may still take, where these are fewer.
+    In a control group with a limit they are those the group may still take, where these are fewer.
     """
     found = [one for one in (_free_of_machine(), free_memory()) if one is not None]
     return min(found, default=None)

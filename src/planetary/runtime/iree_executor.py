@@ -103,7 +103,7 @@ def name_of_device(backend: str, device_id: int) -> str:
 
 
 def list_devices(backend: str) -> list[str]:
-    """Return the names of the devices that the driver of a backend lists. Opens the driver; raises its errors."""
+    """Return the names of the devices the driver of a backend lists. Opens the driver; raises its errors."""
     if backend == "cpu":
         return [cpu_name()]
     return [str(found.get("name") or "?") for found in iree.get_driver(DRIVERS[backend]).query_available_devices()]
@@ -201,7 +201,7 @@ class IreeExecutor:
         self._closed = False
 
     def peak_memory(self) -> int:
-        """Return the most bytes that were allocated on the device at once. See `Executor.peak_memory`."""
+        """Return the most bytes allocated on the device at once. See `Executor.peak_memory`."""
         self._check_open()
         counted = self._device.allocator.statistics
         return int(counted["device_bytes_peak"] + counted["host_bytes_peak"])

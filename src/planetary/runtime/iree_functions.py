@@ -25,7 +25,7 @@ class IreeFunctions:
         backend: it was compiled for, e.g. `"cpu"`.
         threads: of a CPU device; None: all usable cores.
         device_id: which device of the backend.
-        blocks: layouts of the arguments that the functions take in blocks; here they have their own shapes.
+        blocks: layouts of the arguments the functions take in blocks; here they have their own shapes.
 
     Raises:
         ResourceError: the device cannot be opened or the module not be loaded.

@@ -77,7 +77,7 @@ class IreeMemory:
         return raw.view(host_dtype(spec.dtype)) if raw.dtype != host_dtype(spec.dtype) else raw
 
     def _staged(self, view: Any) -> np.ndarray:
-        """Return the bytes of a buffer by way of one that the host sees.
+        """Return the bytes of a buffer by way of one the host sees.
 
         IREE's own way (3.13) has Vulkan write into a numpy array, and Vulkan takes host memory at addresses that
         are multiples of 4096 only, which numpy's are not.

@@ -25,11 +25,11 @@ from planetary.runtime.host_arrays import checked_batch, in_order
 PLATFORMS = {"pjrt:cpu": "cpu", "pjrt:cuda": "cuda"}
 
 MEMORY_SHARE = "0.9"
-"""Part of a GPU's memory that a worker may take, as it needs it; the rest is for the driver, kernels and libraries."""
+"""Part of a GPU's memory a worker may take, as it needs it; the rest is for the driver, kernels and libraries."""
 
 
 def _set_up_process(platform: str, first: int, count: int, threads: int | None) -> None:
-    """Give JAX exactly the wanted devices and threads, or check that a client which is open has them.
+    """Give JAX exactly the wanted devices and threads, or check a client which is open has them.
 
     Without it, a CPU worker would open the GPUs of the machine, and every GPU worker would take memory on all of them.
 
@@ -64,7 +64,7 @@ def _set_up_process(platform: str, first: int, count: int, threads: int | None) 
 
 
 def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int | None = None) -> list[Any]:
-    """Return JAX's devices for a worker: exactly those that were asked for.
+    """Return JAX's devices for a worker: exactly those asked for.
 
     Args:
         backend: one of `PLATFORMS`.
@@ -120,7 +120,7 @@ class PjrtExecutor:
         island: devices that run every step together; divides the batch size.
 
     Raises:
-        TrustError: the file is not the StableHLO that the job is about.
+        TrustError: the file is not the StableHLO the job is about.
         ResourceError: the file cannot be read, or the devices are not there.
         UserError: the batch cannot be divided among the devices.
         CompileError: XLA refuses the training step.

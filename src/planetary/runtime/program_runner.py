@@ -116,7 +116,7 @@ def open_program(
     device_id: int = 0,
     island: int = 1,
 ) -> ProgramRunner:
-    """Load a program's artifact on the device that was asked for.
+    """Load a program's artifact on the device asked for.
 
     Args:
         artifact: for `backend`: a VMFB, or the portable StableHLO.

@@ -39,7 +39,7 @@ class SimulatedDisk:
     """
 
     def __init__(self, source: random.Random, struck: Callable[[str], None], clock: Clock) -> None:
-        """`clock`: files that are written whole have its time."""
+        """`clock`: files written whole have its time."""
         self.full = 0
         self.no_space = self.was_short = False
         self.unwritable: Path | None = None
@@ -49,7 +49,7 @@ class SimulatedDisk:
         self.struck = struck
         self.clock = clock
         self._source = source
-        self._synced: dict[Path, int] = {}  # files that are appended to -> bytes that would survive
+        self._synced: dict[Path, int] = {}  # files appended to -> bytes that would survive
         self._unsynced: dict[Path, dict[str, Path | None]] = {}  # folder -> name in it -> its name before; None: new
 
     def of(self, process: Process) -> SimulatedFiles:

@@ -58,16 +58,16 @@ class ProcessTask(asyncio.Task[T]):
     """A task of a process that may be killed."""
 
     def forget(self) -> None:
-        """Let the task vanish without the warning that it had not ended."""
+        """Let the task vanish without the warning it had not ended."""
         self._log_destroy_pending = False  # asyncio's only switch for that warning
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """The event loop of a simulated world. Methods that the shells do not use raise `NotImplementedError`.
+    """The event loop of a simulated world. Methods the shells do not use raise `NotImplementedError`.
 
     Attributes:
         clock: simulated time.
-        random: the source of everything random in the world, so that one seed gives one story.
+        random: the source of everything random in the world, so one seed gives one story.
     """
 
     def __init__(self, seed: int) -> None:
@@ -196,8 +196,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Call `func` in simulated time: a while after now, and all at once where it does not wait in a thread of its
-        own (`Process.calls_in_threads`); its result is there a while after that.
+        """Call `func` in simulated time: a while after now, and all at once where it does not wait in a separate thread
+        (`Process.calls_in_threads`); its result is there a while after that.
 
         A process can be killed before, between, and, where it touches its disk, in the midst.
         """

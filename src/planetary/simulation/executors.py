@@ -22,7 +22,7 @@ class Health:
     """The condition of a simulated worker process; faults change it.
 
     Attributes:
-        step_s: seconds that a step takes.
+        step_s: seconds a step takes.
         is_hung: whether the next step never ends.
         is_poisoned: whether the next parameters that are read contain a NaN.
         flips: whether its next sum from a ring differs from the other workers'.
@@ -48,7 +48,7 @@ class Health:
 
 
 class TimedExecutor:
-    """An executor around another one whose steps take the time that a worker's health gives them; see `Executor`."""
+    """An executor around another one whose steps take the time a worker's health gives them; see `Executor`."""
 
     def __init__(self, inner: Executor, health: Health) -> None:
         self._inner, self._health = inner, health
@@ -122,7 +122,7 @@ class Device:
 
 
 class View:
-    """A worker's own executor on a device that it shares; see `Executor`."""
+    """A worker's own executor on a device it shares; see `Executor`."""
 
     def __init__(self, device: Device) -> None:
         self._device = device

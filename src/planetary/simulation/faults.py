@@ -17,7 +17,7 @@ FaultKind = Literal[
     "poison_worker",  # NaN in the worker's next result
     "drop_link",  # broken connections
     "partition",  # node cut off for a while
-    "mute_node",  # nothing that its node sends arrives for a while; it still receives
+    "mute_node",  # nothing its node sends arrives for a while; it still receives
     "deafen_node",  # nothing arrives at its node for a while; its messages arrive
     "repeat_result",  # second copy of the last result
     "flip_blob",  # a bit changes in a file of its node's cache
@@ -30,7 +30,7 @@ FaultKind = Literal[
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
     "forge",  # it sends forged messages beside its own for a while; see `planetary.simulation.forgeries`
-    "flip_bit",  # ring: the next outer state that it makes differs from all others
+    "flip_bit",  # ring: the next outer state it makes differs from all others
     "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
 ]
 

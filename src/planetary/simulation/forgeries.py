@@ -1,7 +1,7 @@
 """Workers that forge: valid messages about other workers' tasks, other rounds, old attempts, with wrong tensors.
 
-A forging worker works honestly beside its forgeries, so that a fault shows as damage and not as its absence. It knows
-every message of every worker of its cluster: the worst case.
+A forging worker works honestly beside its forgeries, so a fault shows as damage and not as its absence. It knows every
+message of every worker of its cluster: the worst case.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Forgery:
     sent: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Draw from a source of its own: a cluster without forgers has the story that it had."""
+        """Draw from a separate source: a cluster without forgers has the story it had."""
         self._random = random.Random(f"forgeries {self.seed}")
         self._messages: dict[type[Message], deque[tuple[str, Message]]] = {}
         self._values: dict[str, deque[int]] = {}  # values by name of the field

@@ -36,8 +36,7 @@ LIES: tuple[Lie, ...] = get_args(Lie)
 
 TextLie = Literal["logprobs", "copied_texts", "other_weights"]
 """In reinforcement learning. logprobs: log-probabilities of its texts less 0.1 nats; copied_texts: every second
-completion is a copy of the one before it; other_weights: texts and log-probabilities of weights that it was not
-given."""
+completion is a copy of the one before it; other_weights: texts and log-probabilities of weights it was not given."""
 
 TEXT_LIES: tuple[TextLie, ...] = get_args(TextLie)
 INVENTED_LOSS = 0.8  # times the true loss
@@ -50,8 +49,8 @@ class Gossip:
     """The liars' knowledge of the other workers, and their lies.
 
     Attributes:
-        newest: the end parameters that an honest worker read last.
-        lies: the worker's lie, by its number, while it lies.
+        newest: the end parameters an honest worker read last.
+        lies: the worker's lie, by number, while it lies.
     """
 
     newest: dict[str, np.ndarray] = field(default_factory=dict)

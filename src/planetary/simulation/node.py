@@ -42,7 +42,7 @@ class NodeWork:
     Attributes:
         protocol: of the run.
         roles: (worker process, its health) -> the makers of its roles.
-        allowed: roles that the machine's operator allows; empty: all.
+        allowed: roles the machine's operator allows; empty: all.
     """
 
     protocol: Protocol

@@ -25,7 +25,7 @@ class Process:
 
     Attributes:
         name: for people.
-        node: the machine that it runs on.
+        node: the machine it runs on.
         pid: its number.
         alive: whether its callbacks run.
         status: exit status, negative for a signal; None while it runs.
@@ -145,7 +145,7 @@ class Process:
             self._ended.set_result(status)
 
     def bury(self) -> None:
-        """Unwind the stacks of a process that is not alive. Nothing that they still do reaches the world."""
+        """Unwind the stacks of a process that is not alive. Nothing they still do reaches the world."""
         for thread in self._threads:
             thread.unwind()
         for part in self._parts:
@@ -286,7 +286,7 @@ class SimulatedThread(Executor):
         return len(self._work)
 
     def pause(self) -> None:
-        """Begin no call, as on a machine that has no time for this thread."""
+        """Begin no call, as on a machine without time for this thread."""
         self._is_paused = True
 
     def resume(self) -> None:

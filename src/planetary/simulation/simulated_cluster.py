@@ -93,7 +93,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         failures: of processes that ended with an exception, and of machines in an impossible state.
         events: how many events machines handled.
         waits_for: the unmet condition of a run that did not end in time.
-        step_s: seconds that a step of a healthy worker takes.
+        step_s: seconds a step of a healthy worker takes.
         local_threads: see `GatewayOptions`.
         forgery: of its workers.
     """
@@ -123,7 +123,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             plan: its faults; they name nodes by number.
             cache: folder with prepared blobs; None: none were prepared.
             step_s: of a healthy worker.
-            place: in a world that has other clusters, of another `seed`; None: a world of its own.
+            place: in a world that has other clusters, of another `seed`; None: a separate world.
             machines: of the workers, by number; those beyond are as `SimMachine()`.
         """
         self.config, self.step_s = config, step_s
@@ -222,7 +222,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         self.world.close()
 
     def leave(self) -> None:
-        """Record that the world is about to end: processes that end from now on have not failed."""
+        """Record the world is about to end: processes that end from now on have not failed."""
         self.waits_for = "" if self.finished is not None else self._why_not_ended()
         self._closing = True
 

@@ -78,7 +78,7 @@ class SimulatedNetwork:
         return NetworkOf(self, process)
 
     def delay(self, *nodes: str) -> float:
-        """Return the seconds that a packet between nodes takes: half the sum of its links' `rtt_s`, or a draw."""
+        """Return the seconds a packet between nodes takes: half the sum of its links' `rtt_s`, or a draw."""
         links = self._links_of(*nodes)
         seconds = sum(link.rtt_s for link in links) / 2 if links else self.loop.random.uniform(*self.delay_s)
         return seconds * max((self._slow.get(node, 1.0) for node in nodes), default=1.0) if self._slow else seconds
@@ -290,7 +290,7 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: Any = None
         self._under_way: deque[tuple[float, bytes | Exception]] = deque()  # bytes under way and their time of arrival
         self._arrival: asyncio.TimerHandle | None = None
-        self._in_flight = 0  # bytes that the other end's protocol has not taken
+        self._in_flight = 0  # bytes the other end's protocol has not taken
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = 64 * 1024, 16 * 1024
@@ -383,7 +383,7 @@ class SimulatedTransport(asyncio.Transport):
             self.process.in_context(self._feed)
 
     def acknowledge(self, nbytes: int) -> None:
-        """Count bytes that the other end's protocol has taken; there is room for as many again."""
+        """Count bytes the other end's protocol has taken; there is room for as many again."""
         self._in_flight -= nbytes
         if self._unsent and self.process.alive:
             self._loop.call_soon(self._flush, context=self.process.context)

@@ -13,7 +13,7 @@ from planetary.simulation.executors import Health
 
 
 class TimedProgram(ProgramRunner):
-    """A program around another one whose calls take the time that a worker's health gives them; see `Runner`."""
+    """A program around another one whose calls take the time a worker's health gives them; see `Runner`."""
 
     def __init__(self, inner: Runner, health: Health, steps: Mapping[str, float]) -> None:
         """`steps`: a call of a function lasts so many steps of the worker; calls of all others take no time."""

@@ -31,7 +31,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """`controllers.training`, `.rl` and `.inference`: the jobs of one kind."""
 
     enabled: bool = False  # the controller takes jobs
-    config_path: str = ""  # configuration of the job that it begins with, and of a submission without one; empty: none
+    config_path: str = ""  # configuration of the job it begins with, and of a submission without one; empty: none
     service_id: str = ""  # name of that job; empty: the run's
     workers: Count | None = None  # planned workers of the job of `config_path`; without: as its configuration says
     should_resume: bool = False  # resume an existing run of that job
@@ -80,10 +80,10 @@ class WorkerFabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WorkerRole = Literal["trainer", "server", "actor", "learner", "composer", "expert"]
-"""Roles of workers, of all kinds of run that a site hosts."""
+"""Roles of workers, of all kinds of run a site hosts."""
 Trust = Literal["full", "judged"]
 DATA_SCHEME = "site://"
-"""Prefix of data that a site has under a name: `data.source = "site://corpus"`."""
+"""Prefix of data a site has under a name: `data.source = "site://corpus"`."""
 ANY_DATA = "*"
 """In `SitePolicy.data_sets`: every data set of the site."""
 
@@ -92,8 +92,8 @@ class SitePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`federation.sites`: one site of a hub, and the jobs that may be placed there."""
 
     name: Text  # site name at the hub
-    # "judged": nothing compares the results of a job that one site has alone, so that this one gets only jobs that
-    # accept it (`needs.trust`)
+    # "judged": nothing compares the results of a job that one site has alone, so this one gets only jobs that accept it
+    # (`needs.trust`)
     trust: Trust = "full"
     roles: tuple[WorkerRole, ...] = ()  # worker roles for jobs there; empty: all
     # of the site (site://NAME) that jobs placed there may read; "*": all; empty: none
@@ -232,7 +232,7 @@ def _path_of(path: Path, source: str) -> str:
 
 
 def _found(path: Path, name: str) -> Path:
-    """Return a path that was written in a file: from its folder or, as PCP takes it, from the current one."""
+    """Return a path written in a file: from its folder or, as PCP takes it, from the current one."""
     beside = path.parent / name
     return (beside if beside.exists() else Path(name)).absolute()
 

@@ -31,7 +31,7 @@ from planetary.web.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
-INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
+INVITE_S = 7 * 86400  # validity of the token a gateway's start makes
 OPERATOR_TOKEN = "api-token.txt"
 """File in the state folder with the operator's token, readable only by the user that the gateway runs as."""
 

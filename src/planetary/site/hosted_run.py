@@ -116,7 +116,7 @@ class HostedRun:
         """Return the run as it is now."""
         return self.gateway.status()
 
-    # --- a follower of its own gateway --------------------------------------------------------------------------
+    # --- a separate follower gateway --------------------------------------------------------------------------
 
     def write_round(self, line: RoundMetrics) -> None: ...
 

@@ -34,7 +34,7 @@ JOB: Table = {
     (JobState.QUEUED, "start"): JobState.RUNNING,
     (JobState.QUEUED, "cancel"): JobState.CANCELLED,
     (JobState.QUEUED, "fail"): JobState.FAILED,
-    (JobState.RUNNING, "start"): JobState.RUNNING,  # by a site that was started again
+    (JobState.RUNNING, "start"): JobState.RUNNING,  # by a site started again
     (JobState.RUNNING, "cancel"): JobState.CANCELLING,
     (JobState.RUNNING, "finish"): JobState.FINISHED,
     (JobState.RUNNING, "fail"): JobState.FAILED,
@@ -46,7 +46,7 @@ OVER = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 
 
 class HubAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    """The placement that a job comes from."""
+    """The placement a job comes from."""
 
     hub: str  # identity
     job: str  # job name at the hub
@@ -186,8 +186,8 @@ class JobBook:
 
     Attributes:
         jobs: by name, in the order in which they were submitted.
-        drained: workers that are kept from every run.
-        assigned: worker -> the only controller that it works for.
+        drained: workers kept from every run.
+        assigned: worker -> the only controller it works for.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ class JobBook:
         return next((job for job in self.jobs.values() if job.placed == placed), None)
 
     def earlier_attempt_of(self, placed: HubAttempt) -> Job | None:
-        """Return the newest job that a hub had placed here before in an attempt that is over."""
+        """Return the newest job a hub had placed here before in an attempt that is over."""
         same = (job for job in reversed(self.jobs.values()) if job.placed is not None and job.over)
         return next(
             (job for job in same if job.placed and (job.placed.hub, job.placed.job) == (placed.hub, placed.job)), None
@@ -273,7 +273,7 @@ class JobBook:
 
     @property
     def hub(self) -> str:
-        """The identity of the hub that has the newest placed job; "": none has one."""
+        """The identity of the hub with the newest placed job; "": none has one."""
         return next((job.placed.hub for job in reversed(self.jobs.values()) if job.placed is not None), "")
 
     def startable(self, parallel: dict[str, int]) -> list[Job]:

@@ -1,8 +1,8 @@
-"""A process of its own for the code and the files of a job: its model, its data, its tokenizer.
+"""A separate process for the code and the files of a job: its model, its data, its tokenizer.
 
-A site has the runs of many jobs in one process, and code of users may end the process that it runs in, never return, or
-take all memory. So a process prepares each job before the site does: it leaves everything in the cache, where the site
-finds it without running the job's code. Its death is a failure of that job alone.
+A site has the runs of many jobs in one process, and code of users may end the process it runs in, never return, or take
+all memory. So a process prepares each job before the site does: it leaves everything in the cache, where the site finds
+it without running the job's code. Its death is a failure of that job alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planetary.runtime.host import available_memory
 
 LOOK_S = 0.1
 MEMORY_SHARE = 0.8
-"""Share of the free memory that a preparation may take unless the configuration says how much."""
+"""Share of the free memory a preparation may take unless the configuration says how much."""
 SHAPES_DEADLINE_S = 120.0
 LAST_LINES = 6
 _OUTPUT, _ANSWER, _STAGE, _REQUEST = "output.txt", "answer.json", "stage.txt", "request.json"
@@ -72,7 +72,7 @@ async def shapes_apart(config: Config, limits: PreparationLimits) -> Config:
 async def prepare_apart(
     config: Config, options: GatewayOptions, limits: PreparationLimits, stage: Callable[[str], None]
 ) -> None:
-    """Prepare a run in a process of its own, whose products are in the cache when this returns.
+    """Prepare a run in a separate process, whose products are in the cache when this returns.
 
     Args:
         config: of the run.

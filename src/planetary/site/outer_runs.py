@@ -1,8 +1,8 @@
 """The hub's own runs of jobs over several sites: begun, continued and ended as the hub's book says.
 
-`OuterRuns.look` compares the runs that are there with those that the book wants, so that a hub that was killed goes on
-from its journal alone: no other record says that a run has begun. A run whose sites have changed is stopped and goes on
-with the new ones, as a hub's run does that an operator resumes with other sites.
+`OuterRuns.look` compares the runs that are there with those the book wants, so a hub that was killed goes on from its
+journal alone: no other record says that a run has begun. A run whose sites have changed is stopped and goes on with the
+new ones, as a hub's run does an operator resumes with other sites.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from planetary.wire.streams import refuse_tensors
 log = logging.getLogger(__name__)
 
 DONE_S = 10.0
-"""Limit for a site to take the message that its run is over."""
+"""Limit for a site to take the message its run is over."""
 
 
 class OuterHost(Protocol):
-    """The process that has the runs."""
+    """The process with the runs."""
 
     @property
     def is_stopping(self) -> bool:
@@ -57,7 +57,7 @@ class OuterRuns:
         """`connect_s`: limit of a handshake."""
         self._host, self._hub, self._connect_s = host, hub, connect_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._members: dict[str, Mapping[str, int]] = {}  # members of each run at its start
+        self._members: dict[str, Mapping[str, int]] = {}  # members of each run at the start
 
     def look(self) -> None:
         """Begin, stop and end runs, as the book says. Called every moment."""
@@ -122,7 +122,7 @@ class OuterRuns:
         await answer_hello(connection, Refused(code="busy", reason=why, retry=True), self._connect_s)
 
     async def _dismiss(self, connection: Connection, reason: str) -> None:
-        """Tell a site that was away at the end of its run that it is over."""
+        """Tell a site that was away at the end of its run it is over."""
         welcome = m.Welcome(run=self._hub.book.hub, heartbeat_s=self._connect_s, silent_after_s=2 * self._connect_s)
         if await answer_hello(connection, welcome, self._connect_s, refuse_tensors):
             async with asyncio.timeout(DONE_S):

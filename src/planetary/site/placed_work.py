@@ -41,7 +41,7 @@ class JobHost(Protocol):
         ...
 
     def hellos(self) -> Sequence[tuple[Hello, str]]:
-        """Return the greetings of the workers that are here, each with the run that the worker works for."""
+        """Return the greetings of the workers that are here, each with the run the worker works for."""
         ...
 
     def submit(

@@ -1,4 +1,4 @@
-"""A site: jobs from its journal, their runs in this process, and the workers that they share.
+"""A site: jobs from its journal, their runs in this process, and the workers they share.
 
 Decisions are those of `worker_scheduler` (which worker for which run), the fold of the journal (`jobs`) and each run's
 controller; this module carries them out.
@@ -92,7 +92,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
         cache: of prepared data and compiled modules.
         host, port: that workers connect to.
         controllers: which take jobs, and with what priority.
-        latency_budget_s: of peers that no run attends.
+        latency_budget_s: of peers no run attends.
         link: to the hub that places jobs here; None: there is none.
         data_sets: name -> source of data that jobs read as site://NAME.
         policies: of the sites on which this one, a hub, places jobs; empty: it is no hub.
@@ -219,7 +219,7 @@ class Site:
             run.gateway.stop(reason)
 
     async def begin_configured(self) -> None:
-        """Submit the jobs of the controllers' `config_path`, once: not those that the journal has already.
+        """Submit the jobs of the controllers' `config_path`, once: not those the journal has already.
 
         Raises:
             UserError: the configuration of one cannot be run.
@@ -592,7 +592,7 @@ class Site:
     # --- workers ----------------------------------------------------------------------------------------------
 
     def hellos(self) -> Sequence[tuple[m.Hello, str]]:
-        """Return the greetings of the workers that are here, each with the run that the worker works for."""
+        """Return the greetings of the workers that are here, each with the run the worker works for."""
         here = (one.hello for one in self.peers if one.hello.role == "worker" and not one.hello.trial)
         return [(hello, self.scheduler.run_of(hello.worker)) for hello in here]
 
@@ -734,7 +734,7 @@ class Site:
         await answer_hello(connection, no, self._timings.connect_s)
 
     def _run_that_refuses(self, hello: m.Hello) -> str:
-        """Return the run that tells a worker that it has no role for it; `IDLE` where a later job may have one."""
+        """Return the run that tells a worker it has no role for it; `IDLE` where a later job may have one."""
         if self.options.folder is not None or not hello.roles:
             return IDLE
         lacking = (name for name, run in self.runs.items() if run.kind.roles and not {*run.kind.roles} & {*hello.roles})
@@ -748,7 +748,7 @@ class Site:
                 self._dial_again(peer, f"for {run}" if run else "its worker is idle")
 
     async def _wait(self, connection: Connection) -> None:
-        """Keep a peer that no run uses; it goes when it is placed."""
+        """Keep a peer no run uses; it goes when it is placed."""
         timings = self._timings
         welcome = m.Welcome(
             run=self.options.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s

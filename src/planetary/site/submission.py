@@ -173,7 +173,7 @@ def require_files(config: Config, runs: Path | None) -> None:
 
 
 def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
-    """Return a configuration with the site's own paths of the data sets that it names (site://NAME).
+    """Return a configuration with the site's own paths of the data sets it names (site://NAME).
 
     Raises:
         UserError: the site has no data set of a name.
@@ -206,9 +206,9 @@ def refuse_own_code(config: Config) -> None:
 
 
 def checked(config: Config) -> Config:
-    """Return a configuration with the settings that its model implies; warnings are logged. Raises `UserError`.
+    """Return a configuration with the settings its model implies; warnings are logged. Raises `UserError`.
 
-    Not on an event loop: a compiled model is read by a process of its own.
+    Not on an event loop: a compiled model is read by a separate process.
     """
     refuse_own_code(config)
     if not is_function(config.model.source):

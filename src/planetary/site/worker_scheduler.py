@@ -52,7 +52,7 @@ class RunWants(Event, frozen=True, kw_only=True):
     least: int
     most: int | None  # None: any number
     roles: tuple[str, ...] = ()  # roles of its workers; empty: there is one role only
-    without: frozenset[str] = frozenset()  # workers that it does not use any more
+    without: frozenset[str] = frozenset()  # workers it does not use any more
 
 
 class RunOver(Event, frozen=True):
@@ -97,8 +97,8 @@ class SeenWorker(msgspec.Struct):
     """A worker.
 
     Attributes:
-        at: run that it works for.
-        goal: run that the plan has for it.
+        at: run it works for.
+        goal: run the plan has for it.
         why: it has this goal.
         recalled: its run was asked to let it go.
         gone_at: since when it is away; None: it is here.
@@ -135,7 +135,7 @@ class WorkerScheduler:
         self._order = 0
         self._drained: set[str] = set()
         self._assigned: dict[str, str] = {}
-        self._newcomer = IDLE  # the worker that the event is about, if it waits for an answer
+        self._newcomer = IDLE  # the worker the event is about, if it waits for an answer
         self._counts: dict[str, int] = {}  # workers by run, of the plan before
         self._out: list[Instruction] = []
 
@@ -153,7 +153,7 @@ class WorkerScheduler:
         return min(times, default=None)
 
     def run_of(self, worker: str) -> str:
-        """Return the run that a worker works for."""
+        """Return the run a worker works for."""
         return self.workers[worker].at if worker in self.workers else IDLE
 
     def planned(self, run: str) -> int:

@@ -23,7 +23,7 @@ BLOCK = 1 << 14  # elements at a time: 128 KiB in float64, which stays in a core
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """The parameters at the end of one trained lease, or how far they had moved from its start."""
+    """The parameters at the end of one trained lease, or how far they had moved from the start."""
 
     task: int
     tokens: int  # target tokens behind it
@@ -115,9 +115,9 @@ def flat(array: np.ndarray) -> np.ndarray:
 def rebase(version: Tensors, base: Tensors, newest: Tensors) -> dict[str, np.ndarray]:
     """Return a displacement on top of another version: `version` + (`newest` − `base`), in float64, rounded once.
 
-    With θ_b the parameters that the displacement begins at, θ the newest ones and P the version that a site goes on
-    from, θ' = P + (θ − θ_b). In a merge in which the site contributes θ' its delta is then P − θ' = θ_b − θ, as if that
-    had been trained from P.
+    With θ_b the parameters the displacement begins at, θ the newest ones and P the version a site goes on from, θ' = P
+    + (θ − θ_b). In a merge in which the site contributes θ' its delta is then P − θ' = θ_b − θ, as if that had been
+    trained from P.
 
     Args:
         version: float32 masters by name, from which training goes on.

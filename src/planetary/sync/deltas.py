@@ -15,7 +15,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.sync.contributions import Contribution, blocks
 
 # Of one product of two blocks. OpenBLAS multiplies so little in the calling thread; for more it would wake one for
-# every core, and they spin on cores that the workers need.
+# every core, and they spin on cores the workers need.
 _MOST_PRODUCTS = 1 << 17
 
 
@@ -37,7 +37,7 @@ def tensor_products(spec: TensorSpec, start: np.ndarray, contributions: Sequence
 
 
 def table_of(specs: Sequence[TensorSpec], masters: Tensors, contributions: Sequence[Contribution]) -> Table:
-    """Return the inner products of contributions that were trained from the same parameters.
+    """Return the inner products of contributions trained from the same parameters.
 
     Args:
         specs: the parameters' names, element types and shapes.

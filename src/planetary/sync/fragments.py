@@ -1,8 +1,8 @@
-"""Fragments of the parameters, each synchronised in its turn (Streaming DiLoCo, arXiv:2501.18512).
+"""Fragments of the parameters, each synchronised in turn (Streaming DiLoCo, arXiv:2501.18512).
 
-A round of H / P inner steps ends with the synchronisation of one of P fragments, so that each is synchronised every H
-steps, at an offset of its own, and a round moves 1 / P of the bytes. A worker keeps its own values of all fragments;
-the merged one reaches it some inner steps later and is mixed into them.
+A round of H / P inner steps ends with the synchronisation of one of P fragments, so each is synchronised every H steps,
+at a separate offset, and a round moves 1 / P of the bytes. A worker keeps its own values of all fragments; the merged
+one reaches it some inner steps later and is mixed into them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Fragments:
         self.count = count
 
     def number_of(self, round_: int) -> int:
-        """Return the fragment that a round ends with, from 0; rounds count from 1."""
+        """Return the fragment a round ends with, from 0; rounds count from 1."""
         return (round_ - 1) % self.count
 
     def of_round(self, round_: int) -> tuple[TensorSpec, ...]:
-        """Return the tensors of the fragment that a round ends with, in the model's order."""
+        """Return the tensors of the fragment a round ends with, in the model's order."""
         return self.parts[self.number_of(round_)]
 
     def one_each(self, versions: Iterable[int]) -> list[int]:
@@ -54,8 +54,8 @@ class Fragments:
 class FragmentSteps:
     """Inner steps for which a worker's own values of each fragment were trained since shared ones were mixed in.
 
-    They are behind its delta of the fragment. A worker that comes back begins with shared values of all, so that its
-    first deltas are shorter than the others'.
+    They are behind its delta of the fragment. A worker that comes back begins with shared values of all, so its first
+    deltas are shorter than the others'.
     """
 
     def __init__(self, count: int = 1, delay: int = 0) -> None:
@@ -75,7 +75,7 @@ class FragmentSteps:
             self._steps[(mixes - 1) % len(self._steps)] = max(0, steps - self._delay)
 
     def of_round(self, round_: int) -> int:
-        """Return the steps behind a delta of the fragment that a round ends with."""
+        """Return the steps behind a delta of the fragment a round ends with."""
         return self._steps[(round_ - 1) % len(self._steps)]
 
     def share(self, round_: int, lease_steps: int) -> float:

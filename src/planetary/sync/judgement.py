@@ -38,7 +38,7 @@ NOT_ALIKE = 0.9  # where the usual cosine is below it; above, equal work gives e
 HIGHEST_LOSS = 2.0  # a loss may be so many times the median of the round, and ...
 LOSS_MARGIN = 0.5  # ... so many nats per token more
 REMEMBERED = 8  # rounds whose lengths are remembered
-FEWEST = 3  # contributions that have a usual direction
+FEWEST = 3  # contributions with a usual direction
 MOSTLY_WHOLE = 0.5  # share of the usual inner steps, from which a length is one that others are compared with
 
 
@@ -47,7 +47,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     task: int
     worker: str
-    loss: float  # mean training loss that its worker reports, nats per token
+    loss: float  # mean training loss its worker reports, nats per token
     share: float = 1.0  # inner steps relative to an average contribution; 0: none are behind the delta
 
 
@@ -100,8 +100,8 @@ def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale
         refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
     left = [claim.task for claim in claims if claim.task not in refused]
     pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
-    # A copy stays among those that the others are compared with: it points as its original does. How alike deltas
-    # usually are is asked of those that point the same way, or liars would make honest ones look like copies.
+    # A copy stays among those the others are compared with: it points as its original does. How alike deltas usually
+    # are is asked of those that point the same way, or liars would make honest ones look like copies.
     refused |= _by_direction(pairs, table.size)
     left = [task for task in left if task not in refused]
     refused |= _by_copy(left, {one: {other: pairs[one][other] for other in left if other != one} for one in left})
@@ -162,7 +162,7 @@ def _by_length(
         }
     if longest <= 0:
         return {}
-    # One or two workers' deltas become short where a training has converged, so that none is too short there.
+    # One or two workers' deltas become short where a training has converged, so none is too short there.
     return {
         task: f"its delta is {(low if low > longest else high) / longest:.3g} times as long as those of {of_whom}"
         for task, (low, high) in whole.items()

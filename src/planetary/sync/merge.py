@@ -31,7 +31,7 @@ class MergeRule(Protocol):
 
     Attributes:
         name: in `MERGE_RULES`.
-        trimmed: the part of the contributions that it leaves out at each end.
+        trimmed: the part of the contributions it leaves out at each end.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Mean(ByTokens):
     name = "mean"
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
-        """The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back with
-        all its bits, the sign of a zero included.
+        """The fold starts from the first product and not from zero, so one contribution (weight 1) comes back with all
+        its bits, the sign of a zero included.
         """
         total = None
         for block, coefficient in zip(values, coefficients, strict=True):
@@ -158,7 +158,7 @@ class TrimmedMean(ByTokens):
     name = "trimmed_mean"
 
     def __init__(self, trimmed: float) -> None:
-        """`trimmed`: the part of the contributions that is left out at each end, rounded down; in [0, 0.5)."""
+        """`trimmed`: the part of the contributions left out at each end, rounded down; in [0, 0.5)."""
         if not 0 <= trimmed < 0.5:
             raise UserError(
                 f"a trimmed mean leaves out a part of at least 0 and less than 0.5 at each end, not {trimmed}"

@@ -91,8 +91,8 @@ def outer_step(
         rule: how the end parameters are merged; θ̄ is its result.
         weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
-        statistics: names of `specs` that no optimizer changes: their new value is the result of `rule.averaging`, with
-            the weights that the other tensors give, and nothing about them is in the result but that.
+        statistics: names of `specs` no optimizer changes: their new value is the result of `rule.averaging`, with the
+            weights the other tensors give, and nothing about them is in the result but that.
 
     Raises:
         LocalProtocolError: no contributions, a task twice, or one without tokens.

@@ -1,4 +1,4 @@
-"""The outer optimizer: the step along the merged delta of a round, and the state that it keeps between rounds.
+"""The outer optimizer: the step along the merged delta of a round, and the state it keeps between rounds.
 
 The pseudo-gradient is Δ = θ₀ − θ̄, the start of the round minus the merged ends of the workers. `Nesterov` (without
 momentum: plain SGD) and `Adam` are the optimizers; each is an object with its constants, which travels as it is.
@@ -65,7 +65,7 @@ class OuterOptimizer(Protocol):
 
     Attributes:
         learning_rate: η.
-        copies: of all parameters that its state has beside the master copy.
+        copies: of all parameters its state has beside the master copy.
     """
 
     @property
@@ -139,7 +139,7 @@ class Nesterov(msgspec.Struct, frozen=True, tag="nesterov", tag_field="kind"):
     def effective_rate(self, autocorrelation: float) -> float:
         """η (1 + μ / (1 − μρ)).
 
-        Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
+        Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step the
         velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
         """
         return self.learning_rate * (1.0 + self.momentum / (1.0 - self.momentum * autocorrelation))

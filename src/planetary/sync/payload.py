@@ -20,7 +20,7 @@ from planetary.sync.codecs import tensor_codec
 from planetary.sync.codecs.tensor_codec import Codec, CodecInput
 
 PAYLOAD = "payload"
-"""Name of the tensor of bytes that a message carries."""
+"""Name of the tensor of bytes a message carries."""
 
 _DIGEST_KEY = bytes(range(1, 33))
 _AT_ONCE = 1 << 28  # bytes: the library takes less than 2 GiB
@@ -52,8 +52,8 @@ class PayloadForm:
         """Return the float32 tensors that bytes stand for.
 
         Raises:
-            ProtocolError: the bytes are fewer or more, are not those of `digest`, or stand for numbers that no codec
-                sends; the text says which.
+            ProtocolError: the bytes are fewer or more, are not those of `digest`, or stand for numbers no codec sends;
+                the text says which.
         """
         if payload.dtype != np.uint8 or payload.shape != self.spec.shape:
             raise ProtocolError(

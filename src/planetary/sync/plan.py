@@ -24,7 +24,7 @@ from planetary.sync.outer_optimizers import OUTER_OPTIMIZERS
 from planetary.sync.payload import PayloadForm
 
 OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
-WELL_USED = 0.95  # utilisation that a recommendation asks for
+WELL_USED = 0.95  # utilisation a recommendation asks for
 TOLERATED = 5.0  # percent of loss measured here, above which a preset is not recommended
 _DAY_S = 86_400.0
 _SIDE = 4096  # assumed side of a model's matrices
@@ -85,7 +85,7 @@ MEASURED: Mapping[str, Measured | None] = {
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines and links that a plan is made for.
+    """The machines and links a plan is made for.
 
     Attributes:
         params: of the model.
@@ -165,7 +165,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raise `UserError` for numbers that no cluster has, naming the first."""
+    """Raise `UserError` for numbers no cluster has, naming the first."""
     limits = {
         "params": (cluster.params, 1, 1e14),
         "workers": (cluster.workers, 1, 1e6),
@@ -234,7 +234,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         down = broadcast_bytes(codecs[1], codecs[0], many, moved) * (1 + OVERHEAD)
         slowest = max(up / cluster.up_rate + down / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
-        if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
+        if settings["sync.overlap"] == "eager":  # all but the word a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
         elif settings["sync.overlap"] in ("streaming", "decoupled"):
             # With a delay a lease is given out before the one before it ends.

@@ -21,7 +21,7 @@ CANCELLED = 0.05
 """Directions cancel when their weighted mean is shorter than this (1: all equal)."""
 
 MEAN_FOR = ("*embed*", "*wte*", "*wpe*", "*head*")
-"""Name patterns of the tensors that a run in rounds averages plainly: embeddings and output head."""
+"""Name patterns of the tensors a run in rounds averages plainly: embeddings and output head."""
 
 _PIECE = 1 << 15  # elements of one delta at a time
 

@@ -1,10 +1,10 @@
 """Relaying: the workers take the outer step themselves, from the payloads of all contributions as they were sent.
 
 The gateway passes on the other workers' payloads, unchanged, with the coefficients of the merge rule. Decoding and the
-outer step (`sync.outer.outer_step_with`) are operations on single coordinates in a fixed order, so that a worker
-that had the bits of one version gets those of the next; the version's digest shows it. Nothing is lost on the way
-down, at M − 1 times the bytes of one update. Inner products are computed once, at the gateway: their bits depend on
-the machine. Outer momentum and Adam would need the outer state, which newcomers do not have.
+outer step (`sync.outer.outer_step_with`) are operations on single coordinates in a fixed order, so a worker that had
+the bits of one version gets those of the next; the version's digest shows it. Nothing is lost on the way down, at M − 1
+times the bytes of one update. Inner products are computed once, at the gateway: their bits depend on the machine. Outer
+momentum and Adam would need the outer state, which newcomers do not have.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COEFFICIENTS = "coefficients"
 
 
 def relayed_name(task: int) -> str:
-    """Return the name of the tensor that has the payload of a task."""
+    """Return the name of the tensor with the payload of a task."""
     return f"payload-{task}"
 
 

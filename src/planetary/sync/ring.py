@@ -3,8 +3,8 @@
 All parameters travel as one flat array, in the order of their specs. The summands depend on `precision`:
 
 - "f32": Σ wᵢ (θ₀ − θᵢ), the deltas weighted by tokens, each worker's share rounded to float32 once.
-- "f64": Σ wᵢ θᵢ, the mean of the end parameters that the gateway's outer step forms. Twice the bytes; with two workers
-  the same bits as there, since adding two numbers is commutative.
+- "f64": Σ wᵢ θᵢ, the mean of the end parameters the gateway's outer step forms. Twice the bytes; with two workers the
+  same bits as there, since adding two numbers is commutative.
 
 A worker that is alone has the exact float64 mean in both.
 
@@ -15,8 +15,8 @@ the mean length is taken, which is that where all lengths are equal. A single co
 parameters.
 
 With overlap (the one-step-delayed pipeline of the PCCL report, section 3.3) a contribution was trained from an older
-state than the one that the step is taken from: round r from version r − 2, while r − 1 was reduced. The summands are
-always the deltas, each against the parameters that it was trained from, and the step is the usual one with their mean.
+state than the one the step is taken from: round r from version r − 2, while r − 1 was reduced. The summands are always
+the deltas, each against the parameters it was trained from, and the step is the usual one with their mean.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def form_of(
 
 
 class HeldContribution(msgspec.Struct, frozen=True):
-    """A contribution, and the master parameters that it was trained from, float32 by name; of deltas none."""
+    """A contribution, and the master parameters it was trained from, float32 by name; of deltas none."""
 
     contribution: Contribution
     start: Tensors
@@ -126,7 +126,7 @@ def eager_start(
     *,
     radial: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Return where a worker begins while the round that it contributed to is reduced (arXiv:2502.12996, algorithm 2).
+    """Return where a worker begins while the round it contributed to is reduced (arXiv:2502.12996, algorithm 2).
 
     The paper feeds the outer optimizer with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M: its own fresh delta, the others' stale
     ones. The sum over rounds telescopes, so without momentum a worker stands at the newest shared parameters less its
@@ -134,10 +134,10 @@ def eager_start(
     begins at θ. With momentum only the step of that part itself is taken; the velocity of earlier own deltas is
     left to the aggregate.
 
-    Radial-directional averaging has no part that is known before the others' deltas. The coefficient of one of M
-    orthogonal deltas of equal length and weight is 1 / √M there (`sync.radial`), the root of its share, and deltas of
-    different data are nearly orthogonal. The guess moves the start of one lease alone: its delta counts from there, and
-    the next start has the aggregate in place of the guess.
+    Radial-directional averaging has no part known before the others' deltas. The coefficient of one of M orthogonal
+    deltas of equal length and weight is 1 / √M there (`sync.radial`), the root of its share, and deltas of different
+    data are nearly orthogonal. The guess moves the start of one lease alone: its delta counts from there, and the next
+    start has the aggregate in place of the guess.
 
     Args:
         specs: the parameters' names, element types and shapes.

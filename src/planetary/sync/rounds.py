@@ -29,8 +29,8 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
     grace_factor: float = _SYNC.grace_factor  # decoupled: γ of `adaptive_grace`
     grace_steps: float = _SYNC.grace_steps  # decoupled: its cap, in inner steps
-    delay: int = _SYNC.delay  # decoupled: τ, inner steps that a worker takes before it needs the merged fragment
-    least_steps: int = 0  # decoupled: inner steps of the fastest worker that a round lasts at least; P times that is H
+    delay: int = _SYNC.delay  # decoupled: τ, inner steps a worker takes before it needs the merged fragment
+    least_steps: int = 0  # decoupled: inner steps of the fastest worker a round lasts at least; P times that is H
 
     def deadline_after(self, expected_lease_s: float | None) -> float | None:
         """Seconds from the start of a round to its deadline; None while nothing is known to derive it from."""
@@ -42,7 +42,7 @@ class RoundPolicy(msgspec.Struct, frozen=True):
 
 
 class RoundView(msgspec.Struct, frozen=True):
-    """The facts that the decision depends on."""
+    """The facts the decision depends on."""
 
     started_at: float
     contributions: int  # leases of this round that are trained and accepted
@@ -165,9 +165,9 @@ def decide_quorum(view: RoundView, policy: RoundPolicy, now: float) -> RoundVerd
 
 
 def admits_latecomer(view: RoundView, now: float, fraction: float = 0.25) -> bool:
-    """Whether a worker that becomes ready during a round still gets a lease of its own in it.
+    """Whether a worker that becomes ready during a round still gets a separate lease in it.
 
-    Only early in the round (before `fraction` of a lease's expected time), so that the others wait little for it;
-    otherwise it starts with the next round.
+    Only early in the round (before `fraction` of a lease's expected time), so the others wait little for it; otherwise
+    it starts with the next round.
     """
     return view.expected_lease_s is not None and now - view.started_at <= fraction * view.expected_lease_s

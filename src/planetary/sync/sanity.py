@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-LOSS_MARGIN = 0.25  # nats per token that a loss may always rise
+LOSS_MARGIN = 0.25  # nats per token a loss may always rise
 MOST_RETREATS = 3  # retreats per run; after them a somewhat higher loss is attributed to the learning rates
 PATIENCE = 4.0  # growth of the allowed rise after that
 CAUTIOUS_ROUNDS = 8  # cautious rounds after a useless version
@@ -53,5 +53,5 @@ def first_damaged(losses: Mapping[int, float], rise: float, training: Mapping[in
 
 
 def is_cautious(round_: int, retreats: Iterable[int]) -> bool:
-    """Whether a round is merged by `CAUTIOUS_RULE`, given the versions that the run went back from."""
+    """Whether a round is merged by `CAUTIOUS_RULE`, given the versions the run went back from."""
     return any(bad <= round_ <= bad + CAUTIOUS_ROUNDS for bad in retreats)

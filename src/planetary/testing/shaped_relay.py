@@ -1,8 +1,8 @@
 """TCP connections through a slow network, in user space and without privileges: a relay that delays and limits them.
 
-Listeners announce the relay's address instead of their own. The source address of a connection selects its way, so
-one machine can stand for several places: each has its own loopback address, from which its connections leave.
-Bytes in flight lie in pipes of the kernel, so that one thread carries some gigabytes a second. Linux only.
+Listeners announce the relay's address instead of their own. The source address of a connection selects its way, so one
+machine can stand for several places: each has its own loopback address, from which its connections leave. Bytes in
+flight lie in pipes of the kernel, so one thread carries some gigabytes a second. Linux only.
 
 Limitation: the sender's kernel sees the relay's acknowledgements, not the receiver's, so a congestion window is not
 limited by the round trip. `Way.flow_bytes_per_s` stands for that limit.
@@ -90,7 +90,7 @@ class Way:
     """One direction between two places.
 
     Attributes:
-        delay_s: seconds that a byte travels.
+        delay_s: seconds a byte travels.
         flow_bytes_per_s: limit of each connection by itself.
         shared: limits that all connections on this way share, e.g. a trunk between two regions.
     """
@@ -330,8 +330,8 @@ class ShapedRelay:
     def listen(self, routes: Mapping[str, RelayRoute], host: str = "127.0.0.1", port: int = 0) -> int:
         """Relay connections to a new listener; return its port.
 
-        `routes` is by the address that a connection comes from; "" stands for all others. Connections from elsewhere
-        are closed.
+        `routes` is by the address a connection comes from; "" stands for all others. Connections from elsewhere are
+        closed.
         """
         listener = socket.create_server((host, port), backlog=256)
         listener.setblocking(False)
@@ -383,7 +383,7 @@ class ShapedRelay:
                 self._accept(sock, key.data)
             elif sock in self._halves:
                 reading, writing = self._halves[sock]
-                # Reading waits for the turn of its half below, so that flows take from a shared limit in turns.
+                # Reading waits for the turn of its half below, so flows take from a shared limit in turns.
                 self._busy.setdefault(reading)
                 if events & selectors.EVENT_WRITE:
                     writing.blocked = False

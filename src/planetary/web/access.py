@@ -1,6 +1,6 @@
 """Authorisation of requests by bearer tokens with a scope; only digests of tokens are stored.
 
-A token has 32 random bytes, so that one pass of SHA-256 keeps it secret. The file of tokens is read again when it has
+A token has 32 random bytes, so one pass of SHA-256 keeps it secret. The file of tokens is read again when it has
 changed; a revoked token is refused.
 """
 
@@ -110,7 +110,7 @@ class AccessTokens:
         self.tokens, self._stamp = tokens, stamp
 
     def make(self, name: str, scope: Scope, now: float) -> str:
-        """Make a token and return it: the only time that it can be seen. Raises `UserError` for a name in use."""
+        """Make a token and return it: the only time it can be seen. Raises `UserError` for a name in use."""
         self.refresh()
         if name in self.tokens:
             raise UserError(f"there is a token named {name!r} already; revoke it first, or take another name")

@@ -44,7 +44,7 @@ _ANSWERS: Mapping[type[PlanetaryError], tuple[int, str]] = {
     ResourceError: (503, "unavailable"),
     PeerError: (503, "unavailable"),
 }
-"""HTTP status and code; a `ConflictError` has a code of its own."""
+"""HTTP status and code; a `ConflictError` has a separate code."""
 _PATH_ERRORS: Mapping[int, str] = {404: "no_such_path", 405: "wrong_method"}
 
 
@@ -142,7 +142,7 @@ def _answered(operation: Operation, access: Access, most_body: int, rate: RateLi
 
 
 def _redact(response: Response) -> None:
-    """Hide secrets in a text that is answered in one piece; streams hide theirs line by line."""
+    """Hide secrets in a text answered in one piece; streams hide theirs line by line."""
     body = getattr(response, "body", b"")
     if body and response.media_type != BYTES and b"://" in body:
         shown = redacted(bytes(body).decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
@@ -188,7 +188,7 @@ def _allow(operation: Operation, scope: Scope, grant: TokenGrant | None) -> None
 
 
 def _check_query(operation: Operation, given: Collection[str]) -> None:
-    """Raise `ApiError` for a parameter in the query that an operation does not have."""
+    """Raise `ApiError` for a parameter in the query an operation does not have."""
     if operation.checks_keys:
         return  # another application's
     known = [one.name for one in operation.parameters]

@@ -1,7 +1,7 @@
-"""Which web pages a browser lets use a server on this machine: the name that they ask for, and their origin.
+"""Which web pages a browser lets use a server on this machine: the name they ask for, and their origin.
 
 A page may have its own name resolve to this machine (DNS rebinding), or send requests across origins. The browser sends
-both: the name that it asked for, and the page's origin.
+both: the name it asked for, and the page's origin.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from planetary.net.addresses import is_loopback
 from planetary.web.api_errors import ApiError
 
 ANY_ORIGIN = "*"
-_EXPOSED = "x-request-id, retry-after"  # headers of a response that a page of another origin may read
+_EXPOSED = "x-request-id, retry-after"  # headers of a response a page of another origin may read
 _PREFLIGHT_S = 600
-"""Seconds that a browser may remember the answer to a preflight."""
+"""Seconds a browser may remember the answer to a preflight."""
 
 
 def origins_of(text: str, key: str) -> frozenset[str]:
-    """Return the origins that a configuration's key lists, separated by commas. Raises `UserError`."""
+    """Return the origins a configuration's key lists, separated by commas. Raises `UserError`."""
     found = frozenset(one.strip().lower().rstrip("/") for one in text.split(",") if one.strip())
     for one in found - {ANY_ORIGIN}:
         scheme, _, rest = one.partition("://")

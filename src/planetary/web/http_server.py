@@ -1,4 +1,4 @@
-"""One HTTP server on the event loop that runs, or on one in a thread of its own: uvicorn, within limits."""
+"""One HTTP server on the event loop that runs, or on one in a separate thread: uvicorn, within limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
 """Seconds until a connection's first request must have its head."""
 STOP_S = 1
-"""Seconds that a stopping server waits for responses in progress."""
+"""Seconds a stopping server waits for responses in progress."""
 
 
 class WebServer:

@@ -50,7 +50,7 @@ class Operation:
         handler: returns the answer.
         body: type of the request's JSON; None: no body.
         optional: whether a request may leave the body out.
-        raw: media type of a body that the handler streams itself; "": none.
+        raw: media type of a body the handler streams itself; "": none.
         answer: type of the response's JSON, or the media type of another response.
         status: HTTP status of the response.
         others: further answers: HTTP status and media type.

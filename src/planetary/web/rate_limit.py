@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 MOST_CLIENTS = 4096
-"""Clients that are remembered at once; beyond, the one that has not asked for longest is forgotten."""
+"""Clients remembered at once; beyond, the one that has not asked for longest is forgotten."""
 
 
 class RateLimit:

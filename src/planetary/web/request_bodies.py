@@ -87,7 +87,7 @@ def _invalid(error: msgspec.ValidationError, value: Any, kind: type[Any]) -> Api
 
 
 def _wrong_value(text: str, value: Any, kind: type[Any]) -> ApiError:
-    """Return the error of a value that its parameter cannot have; nested ones are named as msgspec names them."""
+    """Return the error of a value its parameter cannot have; nested ones are named as msgspec names them."""
     place = text.partition(" - at `$.")[2].rstrip("`")
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)

@@ -11,8 +11,8 @@
         20     4  CRC-32 of the payload
         24     4  CRC-32 of the 24 bytes before
 
-All integers are little endian. The first five bytes keep their meaning in every protocol version, so that two
-versions that share nothing else still notice each other.
+All integers are little endian. The first five bytes keep their meaning in every protocol version, so two versions that
+share nothing else still notice each other.
 
     kind      header                                     payload
     CONTROL   JSON list of the tensors that follow,      JSON of the message
@@ -166,9 +166,8 @@ _DECLARED: Mapping[np.dtype, str] = {host: name for name, host in HOST_DTYPES.it
 def declare(tensors: Mapping[str, np.ndarray]) -> tuple[TensorSpec, ...]:
     """Return name, element type and shape of each array, in order.
 
-    The element type is the one whose host type the array has; raw bfloat16 bits are declared as `ui16`.
-    Raises `LocalProtocolError` for an array of a type that has no place on the wire, such as a
-    big-endian one.
+    The element type is the one whose host type the array has; raw bfloat16 bits are declared as `ui16`. Raises
+    `LocalProtocolError` for an array of a type without place on the wire, such as a big-endian one.
     """
     specs = []
     for name, array in tensors.items():

@@ -9,11 +9,11 @@ import msgspec
 
 
 class Order(Enum):
-    """When a message is sent that was queued behind others."""
+    """When a message is sent queued behind others."""
 
     AHEAD = auto()  # at once, before all waiting payloads
     IN_TURN = auto()  # after all that were queued before it and are sent in turn
-    BESIDE = auto()  # after those that are sent beside the others; both share the line
+    BESIDE = auto()  # after those sent beside the others; both share the line
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):

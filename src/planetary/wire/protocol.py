@@ -20,12 +20,12 @@ _encoder = msgspec.json.Encoder()
 class Protocol:
     """Encodes and decodes the messages of one protocol, and no others.
 
-    Each package declares its own messages and makes its protocol of them and of those that it builds upon. The class
-    of a message says how it is queued (`Message.order`).
+    Each package declares its own messages and makes its protocol of them and of those it builds upon. The class of a
+    message says how it is queued (`Message.order`).
 
     Attributes:
-        version: the fifth byte of every frame. Raised whenever a message changes in a way that an older peer would
-            misread; a peer of another version is refused.
+        version: the fifth byte of every frame. Raised whenever a message changes in a way an older peer would misread;
+            a peer of another version is refused.
         messages: the classes, in the order of declaration.
         limits: for peers that have authenticated.
     """
@@ -49,7 +49,7 @@ class Protocol:
         return f"Protocol({self.version}, {len(self.messages)} messages)"
 
     def extended(self, *messages: type[Message]) -> Protocol:
-        """Return the protocol of the same version that has these messages, too."""
+        """Return the protocol of the same version with these messages, too."""
         return Protocol(self.version, *self.messages, *messages, limits=self.limits)
 
     def encode(self, message: Message, limits: Limits) -> bytes:

@@ -1,12 +1,12 @@
 """The halves of a connection as state machines without I/O: `Outbox` makes frames of messages, `Inbox` reads them.
 
 **Sending.** Control frames go first, in the order of their ids. Then the messages with tensors take turns, one chunk
-each, so that a heartbeat never waits behind a gigabyte and two large messages share the line.
+each, so a heartbeat never waits behind a gigabyte and two large messages share the line.
 
 **Receiving.** The reader of the socket asks for `next_buffer()`, receives into it, and reports with `filled(n)`. While
 a tensor chunk is arriving that buffer is the tensor's own memory, so its bytes are never copied. A message without
 tensors comes out at once; one with tensors when all their bytes are there and every checksum matched. A small message
-may therefore overtake a large one that its peer is still sending.
+may therefore overtake a large one its peer is still sending.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Outbox:
         self._chunk_bytes = chunk_bytes
         self._last_id = 0
         self._control: deque[Frame] = deque()
-        self.control_bytes = 0  # of the control frames that were not taken yet
+        self.control_bytes = 0  # of the control frames not taken yet
         self._turns: deque[QueuedMessage] = deque()
 
     def __bool__(self) -> bool:
@@ -134,7 +134,7 @@ class Outbox:
             self._queue_control(Frame(prefix + header, None, None, last=False))
 
     def clear(self) -> None:
-        """Forget everything that was not taken yet. The peer gets no message: the connection is about to end."""
+        """Forget everything not taken yet. The peer gets no message: the connection is about to end."""
         self._control.clear()
         self._turns.clear()
         self.control_bytes = 0
@@ -193,7 +193,7 @@ def _runs(tensors: Mapping[str, np.ndarray], chunk_bytes: int) -> Iterator[tuple
 # --- receiving
 
 Allocate = Callable[[Message, TensorSpec], np.ndarray]
-"""Gives the array that a declared tensor is received into, or raises `RemoteProtocolError` to refuse it."""
+"""Gives the array a declared tensor is received into, or raises `RemoteProtocolError` to refuse it."""
 
 
 def allocate_any(_message: Message, spec: TensorSpec) -> np.ndarray:

@@ -251,7 +251,7 @@ def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _send_files(tables: dict[str, Any], client: GatewayClient) -> dict[str, dict[str, str]]:
-    """Send the files that a configuration names; return them by key. Raises `UserError` for a folder."""
+    """Send the files a configuration names; return them by key. Raises `UserError` for a folder."""
     from planetary.core.config import FILE_KEYS
     from planetary.core.errors import UserError
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> Config:
-    """Return the configuration that the flags stand for. Raises `UserError`."""
+    """Return the configuration the flags stand for. Raises `UserError`."""
     from planetary.cli.key_flags import settings_of
     from planetary.core.config import config_from_tables
     from planetary.core.errors import UserError

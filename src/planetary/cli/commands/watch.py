@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(status_text(read(), SystemClock().wall()))
         return EXIT_OK
     pause = threading.Event()
-    status = read()  # before the screen is taken, so that an error is not drawn over
+    status = read()  # before the screen is taken, so an error is not drawn over
     with open_screen() as screen:
         while True:
             screen.show(status)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> Callable[[], RunStatus]:
-    """Return where the status comes from: a folder, a page, or a gateway that is asked as other commands ask it."""
+    """Return where the status comes from: a folder, a page, or a gateway asked as other commands ask it."""
     from planetary.cli.gateway_client import client_of
     from planetary.run.status_source import status_in, status_source
 

@@ -34,7 +34,7 @@ class Peer:
 
 
 class GroupDesk:
-    """State and messages that the parts of a `GroupMachine` share.
+    """State and messages the parts of a `GroupMachine` share.
 
     Attributes:
         key: secret of the group, shown by its bulk connections.

@@ -33,7 +33,7 @@ class Gathering:
 
 @dataclass
 class DeclinedCall:
-    """A call that a member cannot make.
+    """A call a member cannot make.
 
     Attributes:
         peer: that member.
@@ -249,7 +249,7 @@ class GroupMachine:
         self._tell_declined(declined, {} if gathering is None else gathering.requests)
 
     def _first_declined(self, key: Key, peer: str) -> DeclinedCall | None:
-        """Return the declined call that a peer's next message of this key belongs to; None: it has come past them."""
+        """Return the declined call a peer's next message of this key belongs to; None: it has come past them."""
         return next((declined for declined in self._declined.get(key, []) if peer in declined.untold), None)
 
     def _tell_declined(self, declined: DeclinedCall, calls: Mapping[str, Request]) -> None:
@@ -327,7 +327,7 @@ class GroupMachine:
     def _admit(self, newcomers: list[str]) -> None:
         ring = self._take_better()
         for peer in newcomers:
-            # Beside a peer on the same machine, so that the ring crosses the network as rarely as possible.
+            # Beside a peer on the same machine, so the ring crosses the network as rarely as possible.
             machine = self.desk.peers[peer].info.machine
             near = [i for i, other in enumerate(ring) if self.desk.peers[other].info.machine == machine]
             ring.insert(near[-1] + 1 if near else len(ring), peer)

@@ -87,7 +87,7 @@ class LinkWatch:
         return self._due if quiet else math.inf
 
     def expire(self, now: float) -> None:
-        """Record a link that was not measured in time as unreachable."""
+        """Record a link not measured in time as unreachable."""
         if self._probe is not None and self._probe.deadline <= now:
             pair, seq = self._probe.pair, self._probe.seq
             self.measured(pair[0], m.Measured(seq=seq, to=pair[1], bytes_per_s=0.0, latency_s=0.0), now)

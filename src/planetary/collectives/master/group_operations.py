@@ -32,7 +32,7 @@ class Election:
     Attributes:
         revision: of the elected state; None when there is none, see `failure`.
         removed: peer -> the rule it broke.
-        fetch: peer -> the arrays that it lacks; an empty tuple for none.
+        fetch: peer -> the arrays it lacks; an empty tuple for none.
         failure: the reason for a failed election; empty otherwise.
         content: digest of the elected state.
     """
@@ -47,9 +47,9 @@ class Election:
 def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: str) -> Election:
     """Decide for a group that lost all peers that agreed last, on revision `last` with digest `content`.
 
-    The state that the new members go on from must be that one, or one more revision trained from it; or every peer
-    that sends one asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a
-    content that was digested by another one is known by its revision only.
+    The state the new members go on from must be that one, or one more revision trained from it; or every peer that
+    sends one asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a content
+    digested by another one is known by its revision only.
     """
     senders = [offer for offer in offers.values() if offer.strategy is not SyncStrategy.RECEIVE_ONLY]
     if senders and all(offer.restart for offer in senders):
@@ -185,7 +185,7 @@ class Running:
     peers: tuple[str, ...]
     verify: bool = False
     revision: int | None = None  # revision after a synchronisation
-    content: str = ""  # digest of the state that it elected
+    content: str = ""  # digest of the state it elected
     done: dict[str, m.Done | m.SyncDone] = field(default_factory=dict)
     state: str = "running"
     fault: LinkFault | None = None  # the first that was reported; the state is `faulty` then

@@ -43,13 +43,13 @@ class MasterMachine:
         self._alive_s, self._silent_s, self._peers_most = alive_s, silent_s, peers_most
         self._remeasure_s = remeasure_s
         self.groups: dict[int, GroupMachine] = {}
-        self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state that they agreed on last
+        self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state they agreed on last
         self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
 
     def restore(self, records: Iterable[Record], now: float, grace_s: float) -> None:
         """Take up where a journal ends. Its members have `grace_s` seconds to return.
 
-        The caller then replaces the journal by `records`, so that a second restart knows of this one.
+        The caller then replaces the journal by `records`, so a second restart knows of this one.
         """
         last: dict[int, GroupRecord] = {}
         decided: dict[int, dict[int, None]] = {}
@@ -215,7 +215,7 @@ class MasterMachine:
         return sum(sizes), len(sizes), max(sizes, default=0)
 
     def _tidy(self, out: list[Instruction]) -> list[Instruction]:
-        """Forget the connections that a group closed, and groups without peers."""
+        """Forget the connections a group closed, and groups without peers."""
         for instruction in out:
             if isinstance(instruction, Close):
                 self._where.pop(instruction.session, None)

@@ -136,7 +136,7 @@ class Master:
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
         too, where every host on the network may join, read and change. `remeasure_s`: seconds from one measurement of
         a link in the background to the next, in each group of three and more peers on several machines; 0 for none.
-        `ports`: the machine that the master runs on, by default the real one; the simulator passes another one.
+        `ports`: the machine the master runs on, by default the real one; the simulator passes another one.
         """
         self._host, self._port = parse_address(listen_address)
         self._authority, self._revoked, self._invites_lapse = authority, revoked, invites_lapse
@@ -165,7 +165,7 @@ class Master:
         self.address = ""
 
     def start(self) -> None:
-        """Listen, and serve in a thread of its own. Raises `UserError` for an address that cannot be used."""
+        """Listen, and serve in a separate thread. Raises `UserError` for an address that cannot be used."""
         if self._loop is not None:
             raise UserError("the master was started already")
         loop = self._ports.start_loop("planetary collectives master")

@@ -36,19 +36,19 @@ class Calls:
         self.now = shell.settings.ports.clock.monotonic
 
     def limit(self, timeout_s: float | None) -> float:
-        """Return the seconds that a call may take, by default the communicator's `timeout_s`. Raises `UserError`."""
+        """Return the seconds a call may take, by default the communicator's `timeout_s`. Raises `UserError`."""
         check_instance("timeout_s", timeout_s, (Real, NoneType), "seconds, or None")
         return self._shell.settings.timeout_s if timeout_s is None else timeout_s
 
     def stall_s(self, limit: float) -> float:
         """Return the stall limit of a call of `limit` seconds, in seconds: never longer than the call.
 
-        A second at least, so that the last moments of a call that is tried again are no verdict over a neighbour.
+        A second at least, so the last moments of a call tried again are no verdict over a neighbour.
         """
         return min(self._shell.settings.stall_s, max(limit, _LEAST_STALL_S))
 
     def answered(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
-        """Make a call that the master answers; `event` takes the call's number and its seconds."""
+        """Make a call the master answers; `event` takes the call's number and its seconds."""
 
         def start(limit: float) -> Work:
             work = OpenWork(title, self._threads)

@@ -71,7 +71,7 @@ class Communicator:
             master_address: `"host:port"`; names and `"[ipv6]:port"` too.
             peer_group: operations join the peers of one group.
             connections: TCP streams to the successor in the ring. More help where one stream is limited. By default 2,
-                or 1 to a peer on the same machine when that has no processors for more.
+                or 1 to a peer on the same machine when without processors for more.
             name: of this peer, for error texts; by default host name and process id.
             token: invite of the master; empty on plain loopback only.
             data_host: address to receive bulk data at; by default the one that reaches the master.
@@ -87,7 +87,7 @@ class Communicator:
             sockets: options of the bulk connections.
             allow_unencrypted: talk without TLS to a master on another machine, too; anybody between can read and change
                 everything.
-            ports: the machine that the peer runs on, by default the real one; the simulator passes another one.
+            ports: the machine the peer runs on, by default the real one; the simulator passes another one.
         """
         if connections is not None:
             check_argument("connections", connections, Count)
@@ -221,7 +221,7 @@ class Communicator:
         return bool(self._calls.answered("are_peers_pending", e.CallPending, timeout_s))
 
     def optimize_topology(self, *, timeout_s: float | None = None) -> float:
-        """Measure the links that are not known yet and find a better ring; it is used from the next vote on.
+        """Measure the links not known yet and find a better ring; it is used from the next vote on.
 
         Returns how many times shorter a pass is expected to take; 1 when the ring stays. All members call it.
         """
@@ -243,8 +243,8 @@ class Communicator:
     ) -> Any:
         """Combine the arrays of all peers elementwise, in place or into `out`; return the one that was written.
 
-        When peers are lost, it is tried again with those that are left until `timeout_s` seconds have passed.
-        On failure `array` is unchanged on every peer; `out` may hold anything.
+        When peers are lost, it is tried again with those left until `timeout_s` seconds have passed. On failure `array`
+        is unchanged on every peer; `out` may hold anything.
 
         Raises `AbortedError` (`PeerLostError`), `StragglerError`, `DisagreementError`, `TooFewPeersError`, or
         `UserError` for arrays and options that cannot work.
@@ -480,9 +480,9 @@ class Communicator:
     ) -> SyncInfo:
         """Make the state bit-identical on all members: the popular content of the newest revision wins.
 
-        A group that lost all its members goes on only from the state that they agreed on last, which the master
-        remembers by revision and digest: members come back with a checkpoint of it, or of the revision after it. With
-        `restart`, on every peer that offers a state, they may begin with any other one.
+        A group that lost all its members goes on only from the state they agreed on last, which the master remembers by
+        revision and digest: members come back with a checkpoint of it, or of the revision after it. With `restart`, on
+        every peer that offers a state, they may begin with any other one.
 
         `state` is a `SharedState`, or a mapping of names to arrays whose revision is counted here: one per call.
         The arrays must not change meanwhile. On failure they are as before on every peer. Raises `RemovedError` when

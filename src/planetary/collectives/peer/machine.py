@@ -45,7 +45,7 @@ class PeerMachine:
         grace_s: seconds within which a restarting master must return.
         state: see `PEER_MEMBERSHIP`. Each call that becomes an operation has a state of `PEER_OPERATION`, and the
             connection one of `machine.redial.LINK`.
-        peer: the id that the master gave; "" before.
+        peer: the id the master gave; "" before.
         topology: the ring, while this peer is a member of it.
         counts: answered calls of the group, by the master's count.
         error: the reason why every call fails; None while calls may succeed.

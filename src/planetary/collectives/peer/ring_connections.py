@@ -59,7 +59,7 @@ class RingConnections:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate that is shown to other peers, hexadecimal; "" without TLS."""
+        """SHA-256 of the certificate shown to other peers, hexadecimal; "" without TLS."""
         return self._certificate.fingerprint if self._certificate is not None else ""
 
     def open(self, local_host: str) -> None:

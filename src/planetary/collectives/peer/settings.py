@@ -16,7 +16,7 @@ class PeerSettings:
 
     Attributes:
         master: host and port.
-        advertise: host and port for other peers; "" and 0 for those that the master sees.
+        advertise: host and port for other peers; "" and 0 for those the master sees.
         reach: settings of the connection to the successor.
     """
 

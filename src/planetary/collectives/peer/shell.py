@@ -230,7 +230,7 @@ class CallTable:
                 )
 
     def over(self, peer: str) -> list[int]:
-        """Return the transfers that a peer is a neighbour in."""
+        """Return the transfers a peer is a neighbour in."""
         with self._lock:
             return [call for call, transfer in self.transfers.items() if peer in transfer.neighbours]
 

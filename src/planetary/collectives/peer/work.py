@@ -46,7 +46,7 @@ class OpenWork(Work):
     """The same call, with `end` for its owner."""
 
     def __init__(self, title: str, threads: Threads, active: ActiveCall | None = None) -> None:
-        """`active`: the transfer or synchronisation that follows; None for a call that the master answers."""
+        """`active`: the transfer or synchronisation that follows; None for a call the master answers."""
         super().__init__(title, threads)
         self.active = active
 

@@ -22,7 +22,7 @@ from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
 PROTOCOL = 7
-"""Raised whenever a message or frame changes in a way that an older peer would misread."""
+"""Raised whenever a message or frame changes in a way an older peer would misread."""
 
 Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "aborted", "master"]
 
@@ -95,7 +95,7 @@ class Start(Message, frozen=True, kw_only=True):
 
 
 class Decline(Message, frozen=True, kw_only=True):
-    """The sender cannot make a call that the others make: their next ones with this tag fail at once.
+    """The sender cannot make a call the others make: their next ones with this tag fail at once.
 
     For as long as `timeout_s`, or until the sender itself makes that call.
     """
@@ -243,7 +243,7 @@ class CallFailed(Message, frozen=True, kw_only=True):
 
 
 class Fetch(msgspec.Struct, frozen=True):
-    """One array that the receiver of a plan lacks."""
+    """One array the receiver of a plan lacks."""
 
     name: str
     digest: str  # expected; empty where contents may differ

@@ -1,7 +1,7 @@
 """Tensors in a device's memory: the wire takes them from a copy in host memory, and puts results into it.
 
 PyTorch moves them, whatever their device is; tensors of other libraries come to PyTorch through DLPack, which shares
-their memory. For CUDA the copy is pinned, so that the device moves it by itself at the full rate of its bus.
+their memory. For CUDA the copy is pinned, so the device moves it by itself at the full rate of its bus.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One collective on one peer: its buffers and its place in the ring, without sockets.
 
-A shell begins it, passes it every piece that arrives, and sends the pieces that it returns. The caller's array can be
+A shell begins it, passes it every piece that arrives, and sends the pieces it returns. The caller's array can be
 restored until `commit`: elements are saved before they are overwritten in place.
 """
 
@@ -25,7 +25,7 @@ PIECE_LEAST, PIECE_LARGEST = 1 << 20, 2 << 20
 
 
 def piece_elements(dtype: str, piece_bytes: int) -> int:
-    """Elements of a piece: whole quantisation blocks, so that pieces can be encoded one by one."""
+    """Elements of a piece: whole quantisation blocks, so pieces can be encoded one by one."""
     return max(piece_bytes // TYPES[dtype].itemsize // quantise.BLOCK, 1) * quantise.BLOCK
 
 
@@ -100,7 +100,7 @@ class BufferedOperation(BufferGuard):
             return first
 
     def begin(self) -> list[OutgoingPiece]:
-        """Return the pieces that are sent before any has arrived."""
+        """Return the pieces sent before any has arrived."""
         chunk = self.plan.first
         if chunk is None:
             return []

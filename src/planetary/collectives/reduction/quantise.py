@@ -6,10 +6,9 @@ offset + q·step, computed in float32 as a product and then a sum, so every mach
 spans more than float32 can hold is encoded at a sixteenth of its size, and its step is stored negated: a code stands
 for 16·(offset + q·|step|).
 
-MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly.
-ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole
-steps, so that 0 is a code's exact value; values beyond ±6σ saturate.
-Codes are rounded to nearest, ties to even: no bias.
+MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly. ZERO_POINT_SCALE: step =
+12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole steps, so 0 is a code's exact
+value; values beyond ±6σ saturate. Codes are rounded to nearest, ties to even: no bias.
 
 Once they are loaded the loops are `quantise_kernels`'; the bits are the same.
 """
@@ -133,7 +132,7 @@ def add_encode(
 ) -> None:
     """Out ← own + decoded, float32 [n] each, and encode that. `out` may be `own`.
 
-    With a `divisor` the sum is complete: it is divided, encoded, and replaced by the values that the others decode.
+    With a `divisor` the sum is complete: it is divided, encoded, and replaced by the values the others decode.
     """
     kernels = compiled()
     if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:

@@ -29,7 +29,7 @@ class RingPlan:
         rank, world: position in the ring and its size.
         count: elements of the tensor.
         piece: most elements of a piece, a multiple of the quantisation block.
-        first: chunk that is sent at stage 0 without having received anything; None when this peer waits.
+        first: chunk sent at stage 0 without having received anything; None when this peer waits.
         stages: numbers of the stages at which a chunk is received.
         reduces: how many of the first stages reduce; the last of them finishes.
         chunks: (start, stop) of each chunk in elements.
@@ -47,7 +47,7 @@ class RingPlan:
     shift: int
 
     def chunk(self, stage: int) -> int:
-        """Index of the chunk that is received at a stage."""
+        """Index of the chunk received at a stage."""
         return (self.rank - self.shift - stage - 1) % len(self.chunks)
 
     def action(self, stage: int) -> PieceAction:

@@ -38,7 +38,7 @@ _ANSWER_S = 10.0
 
 
 def accept_slots(connection: DataConnection, introduction: Introduction) -> SlotReader | None:
-    """Open the shared memory that a peer offers, if any, and answer whether that succeeded."""
+    """Open the shared memory a peer offers, if any, and answer whether that succeeded."""
     if not introduction.shared:
         return None
     try:
@@ -52,7 +52,7 @@ def accept_slots(connection: DataConnection, introduction: Introduction) -> Slot
 
 
 def accept_loan(connection: DataConnection, loan: Loan) -> Borrower | None:
-    """Try to read the memory that a peer lends, and answer whether that succeeded."""
+    """Try to read the memory a peer lends, and answer whether that succeeded."""
     challenge = draw_challenge()
     connection.write(_ANSWER_S, memoryview(challenge))
     if not any(challenge):

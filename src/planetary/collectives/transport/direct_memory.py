@@ -6,9 +6,9 @@ does is found when a connection begins, and otherwise `shared_memory` or the soc
 Against stale pieces: after every piece the receiver reads the lender's word. A lender that leaves its ring for good
 clears the word before it changes any of its arrays.
 
-Against forged loans: the word has the value that the receiver chose when the connection began. Only a sender that can
-write the memory of a process can make the receiver read it, so no sender reaches the memory of a foreign process; and
-a process that has got the number of an ended one does not have the word.
+Against forged loans: the word has the value the receiver chose when the connection began. Only a sender that can write
+the memory of a process can make the receiver read it, so no sender reaches the memory of a foreign process; and a
+process that has got the number of an ended one does not have the word.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Lender:
         self._word[0] = int.from_bytes(challenge, "big")
 
     def revoke(self) -> None:
-        """Make everything that was not read yet unreadable."""
+        """Make everything not read yet unreadable."""
         self._word[0] = 0
 
 

@@ -99,14 +99,14 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Pieces that the system has not taken yet."""
+        """Pieces the system has not taken yet."""
         return self.given - self._done
 
     def put(self, seq: int, operation: BufferedOperation, outgoing: OutgoingPiece) -> None:
         """Send a piece, `given` already: at once where that does not block, or by the thread."""
         piece = _Piece(seq, operation, outgoing)
         if outgoing.data is not None:
-            # Before it goes: by the time that it has arrived everywhere the caller may read the count.
+            # Before it goes: by the time it has arrived everywhere the caller may read the count.
             operation.count_sent(len(outgoing.data))
         if self._writing.acquire(blocking=False):
             try:

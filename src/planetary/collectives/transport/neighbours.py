@@ -23,8 +23,8 @@ class Reach:
     """Settings of a communicator's connections.
 
     Attributes:
-        connections: number of connections to the successor; None: `STREAMS`, or 1 within a machine
-            that has no processors for more.
+        connections: number of connections to the successor; None: `STREAMS`, or 1 within a machine without processors
+            for more.
         direct: whether a peer on the same machine may be given pieces without a socket.
         piece_bytes: size of a piece; None: depends on the tensor.
     """

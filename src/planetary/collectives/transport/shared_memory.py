@@ -1,4 +1,4 @@
-"""Bulk data between peers on one machine: slots of a shared file that the sender fills and the receiver reads in place.
+"""Bulk data between peers on one machine: slots of a shared file the sender fills and the receiver reads in place.
 
 Headers still travel over the connection, so order, deadlines and the death of either side are as without it. A slot
 is lent to the receiver with a header and comes back with one byte.

@@ -66,7 +66,7 @@ def listen(host: str, port: int) -> socket.socket:
 def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.socket:
     """Connect within `timeout_s` seconds. Raises `PeerError`. The socket has no timeout and TCP_NODELAY.
 
-    `source`: the own address that the connection leaves from; empty for the system's choice.
+    `source`: the own address the connection leaves from; empty for the system's choice.
     """
     try:
         sock = socket.create_connection((host, port), timeout_s, (source, 0) if source else None)
@@ -263,7 +263,7 @@ class DataSocket(DataConnection):
 
 
 def _block(head: bytearray, most: int) -> bytearray:
-    """Return memory for the bytes that a length announces. Raises `RemoteProtocolError` for more than `most`."""
+    """Return memory for the bytes a length announces. Raises `RemoteProtocolError` for more than `most`."""
     (length,) = _LENGTH.unpack(head)
     if length > most:
         raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")

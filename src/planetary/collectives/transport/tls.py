@@ -1,4 +1,4 @@
-"""TLS between peers: each pins the certificate that the master names."""
+"""TLS between peers: each pins the certificate the master names."""
 
 from __future__ import annotations
 

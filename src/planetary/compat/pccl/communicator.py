@@ -205,7 +205,7 @@ class Communicator:
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
     ) -> ReduceInfo:
-        """Run all reductions, `max_in_flight` at a time, and those that a loss aborts again, until all have succeeded.
+        """Run all reductions, `max_in_flight` at a time, and those a loss aborts again, until all have succeeded.
 
         Raises `PCCLError` with TOO_FEW_PEERS when this peer is left alone.
         """

@@ -15,9 +15,9 @@ _POLL_S = 0.5
 class MasterNode:
     """The master. Once it runs, the program does not end before `interrupt`, SIGINT or SIGTERM.
 
-    In PCCL the destructor waits for the master's end, so that a program whose last line is `master.run()` serves until
-    it is interrupted. Here the end of the interpreter waits instead: a destructor that blocks would stop whichever
-    thread the garbage collector happens to run in.
+    In PCCL the destructor waits for the master's end, so a program whose last line is `master.run()` serves until it is
+    interrupted. Here the end of the interpreter waits instead: a destructor that blocks would stop whichever thread the
+    garbage collector happens to run in.
     """
 
     def __init__(self, listen_address: str) -> None:
@@ -27,7 +27,7 @@ class MasterNode:
 
     @property
     def address(self) -> str:
-        """The address that is listened on, with the real port."""
+        """The address listened on, with the real port."""
         return self._master.address
 
     def run(self) -> None:
@@ -46,7 +46,7 @@ class MasterNode:
 
 
 _running: list[c.Master] = []
-"""Masters that the end of the program waits for. Not weak: a master whose `MasterNode` is gone still serves."""
+"""Masters the end of the program waits for. Not weak: a master whose `MasterNode` is gone still serves."""
 
 
 @atexit.register

@@ -68,7 +68,7 @@ def restarts() -> bool:
 
 
 def warn_unencrypted(subject: str) -> None:
-    """Warn, once for each place that it is called from, that `subject` is neither encrypted nor authenticated."""
+    """Warn, once for each place it is called from, that `subject` is neither encrypted nor authenticated."""
     warnings.warn(
         f"{subject} HAS NO TLS: any host on the network can join, read and change the reduced data, as with PCCL. "
         f"To encrypt and authenticate without editing the program, set {AUTHORITY}=FOLDER for the master (it makes "

@@ -1,7 +1,7 @@
 """`differentiate`: the vector-Jacobian product of a StableHLO module, as a StableHLO module.
 
-`emit_forward` and `emit_backward` are the same thing for code that builds a larger function around it, so
-that the forward pass is computed once.
+`emit_forward` and `emit_backward` are the same thing for code that builds a larger function around it, so the forward
+pass is computed once.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def load_for_differentiation(source: str | bytes) -> Module:
 
 
 def finish_module(module: Module) -> None:
-    """Clean up after the last `emit_backward`: expand the composites that were kept for their rules,
-    erase unused operations, and merge equal ones.
+    """Clean up after the last `emit_backward`: expand the composites kept for their rules, erase unused operations, and
+    merge equal ones.
     """
     inline.inline_everywhere(module)
     fold_uniform_constants(module)  # the derivative of a power has an exponent that is one less
@@ -106,7 +106,7 @@ def _check_position(forward: Forward, position: int) -> None:
 
 
 def value_and_gradients(source: str | bytes, wrt: Sequence[int], result: int = 0) -> str:
-    """Return StableHLO text whose `@main` takes a model's arguments and returns a result and its gradients.
+    """Return StableHLO text whose `@main` takes a model's arguments and returns a result and gradients.
 
     Args:
         source: as of `differentiate`.

@@ -1,7 +1,7 @@
 """Bring a module into the form that differentiation works on: one function `main` without calls.
 
-Every call is replaced by the callee's operations, and so is every composite (by its decomposition) except
-those that have a rule of their own. The size of the result is that of the executed program.
+Every call is replaced by the callee's operations, and so is every composite (by its decomposition) except those with a
+rule of their own. The size of the result is that of the executed program.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def inline_calls(
     Args:
         module: changed in place.
         keep_composites: names of composites that stay.
-        recognise: given a function's name and its flattened body, returns the name of the composite that a call of it
-            becomes, or None.
+        recognise: given a function's name and flattened body, returns the name of the composite a call of it becomes,
+            or None.
 
     Raises:
-        CompileError: a function calls itself, or calls one that the module does not have.
+        CompileError: a function calls itself, or calls one the module does not have.
     """
     main = ir.main_function(module)
     for function in ir.functions(module).values():
@@ -62,7 +62,7 @@ def _flatten(  # noqa: PLR0917 - a recursion's state
     done: dict[str, str | None],
     open_calls: list[str],
 ) -> None:
-    """Flatten a function and those that it calls; `done` gets the recognised routine of each, or None."""
+    """Flatten a function and those it calls; `done` gets the recognised routine of each, or None."""
     if name in done:
         return
     if name in open_calls:

@@ -2,7 +2,7 @@
 
 A jitted function such as `jax.nn.relu` is exported as a call of a function of its name; that JAX differentiates it as a
 whole (`relu` has the gradient 0 at 0, where `maximum` has a half) leaves no trace. Where the callee has both the name
-and the operations that JAX exports for the function, the call becomes a composite with a rule of its own.
+and the operations that JAX exports for the function, the call becomes a composite with a separate rule.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _plain(place: str, name: str) -> Callable[[tuple[int, ...], str], Function]:
 
 
 def _sampler(name: str) -> Callable[[tuple[int, ...], str], Function]:
-    """A sampler of `jax.random` as a function of the raw data of its key and its parameters."""
+    """A sampler of `jax.random` as a function of the key's raw data and the parameters."""
 
     @cache
     def load(shape: tuple[int, ...], dtype: str) -> Function:
@@ -79,7 +79,7 @@ _SYMBOLS = {call.symbol for call in CALLS}
 
 
 def composite_name(symbol: str, block: Block) -> str | None:
-    """The name of the composite that stands for a call of a function, given its flattened body; None for most."""
+    """The name of the composite that stands for a call of a function, given the flattened body; None for most."""
     plain = re.sub(r"_\d+$", "", symbol)
     results = ir.terminator(block).operands
     if plain not in _SYMBOLS or not len(results) or not ir.is_differentiable_type(results[0].type):

@@ -8,10 +8,10 @@ from planetary.compiler.ir import Block, Operation, Value
 
 
 def prune_loops(block: Block) -> None:
-    """Rebuild every `while` in a block, and in the regions of its operations, without needless carried values.
+    """Rebuild every `while` in a block, and in the operations' regions, without needless carried values.
 
-    A carried value is needed if its result is used, if the condition reads it, or if the next value of a needed one
-    is computed from it. Pending users must be in place: call it when the block is complete.
+    A carried value is needed if the result is used, if the condition reads it, or if the next value of a needed one is
+    computed from it. Pending users must be in place: call it when the block is complete.
     """
     for op in reversed(ir.operations(block)):
         kept = _pruned(op) if op.name == "stablehlo.while" else op

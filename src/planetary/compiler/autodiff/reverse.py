@@ -1,11 +1,11 @@
 """Reverse-mode differentiation of a block of operations. It knows no operation: see `rule_table`.
 
-The forward pass copies a block to the insertion point and keeps the copies as a *tape*. The backward pass
-walks the tape from its end, asks each operation's rule for contributions, and gathers them per value. A
-value without an entry has cotangent zero: nothing is emitted for it.
+The forward pass copies a block to the insertion point and keeps the copies as a *tape*. The backward pass walks the
+tape backwards, asks each operation's rule for contributions, and gathers them per value. A value without an entry has
+cotangent zero: nothing is emitted for it.
 
-Conventions for complex numbers are those of `jax.vjp`: the cotangent of z = f(w) is transposed, not
-conjugated, so that of a holomorphic f is multiplied by f'(w).
+Conventions for complex numbers are those of `jax.vjp`: the cotangent of z = f(w) is transposed, not conjugated, so of a
+holomorphic f is multiplied by f'(w).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from planetary.core.errors import UnsupportedOpError
 
 @dataclass(frozen=True)
 class Forward:
-    """A copied block: its arguments and results in the new place, and the copies of its operations in
-    order.
-    """
+    """A copied block: arguments and results in the new place, and the copied operations in order."""
 
     arguments: list[Value]
     results: list[Value]
@@ -32,12 +30,12 @@ class Forward:
 
 
 def replay(block: Block, arguments: Sequence[Value], outside: Mapping[Value, Value] | None = None) -> Forward:
-    """Copy the operations of `block` to the insertion point, without its return.
+    """Copy the operations of `block` to the insertion point, without the return.
 
     Args:
         block: a function body without calls, or a region of a control-flow operation.
         arguments: the values that stand for the block's arguments.
-        outside: replacements for values that the block uses from outside; others are used as they are.
+        outside: replacements for values the block uses from outside; others are used as they are.
     """
     mapping: dict[Value, Value] = dict(outside or {})
     mapping.update(zip(block.arguments, arguments, strict=True))
@@ -165,7 +163,7 @@ def pull_back(
 
 
 def site_replacements(notes: dict[object, object]) -> dict[Value, Value]:
-    """Return forward results that a rule replaced by equal ones, e.g. of a loop that also saves its states."""
+    """Return forward results a rule replaced by equal ones, e.g. of a loop that also saves its states."""
     return cast("dict[Value, Value]", notes.setdefault("replaced", {}))
 
 

@@ -2,9 +2,9 @@
 
 Incomplete gamma and beta functions, exponential integrals and hypergeometric functions are exported as loops with a
 run-time number of iterations, which reverse mode cannot enter; JAX differentiates them by formulas of their own that
-leave no trace. Here the exported operations are compared with JAX's export of each such routine; where they are
-the same operation for operation, they become one composite with the routine's name, and its rule emits JAX's own
-gradient of the routine. A loop that matches none stays as it is.
+leave no trace. Here the exported operations are compared with JAX's export of each such routine; where they are the
+same operation for operation, they become one composite with the routine's name, whose rule emits JAX's own gradient of
+the routine. A loop that matches none stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Routine:
         name: name of the composite after `PREFIX`.
         arguments: one letter each: `f` a float tensor, `s` the same or a scalar of that dtype, `i` an integer scalar
             or tensor.
-        sign: an operation that the routine contains; without it in sight the routine need not be traced.
+        sign: an operation the routine contains; without it in sight the routine need not be traced.
         load: returns the function.
     """
 
@@ -124,7 +124,7 @@ _shapes_cache: dict[tuple[str, str], list[str]] = {}
 
 
 def _templates(routine: Routine, kind: ir.Type) -> Iterator[Block]:
-    """Yield JAX's exports of the routine, for every way to pass its arguments, parsed into the current context."""
+    """Yield JAX's exports of the routine, for every way to pass the arguments, parsed into the current context."""
     key = (routine.name, str(kind))
     if key not in _shapes_cache:
         _shapes_cache[key] = list(_template_texts(routine, kind))

@@ -1,11 +1,10 @@
 """The table of operations: each stands in it exactly once, with a rule, as inactive, or as unsupported.
 
-A *rule* receives a `ReverseSite` (the operation in the forward graph, and which of its inputs want a gradient)
-and the cotangents of its results, emits the backward operations at the insertion point, and returns one
-contribution per input: a value of the input's type, None for zero, or an `InPlace`. A *pattern* lets a rule
-stand for several operations at once. An *inactive*
-operation has derivative zero everywhere it has one, or carries no numbers. An *unsupported* one raises
-when a gradient has to pass through it.
+A *rule* receives a `ReverseSite` (the operation in the forward graph, and which inputs want a gradient) and the
+cotangents of the results, emits the backward operations at the insertion point, and returns one contribution per input:
+a value of the input's type, None for zero, or an `InPlace`. A *pattern* lets a rule stand for several operations at
+once. An *inactive* operation has derivative zero everywhere it has one, or carries no numbers. An *unsupported* one
+raises when a gradient has to pass through it.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ Contribution: TypeAlias = Value | InPlace | None
 
 @dataclass(eq=False)
 class ReverseSite:
-    """One operation of the forward graph while its backward operations are emitted.
+    """One operation of the forward graph and the emission of its backward operations.
 
     Attributes:
         op: the operation.
-        inputs: its operands, then the outside values that its regions use.
-        results: its results.
-        needs: for every input, whether anybody wants its gradient.
+        inputs: operands, then the outside values of the regions.
+        results: results of the operation.
+        needs: for every input, whether a gradient is needed.
         notes: scratch shared by all sites of one backward pass, for rules that work in pairs.
     """
 
@@ -158,7 +157,7 @@ def unsupported(reason: str, *names: str) -> None:
 def activity(*names: str) -> Callable[[Activity], Activity]:
     """Register a function that returns which results of an operation with regions change with the values in a set.
 
-    Without one, all of an operation's results count as changing with any of its inputs.
+    Without one, all of an operation's results count as changing with any input.
     """
 
     def register(function: Activity) -> Activity:
@@ -169,18 +168,18 @@ def activity(*names: str) -> Callable[[Activity], Activity]:
 
 
 def changing_results(op: Operation, values: Set[Value]) -> Sequence[Value]:
-    """The results of an operation that a change of `values`, some of which it uses, can reach."""
+    """The results of an operation a change of `values`, some of which it uses, can reach."""
     find = _activities.get(op.name)
     return list(op.results) if find is None else find(op, values)
 
 
 def pattern(name: str, root: str) -> Callable[[Pattern], Pattern]:
-    """Register a way to see several operations as one function with a rule of its own.
+    """Register a way to see several operations as one function with a separate rule.
 
     Args:
         name: the function.
-        root: the operation that makes its result. The decorated function gets such an operation and returns the
-            function's arguments and its rule, or None if the operation is something else. The rule's site has these
+        root: the operation with the function's result. The decorated function gets such an operation and returns the
+            function's arguments and the rule, or None if the operation is something else. The rule's site has these
             arguments as inputs; values in between get no cotangent from this result.
     """
 

@@ -70,7 +70,7 @@ def evaluate(value: Value, known: Mapping[Value, int]) -> int:
 
 
 def _loop_invariant_source(argument: Value) -> Value:
-    """For an argument of a loop body that every iteration hands on unchanged: the loop's operand."""
+    """For an argument of a loop body every iteration hands on unchanged: the loop's operand."""
     block: Block = argument.owner
     loop = ir.owner_of_block(block)
     if loop is None or loop.name != "stablehlo.while":
@@ -83,7 +83,7 @@ def _loop_invariant_source(argument: Value) -> Value:
 
 
 def step_of(block: Block, position: int) -> int | None:
-    """The constant that a loop body adds to argument `position` each time, or None."""
+    """The constant a loop body adds to argument `position` each time, or None."""
     op = ir.defining_op(ir.terminator(block).operands[position])
     argument = block.arguments[position]
     if op is None or op.name not in ("stablehlo.add", "stablehlo.subtract"):
@@ -101,7 +101,7 @@ def step_of(block: Block, position: int) -> int | None:
 
 
 def trip_count(loop: Operation) -> int | None:
-    """How often a `stablehlo.while` runs its body, or None if that is not known at compile time."""
+    """How often a `stablehlo.while` runs, or None if not known at compile time."""
     condition, body = ir.region_block(loop, 0), ir.region_block(loop, 1)
     state: dict[int, int] = {}
     for position, value in enumerate(loop.operands):
@@ -132,7 +132,7 @@ def trip_count(loop: Operation) -> int | None:
 
 
 def _counted(test: Value, condition: Block, body: Block, position: int, state: Mapping[int, int]) -> int | None:
-    """The closed form for a counter that grows by a constant up to a bound that `<` or `<=` compares it with."""
+    """The closed form for a counter with a constant increment, compared with a bound by `<` or `<=`."""
     op, step, start = ir.defining_op(test), step_of(body, position), state[position]
     if op is None or op.name != "stablehlo.compare" or step is None or step <= 0:
         return None
@@ -146,7 +146,7 @@ def _counted(test: Value, condition: Block, body: Block, position: int, state: M
 
 
 def _needed_positions(test: Value, ends: list[Value], condition: Block, body: Block) -> set[int]:
-    """Loop-carried values that the condition depends on, directly or through the body."""
+    """Loop-carried values the condition depends on, directly or through the body."""
     needed = _arguments_under(test, condition)
     todo = list(needed)
     while todo:

@@ -35,14 +35,14 @@ def dtype_name(element: Type) -> str:
 
 
 def emit_traced(function: Callable[..., Any], *values: Value) -> list[Value]:
-    """Trace `function` for the shapes and dtypes of `values` and emit its operations.
+    """Trace `function` for the shapes and dtypes of `values` and emit the operations.
 
     Args:
         function: takes JAX arrays and returns one or several.
-        values: its arguments in the graph that is being built.
+        values: arguments in the graph under construction.
 
     Returns:
-        Its results, flattened.
+        The results, flattened.
     """
     return _emit(_export(function, _specs(values)), values)
 
@@ -54,9 +54,9 @@ def emit_pull_back(
 
     Args:
         function: takes JAX arrays and returns one or several.
-        cts: the cotangents of its results, flattened; None for a result that counts for nothing.
-        arguments: its arguments in the graph that is being built.
-        wanted: for every argument, whether its gradient is wanted.
+        cts: cotangents of the results, flattened; None for a result that counts for nothing.
+        arguments: arguments in the graph under construction.
+        wanted: for every argument, whether a gradient is needed.
 
     Returns:
         One gradient per argument, None where none is wanted.

@@ -24,7 +24,7 @@ MIN_GAIN = 0.03
 
 
 class FlagSet(msgspec.Struct, frozen=True):
-    """Flags of `iree-compile` beyond those that the target needs."""
+    """Flags of `iree-compile` beyond those the target needs."""
 
     name: str
     flags: tuple[str, ...]
@@ -56,7 +56,7 @@ class FlagTrial(msgspec.Struct, frozen=True):
 
     Attributes:
         flags: the candidate.
-        least_ms: duration of its fastest step, in milliseconds; other programs disturb it least. 0 after a failure.
+        least_ms: fastest step in milliseconds, the least disturbed by other programs. 0 after a failure.
         failure: why there is no time: it did not compile, crashed, or computed something else; "" otherwise.
     """
 
@@ -66,7 +66,7 @@ class FlagTrial(msgspec.Struct, frozen=True):
 
 
 class FlagChoice(msgspec.Struct, frozen=True):
-    """The flags that a step is compiled with for one target, and why."""
+    """The flags a step is compiled with for one target, and why."""
 
     flags: FlagSet
     why: str
@@ -135,7 +135,7 @@ def read_choice(cache: ArtifactCache, key: str) -> FlagChoice | None:
 
 
 def flag_key(portable: bytes, *, compiler: str, backend: str, target: str, features: str) -> str:
-    """Return the key of a choice: the step's structure, the compiler's version and the target with its CPU."""
+    """Return the key of a choice: the step's structure, the compiler's version and the target with the CPU."""
     parts = {
         "structure": structure_digest(portable),
         "iree": compiler,

@@ -28,7 +28,7 @@ from planetary.core.tensors import WeightBlocks
 
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
-"""For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
+"""For a step that recomputes activations: IREE would otherwise start some recomputation as soon as the inputs exist."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Artifact:
     """A compiled training step.
 
     Attributes:
-        data: its bytes: a VMFB, or the portable StableHLO itself for the PJRT backends.
+        data: a VMFB, or the portable StableHLO itself for the PJRT backends.
         digest: their sha256.
-        key: of its inputs: StableHLO digest, compiler version, target and flags.
+        key: key of the inputs: StableHLO digest, compiler version, target and flags.
         target: that it was made for.
         cached: whether it came from the cache.
     """
@@ -69,7 +69,7 @@ def artifact_key(
 
 
 def choice_key(train_step: TrainStep, target: Target) -> str:
-    """Return the key under which the flags are kept that were chosen for a step and a target."""
+    """Return the key under which the flags are kept chosen for a step and a target."""
     return flag_key(
         train_step.portable,
         compiler=compiler_version(),
@@ -94,12 +94,12 @@ def compile_artifact(
         train_step: to compile.
         target: to compile for.
         cache: where compiled steps are kept.
-        further_flags: of IREE's compiler, beside the target's own. None: those that were chosen for this step and
-            target by measurement (`planetary tune`), if the cache knows a choice.
+        further_flags: of IREE's compiler, beside the target's own. None: those chosen for this step and target by
+            measurement (`planetary tune`), if the cache knows a choice.
 
     Raises:
         UserError: the target is unknown.
-        CompileError: IREE refuses the module; the text has its first complaint.
+        CompileError: IREE refuses the module; the text has the first complaint.
     """
     if target.is_pjrt:
         entry = _portable_entry(train_step.portable, train_step.spec, target, cache, train_step.notes)
@@ -138,19 +138,19 @@ def _label(target: Target, stablehlo_digest: str, blocks: tuple[WeightBlocks, ..
 def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: ArtifactCache) -> Artifact:
     """Compile all functions of a module for `target` into one labelled artifact, or return the cached one.
 
-    For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`.
-    A function writes over the arguments that its results replace (`FunctionSpec.replaced`). A CPU's functions take
-    weights in blocks, of which the label tells. The PJRT backends take the module as it is.
+    For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`. A
+    function writes over the arguments replaced by results (`FunctionSpec.replaced`). A CPU's functions take weights in
+    blocks, of which the label tells. The PJRT backends take the module as it is.
 
     Args:
         portable: the module.
-        spec: of its functions, for the artifact's manifest.
+        spec: functions, for the artifact's manifest.
         target: to compile for.
         cache: where compiled programs are kept.
 
     Raises:
         UserError: the target is unknown.
-        CompileError: IREE refuses the module; the text has its first complaint.
+        CompileError: IREE refuses the module; the text has the first complaint.
     """
     digest = spec.stablehlo_digest
     if target.is_pjrt:
@@ -183,7 +183,7 @@ def _portable_entry(
 
 @dataclass(frozen=True)
 class _Entry:
-    """One artifact's place in a cache, with its manifest and its source beside it."""
+    """One artifact's place in a cache, beside manifest and source."""
 
     cache: ArtifactCache | None
     portable: bytes
@@ -215,7 +215,7 @@ class _Entry:
         return found
 
     def keep(self, artifact: Artifact) -> None:
-        """Put an artifact, its manifest and its source into the cache."""
+        """Put an artifact with manifest and source into the cache."""
         if self.cache is None:
             return
         self.cache.put(self.portable)
@@ -262,7 +262,7 @@ def compile_functions(portable: bytes, target: Target, functions: Mapping[str, F
 
 
 def run_compiler(text: str, flags: list[str]) -> bytes:
-    """Return the VMFB of a module, made by a process of its own so that a crash of the compiler stays there.
+    """Return the VMFB of a module, made by a separate process so that a crash of the compiler stays there.
 
     Raises:
         CompileError: the compiler fails, crashes or takes longer than `COMPILE_TIMEOUT_S`.
@@ -316,7 +316,7 @@ def _advice(text: str, flags: Sequence[str]) -> str:
 
 
 def first_complaint(stderr: str) -> str:
-    """Return the first error line of the compiler's output, shortened, without the path of its input."""
+    """Return the first error line of the compiler's output, shortened, without the input's path."""
     lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.strip().splitlines()[-1:]
     if not lines:
         return "no message"

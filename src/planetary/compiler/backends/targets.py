@@ -44,7 +44,7 @@ class Target(msgspec.Struct, frozen=True):
         backend: `"cpu"`, `"cuda"`, `"hip"`, `"vulkan"` or `"metal"` of IREE; `"pjrt:cpu"` or `"pjrt:cuda"` of XLA.
         name: `"host"` (tuned for one CPU), `"baseline"` (any CPU of the architecture), an x86-64 level such
             as `"x86-64-v3"`, or a chip such as `"sm_80"`, `"gfx942"`, `"rdna3"`, `"macos"`; `"stablehlo"` for XLA.
-        features: for a CPU, the worker's report: its CPU's digest (`"host"`) or its architecture.
+        features: for a CPU, the worker's report: the CPU's digest (`"host"`) or the architecture.
     """
 
     backend: str
@@ -53,7 +53,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def is_pjrt(self) -> bool:
-        """Whether its artifact is the portable StableHLO itself, which XLA compiles on the worker."""
+        """Whether artifacts are the portable StableHLO itself, which XLA compiles on the worker."""
         return self.backend in PJRT_BACKENDS
 
 
@@ -71,7 +71,7 @@ def parse_target(text: str, here: str) -> Target:
     """Read a target as people write it.
 
     `BACKEND` or `BACKEND:NAME`, e.g. `cuda:sm_86`, `vulkan`, `cpu:host`, `pjrt:cpu`; a chip such as `sm_90a` or
-    `gfx942` names its backend by itself. For a CPU other than this machine's kind, the architecture follows:
+    `gfx942` implies the backend. For a CPU other than this machine's kind, the architecture follows:
     `cpu:baseline:aarch64`.
 
     Args:
@@ -99,7 +99,7 @@ def parse_target(text: str, here: str) -> Target:
 
 
 def _of_chip(text: str) -> str | None:
-    """Return the full name of a target that is written as a chip alone; None for anything else."""
+    """Return the full name of a target written as a chip alone; None for anything else."""
     if re.fullmatch(r"sm_\d+[af]?", text):
         return f"cuda:{text}"
     return f"hip:{text}" if re.fullmatch(r"gfx[0-9a-f]+", text) or text in HIP_PRODUCTS else None
@@ -109,11 +109,10 @@ def nearest(backend: str, name: str) -> tuple[str, str]:
     """Return the compiled target, by the compiler's own name for it, and a note; "" if it is the one asked for.
 
     A CUDA artifact holds PTX of a virtual architecture, which the driver compiles for the chip. PTX for compute
-    capability X.Y runs on every chip of the same or a later one; only PTX for targets with the suffix a or f is for
-    one chip or family, and it is never made here (CUDA C++ Programming Guide, "Application Compatibility" and
-    "Feature Set Compiler Targets"). So a chip that the compiler does not know takes the newest older one. AMD's
-    binaries are for one chip each and have no such substitute. Metal artifacts hold shader source, which every Mac
-    compiles for its own GPU.
+    capability X.Y runs on every chip of the same or a later one; only PTX for targets with the suffix a or f is for one
+    chip or family, and it is never made here (CUDA C++ Programming Guide, "Application Compatibility" and "Feature Set
+    Compiler Targets"). So a chip the compiler does not know takes the newest older one. AMD's binaries are for one chip
+    each and have no such substitute. Metal artifacts hold shader source, which every Mac compiles for its own GPU.
 
     Raises:
         UserError: there is no such target, or none that runs on it; the text lists the known ones.

@@ -48,11 +48,11 @@ def as_main(
     devices: int = 1,
     platform: str = "cpu",
 ) -> tuple[str, list[str]]:
-    """Return a module whose only public function, `main`, is `function`, and the element types of its arguments.
+    """Return a module whose only public function, `main`, is `function`, and the arguments' element types.
 
     Args:
         stablehlo: text or a portable artifact.
-        function: its name there.
+        function: name in the module.
         replaced: the argument that each of the first results overwrites; the two have the same type.
         split: the arguments of which every device holds an equal part, along the first dimension. All other
             arguments and all results are whole on every device.
@@ -166,9 +166,9 @@ def _line_with(word: str, text: str) -> str:
 
 
 def run(executable: Any, arguments: Sequence[Any]) -> list[list[Any]]:
-    """Run a compiled module; arrays that a result overwrites are gone afterwards.
+    """Run a compiled module; arrays a result overwrites are gone afterwards.
 
-    Returns, for each result, its array on each device. They may still be under computation.
+    Returns the array of each result on each device. They may still be under computation.
     """
     return executable.execute_sharded(list(arguments)).disassemble_into_single_device_arrays()
 

@@ -1,4 +1,4 @@
-"""Runs StableHLO with its reference interpreter: no compiler, so nothing that a compiler gets wrong; about a million
+"""Runs StableHLO with the reference interpreter: no compiler, so nothing a compiler gets wrong; about a million
 operations a second.
 """
 
@@ -28,23 +28,23 @@ LARGEST_COST = 100_000_000
 
 
 def step_cost(spec: StepSpec) -> int:
-    """Return roughly how many operations a training step takes: six per parameter and element of its first input."""
+    """Return roughly how many operations a training step takes: six per parameter and element of the first input."""
     return 6 * spec.param_count * spec.batch[0].size
 
 
 def run_interpreter(
     stablehlo: str | bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str]
 ) -> list[np.ndarray]:
-    """Run one function of a module and return its results as host arrays.
+    """Run one function of a module and return the results as host arrays.
 
     Args:
         stablehlo: text or a portable artifact.
-        function: its name.
+        function: function name.
         arguments: host arrays in argument order.
         result_dtypes: StableHLO element type of each result.
 
     Raises:
-        CompileError: an operation or element type is not one that the interpreter takes.
+        CompileError: an operation or element type is not one the interpreter takes.
     """
     text, kinds = xla.as_main(stablehlo, function, platform="")
     unknown = sorted({kind for kind in (*kinds, *result_dtypes) if kind not in _DTYPES})

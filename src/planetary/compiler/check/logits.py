@@ -1,12 +1,12 @@
-"""Finds the logits in a model whose only function is its loss, and proves that they are.
+"""Finds the logits in a model whose only function is the loss, and proves them.
 
-A cross-entropy computes its loss from one tensor of a score for each token of the vocabulary. The value nearest to the
+A cross-entropy computes the loss from one tensor of a score for each token of the vocabulary. The value nearest to the
 loss that has such a shape and does not depend on the targets is a candidate: the logits, or their log-softmax, which
-gives the same probabilities. Shapes prove nothing, so the model is run: between targets that the candidate finds
-likeliest, those that it finds least likely and some that are drawn, its cross-entropy has to differ by as much as the
-model's own loss does. So a loss may have other terms (a router's balance, a penalty on the scores) that do not depend
-on the targets; since a part of the vocabulary passes then, too, the widest value is taken. And since a text is
-continued with it, a later token must not change an earlier position.
+gives the same probabilities. Shapes prove nothing, so the model is run: between the candidate's likeliest, least likely
+and some random targets, the cross-entropy has to differ by as much as the model's own loss does. So a loss may have
+other terms (a router's balance, a penalty on the scores) that do not depend on the targets; since a part of the
+vocabulary passes then, too, the widest value is taken. And since a text is continued with it, a later token must not
+change an earlier position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from planetary.core.tensors import TensorSpec, host_dtype
 
 TOLERANCE = 0.02
 """Accepted difference of the losses, as a part of the distance between the likeliest and the least likely targets: a
-model in bfloat16 rounds its loss by a few thousandths of it."""
+model in bfloat16 rounds the loss by a few thousandths of it."""
 
 CAUSAL_TOLERANCE = 1e-3
 """Accepted change of an earlier position when a later token changes, as a part of the logits' spread."""
@@ -46,7 +46,7 @@ _NEEDED = (
 
 @dataclass(frozen=True)
 class Logits:
-    """The part of a model from its parameters, buffers and inputs to its logits.
+    """The part of a model from parameters, buffers and inputs to the logits.
 
     Attributes:
         piece: that part, as `pieces.cut_out` makes it.
@@ -63,8 +63,8 @@ class Logits:
     def traced(self) -> Callable[[Mapping[str, Any], jax.Array], jax.Array]:
         """Return a function for `jax.jit`, from parameters and buffers by name and tokens to logits.
 
-        Tokens are i32 [1, T], T at most the graph's own sequence; the batch of a graph has one size, so that its other
-        rows are computed, too. Logits are f32 [1, T, V]. A bfloat16 is given as float32, a boolean as int8.
+        Tokens are i32 [1, T], T at most the graph's own sequence; the batch of a graph has one size, so the other rows
+        are computed, too. Logits are f32 [1, T, V]. A bfloat16 is given as float32, a boolean as int8.
         """
         call = jax_function(self.piece.step.portable, "train_step")
         made = self.piece.step.spec.params[0]
@@ -84,7 +84,8 @@ class Logits:
         return logits
 
     def values(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the parameters and buffers that `traced` takes, of host arrays by name; its own are left as they are.
+        """Return the parameters and buffers that `traced` takes, of host arrays by name; the graph's own are left as
+        they are.
 
         Raises:
             UserError: an integer has more than 32 bits.
@@ -107,10 +108,10 @@ class Logits:
 
 
 def find_logits(model: Model) -> Logits:
-    """Return the logits of a language model that has a loss only.
+    """Return the logits of a language model with a loss only.
 
     Raises:
-        UserError: there is no value that is proved to be its logits; the text names the requirements.
+        UserError: there is no value proved to be the logits; the text names the requirements.
     """
     arguments = tuple(TensorSpec(a.name, a.dtype, a.shape) for a in model.manifest.arguments)
     roles = [a.role for a in model.manifest.arguments]

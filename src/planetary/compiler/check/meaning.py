@@ -1,9 +1,9 @@
-"""Compares a model at its import with the framework that it was written in: the loss, and every parameter's gradient.
+"""Compares a model at import with the author's framework: the loss, and every parameter's gradient.
 
 The expected values are the framework's own (`frontend.author`), on the first batch and on a second one of other values.
 They are compared in float32, in double precision if they differ there, and with the author's own change under a
-rounding of the parameters where double precision is not possible. A StableHLO file comes without
-its author: there, finite differences of the loss along random directions are compared with the gradient.
+rounding of the parameters where double precision is not possible. A StableHLO file comes without an author: there,
+finite differences of the loss along random directions are compared with the gradient.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ ROUNDING = {"f32": 2e-7, "f64": 1e-13}
 """Accepted difference relative to the largest element of all gradients: the rounding of terms that cancel out."""
 
 NOISE = 4
-"""Accepted difference as a multiple of the author's own change when its parameters are rounded otherwise."""
+"""Accepted difference as a multiple of the author's own change under other roundings of the parameters."""
 
 SLOPE_TOLERANCE = 0.05
-"""Accepted relative difference of a finite difference and the slope that the gradient gives."""
+"""Accepted relative difference of a finite difference and the slope the gradient gives."""
 
 
-_HELD = ("param", "buffer", "statistic")  # roles of arguments that a model comes with
+_HELD = ("param", "buffer", "statistic")  # roles of arguments a model comes with
 
 
 class _Values(dict[str, np.ndarray]):
@@ -67,21 +67,21 @@ class _Difference:
 
 
 def with_checked_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Model:
-    """Return the model with the result of `check_meaning` in its manifest."""
+    """Return the model with the result of `check_meaning` in the manifest."""
     meaning = check_meaning(model, batch)
     return dataclasses.replace(model, manifest=msgspec.structs.replace(model.manifest, meaning=meaning))
 
 
 def check_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Meaning:
-    """Compare loss and gradients of a model with those of its author.
+    """Compare loss and gradients of a model with the author's.
 
     Args:
-        model: with its author, or one that was loaded from files. A model whose manifest has the result of an earlier
-            comparison of the same artifact keeps it.
+        model: with its author, or one loaded from files. A model whose manifest has the result of an earlier comparison
+            of the same artifact keeps it.
         batch: arrays in the order of the model's inputs and targets; default: the batch it was exported with.
 
     Raises:
-        CompileError: they differ; the text names the parameter and its first use.
+        CompileError: they differ; the text names the parameter and the first use.
     """
     known = model.manifest.meaning
     if known is not None and known.digest == model.digest and known.author != "none":
@@ -378,7 +378,7 @@ def _against_slopes(model: Model, batch: Sequence[np.ndarray]) -> Meaning:
         spread = abs(measured[0] - measured[1])
         size = max(abs(slope), *map(abs, measured), 1e-12)
         if not np.isfinite(size) or spread > SLOPE_TOLERANCE / 2 * size:
-            continue  # the loss is not smooth along this direction, or its rounding is as large as its change
+            continue  # the loss is not smooth along this direction, or rounding is as large as the change
         judged += 1
         apart = abs(measured[1] - slope) / size
         worst = max(worst, apart)

@@ -1,9 +1,9 @@
-"""Name the operation that a refused artifact gets wrong.
+"""Name the operation a refused artifact gets wrong.
 
-Its graph is cut at intermediate values; the compiler in question compiles the pieces, and their results are compared
-with a right execution. The search itself is pure: operations stand in an order in which each follows those that it
-needs. First the shortest prefix with a wrong value is found, then how many of the operations before that value's own
-it takes to see the mistake when the piece starts from right values.
+The graph is cut at intermediate values; the compiler in question compiles the pieces, and their results are compared
+with a right execution. The search itself is pure: operations stand in an order in which each follows those it needs.
+First the shortest prefix with a wrong value is found, then how many of the operations before that value's own it takes
+to see the mistake when the piece starts from right values.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class BisectionResult:
 
 
 def find_first_wrong(count: int, questions: Questions, budget: SearchBudget) -> BisectionResult:
-    """Search a graph of `count` operations that is known to give something wrong.
+    """Search a graph of `count` operations known to give something wrong.
 
     Whatever the answers are, even if a mistake comes and goes with the length of the prefix: the prefix that is one
     operation shorter than the one found was right, and the one found was wrong.
@@ -163,7 +163,7 @@ def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget
     operation = reading.operation
     chain = list(questions.needed(operation))
     deviation = reading.deviation
-    known_wrong: int | None = None  # the shortest piece known to be wrong, by its number of operations
+    known_wrong: int | None = None  # the shortest piece known to be wrong, by number of operations
     known_right = 0  # the longest that was not seen to be wrong
     ended = False
 
@@ -207,16 +207,16 @@ SEARCH_SECONDS = 300.0
 """No piece is compiled once so much time has passed; one that is being compiled is waited for."""
 
 VALUE_TOLERANCE = 1e-4
-"""Accepted deviation of an intermediate value, relative to the largest element of its tensor, beside its change
-under a nudge of the inputs. Compilers that add in another order stay far below; a wrong term does not.
+"""Accepted deviation of an intermediate value, relative to the tensor's largest element, beside the change under a
+nudge of the inputs. Compilers that add in another order stay far below; a wrong term does not.
 """
 _NUDGE_ROUNDINGS = 4  # the inputs are moved at random by so many roundings, to see how far values follow
-_FOLLOWS = 64.0  # a value may deviate by so many times its change when the inputs are nudged
+_FOLLOWS = 64.0  # a value may deviate by so many times the change under nudged inputs
 _SHARE = 2e-3  # share of an integer or boolean tensor that may differ: a rounding decides a comparison
 _MOST_NAMES = 6  # kinds of operations listed in a message
 
 Execute: TypeAlias = Callable[[TrainStep, Sequence[np.ndarray]], list[np.ndarray]]
-"""Runs `train_step` of a piece on the values of its inputs; returns the values that it computes."""
+"""Runs `train_step` of a piece on the inputs' values; returns the computed values."""
 
 
 @dataclass(frozen=True)
@@ -224,17 +224,17 @@ class RefusedFunction:
     """A function whose compiled form is wrong.
 
     Attributes:
-        portable: its module.
-        function: its name there.
+        portable: module.
+        function: name in the module.
         arguments: the host arrays on which it is wrong.
         dtypes: their element types.
-        replaced: for the first results of the function, the argument that each replaces: those are compared by how
-            far they are from it, as the whole step is.
+        replaced: for the first results of the function, the argument each replaces: those are compared by how far they
+            are from it, as the whole step is.
         wrong: compiles and runs a piece as the refused artifact was made.
         right: runs it as it should be run.
-        tolerance: accepted deviation of a value relative to the largest of its tensor.
-        change_tolerance: accepted deviation of a replaced argument relative to its largest change.
-        roundings: accepted on top of it by element type, relative to its largest element.
+        tolerance: accepted deviation of a value relative to the tensor's largest.
+        change_tolerance: accepted deviation of a replaced argument relative to the largest change.
+        roundings: accepted on top of it by element type, relative to the largest element.
     """
 
     portable: bytes
@@ -256,9 +256,9 @@ def name_offender(
     seconds: float = SEARCH_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Return a sentence about the operation that makes a compiled function wrong, for the error that refuses it.
+    """Return a sentence about the faulty operation of a compiled function, for the refusal's error.
 
-    Never raises: a search that fails says that it failed, and the refusal stands.
+    Never raises: a failed search says so, and the refusal stands.
     """
     try:
         budget = SearchBudget(most_compilations, seconds, clock)

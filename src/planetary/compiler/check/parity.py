@@ -26,7 +26,7 @@ class Trace:
     """Losses and updates of a backend.
 
     Attributes:
-        losses: of each step, before its update.
+        losses: of each step, before the update.
         update_norms: of each step: the Euclidean norm of the change of all parameters together.
         params: by name, at the end, as numbers in float64.
     """
@@ -46,7 +46,7 @@ class Deviation(msgspec.Struct, frozen=True):
 class Parity(msgspec.Struct, frozen=True):
     """How two backends compare; `a` is the reference.
 
-    `drift` is |θa - θb| / |θa| at the end, of all parameters together; `worst_tensor` has the largest of its own.
+    `drift` is |θa - θb| / |θa| at the end, of all parameters together; `worst_tensor` has the largest of one tensor.
     """
 
     steps: int
@@ -66,7 +66,7 @@ class Parity(msgspec.Struct, frozen=True):
 def random_batches(spec: StepSpec, steps: int, seed: int) -> list[list[np.ndarray]]:
     """Return the arrays of `spec.train_batch` for each step, a function of `seed` and their signature alone.
 
-    Integers are below 100, so that they are indices into most tables; floats are standard normal.
+    Integers are below 100, so they are indices into most tables; floats are standard normal.
     """
     if steps < 1:
         raise UserError(f"parity needs at least 1 step, found {steps}")
@@ -119,7 +119,7 @@ def trace(
 
 
 def compare_traces(a: tuple[str, Trace], b: tuple[str, Trace]) -> Parity:
-    """Compare two backends, each with its name, that were given the same."""
+    """Compare two named backends with the same inputs."""
     (name_a, trace_a), (name_b, trace_b) = a, b
     by_tensor = {
         name: _ratio(_norm([value - trace_b.params[name]]), _norm([value])) for name, value in trace_a.params.items()

@@ -1,10 +1,10 @@
 """Pieces of a function, as training steps of their own: the operations between two cuts.
 
-An operation that depends on no argument (a constant, or a result of constants alone) belongs to no cut: each
-piece has its own copy of those that it uses, because compilers treat constants in ways of their own.
+An operation that depends on no argument (a constant, or a result of constants alone) belongs to no cut: each piece
+copies the constants it uses, because each compiler treats constants differently.
 
-Values cross a cut in a type that every executor and the StableHLO interpreter take: a boolean as `i8`, a bfloat16
-as `f32`. Both ways are exact.
+Values cross a cut in a type every executor and the StableHLO interpreter take: a boolean as `i8`, a bfloat16 as `f32`.
+Both ways are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
 Key = tuple[int, int]
-"""A value: the operation that makes it and the number of its result. The operation of an argument is -1."""
+"""A value: operation and result number. The operation of an argument is -1."""
 
 ARGUMENT = -1
 
@@ -35,7 +35,7 @@ class Node:
     Attributes:
         name: e.g. `"stablehlo.add"`.
         location: file, line and function of the model's source.
-        operands: its operands, without those that depend on no argument.
+        operands: operands that depend on an argument.
         results: the element type and shape of each result, as MLIR prints them.
     """
 
@@ -47,11 +47,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Outline:
-    """A function as its operations use each other, in order.
+    """A function as the operations use each other, in order.
 
     Attributes:
-        nodes: its operations.
-        returned: its results; None for a result that depends on no argument.
+        nodes: operations.
+        returned: results; None for a result that depends on no argument.
     """
 
     nodes: tuple[Node, ...]
@@ -77,8 +77,8 @@ class Piece:
     """A part of a function as a training step, whose parameters are the values it computes.
 
     Attributes:
-        step: its `train_step` ignores the parameters it is given; its buffers are `inputs`.
-        inputs: values that it is given, in the order of its buffers.
+        step: `train_step` ignores the parameters; the buffers are `inputs`.
+        inputs: inputs in the order of the buffers.
     """
 
     step: TrainStep
@@ -92,7 +92,7 @@ def outline(portable: bytes, function: str) -> Outline:
         CompileError: the module does not parse, or has no such function.
     """
     with ir.new_context():
-        module = ir.parse_module(portable)  # named: its functions live as long as it does
+        module = ir.parse_module(portable)  # named: the functions live as long as `named`
         graph = _FunctionGraph(_function(module, function))
         return Outline(
             tuple(
@@ -109,11 +109,11 @@ def outline(portable: bytes, function: str) -> Outline:
 
 
 def cut_out(portable: bytes, function: str, start: int, wanted: Sequence[Key]) -> Piece:
-    """Return the part of a function that computes some of its values from those before operation `start`.
+    """Return the part of a function that computes some values from those before operation `start`.
 
     Args:
         portable: a module, as a portable artifact.
-        function: its name there.
+        function: name in the module.
         start: the first operation that may be part of the piece.
         wanted: values of operations from `start` on.
 

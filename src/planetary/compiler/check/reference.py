@@ -17,11 +17,11 @@ from planetary.core.errors import CompileError
 def run_reference(
     stablehlo: str | bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str]
 ) -> list[np.ndarray]:
-    """Run one function of a module and return its results as host arrays.
+    """Run one function of a module and return the results as host arrays.
 
     Args:
         stablehlo: text or a portable artifact.
-        function: its name.
+        function: function name.
         arguments: host arrays in argument order (bfloat16 as its bits).
         result_dtypes: StableHLO element type of each result.
 
@@ -40,7 +40,7 @@ def run_reference(
 
 
 def temporary_memory(train_step: TrainStep) -> int:
-    """Return the bytes that a training step takes beside its arguments and results, as XLA compiles it for a CPU.
+    """Return the bytes a training step takes beside arguments and results, as XLA compiles it for a CPU.
 
     Raises:
         CompileError: XLA cannot compile it.

@@ -18,12 +18,12 @@ class VerifyReport(msgspec.Struct, frozen=True):
     digest: str  # digest of the requested artifact
     checked: str  # digest of the artifact that was run
     target: str  # target of the artifact that was run, e.g. "cpu host"
-    stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
+    stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked instead
     loss: float | None  # loss of the random batch; None: the artifact is no train step
     worst_tensor: str
     worst_error: float  # fraction of the accepted error
     seconds: float
-    against: str = "XLA"  # the execution that the artifact agrees with
+    against: str = "XLA"  # the execution the artifact agrees with
     notes: tuple[str, ...] = ()  # deviations of both from the model's arithmetic
 
     @property

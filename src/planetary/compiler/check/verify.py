@@ -6,9 +6,9 @@ execution of the same StableHLO. XLA is a compiler too: where the two differ and
 StableHLO interpreter says which of them is wrong.
 
 A model with bf16 activations rounds after every operation, and compilers differ in where: some keep float32 across
-operations. The distance that this may take two right executions of one step apart depends on the model and its depth,
-so it is measured: the step is run with all arithmetic in float32, once without any rounding and once with a rounding
-after every operation.
+operations. The resulting distance of two right executions of one step depends on the model and the depth, so it is
+measured: the step is run with all arithmetic in float32, once without any rounding and once with a rounding after every
+operation.
 """
 
 from __future__ import annotations
@@ -194,15 +194,15 @@ def verify_artifact(
 ) -> VerifyReport:
     """Run one training and one evaluation step of `artifact` and compare them with the reference.
 
-    An artifact that is refused is then searched for the operation that is wrong, which may take minutes; see
+    A refused artifact is then searched for the wrong operation, which may take minutes; see
     `planetary.compiler.check.offender` for the limits.
 
     Args:
         train_step: that the artifact was compiled from.
-        artifact: to check. If it is no CPU artifact of this machine, a build of the same operations for
-            `local` is checked in its place, and the report says so.
+        artifact: to check. If it is no CPU artifact of this machine, a build of the same operations for `local` is
+            checked instead, and the report says so.
         open_runner: loads an artifact on this machine.
-        params: the model's initial parameters; they are perturbed, so that none is zero.
+        params: the model's initial parameters; they are perturbed, so none is zero.
         buffers: the model's buffers.
         local: the CPU target of this machine.
         cache: remembers reports by the artifact's digest, so the same bytes are checked once.
@@ -281,7 +281,7 @@ def reference_digest(cache: ArtifactCache, spec: StepSpec) -> str | None:
 
 @dataclass(frozen=True)
 class _Suspect:
-    """One execution beside its reference."""
+    """One execution beside the reference."""
 
     train_step: TrainStep
     trial: Trial
@@ -297,7 +297,7 @@ class _Suspect:
         return ROUNDING[coarsest_factor(self.train_step.portable)]
 
     def judge(self, target: str, on_refusal: Callable[[str], None]) -> tuple[str, float, str, Mapping[str, np.ndarray]]:
-        """Return the worst tensor, its error, the name of the execution that it agrees with, and that one's results.
+        """Return the worst tensor, the error, the name of the agreeing execution, and that execution's results.
 
         Raises:
             CompileError: it agrees with none; see `verify_artifact`.
@@ -343,7 +343,7 @@ def runs_here(target: Target, local: Target) -> bool:
 
 
 def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> Trial:
-    """Return random inputs for a step from its initial values; see `draw_trial`."""
+    """Return random inputs for a step from the initial values; see `draw_trial`."""
     return draw_trial(spec, values_of(spec, params), buffers)
 
 
@@ -476,5 +476,5 @@ def compare(
     found: Mapping[str, np.ndarray],
     factor_rounding: float = ROUNDING["f32"],
 ) -> tuple[str, float]:
-    """Return the name of the tensor that differs most and its error, as `errors_of` measures it."""
+    """Return the name of the most different tensor and the error, as `errors_of` measures it."""
     return worst_of(errors_of(spec, trial.before, expected, found, factor_rounding))

@@ -1,9 +1,9 @@
 """CHLO operations (`erf`, `lgamma`, `top_k`, …) in modules that have to be portable.
 
-The portable format knows StableHLO only. Expanding a CHLO operation loses its identity: its expansion divides
-by zero in branches that are not taken, and the gradient of that is NaN. So a stored model carries each one as
-a composite `chlo.<name>` whose decomposition is the expansion: any reader can run it, and `from_composites`
-gets the operation back before differentiation. A finished training step has them expanded for good.
+The portable format knows StableHLO only. Expanding a CHLO operation loses its identity: the expansion divides by zero
+in branches not taken, and the gradient of that is NaN. So a stored model carries each one as a composite `chlo.<name>`
+whose decomposition is the expansion: any reader can run it, and `from_composites` gets the operation back before
+differentiation. A finished training step has them expanded for good.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PREFIX = "chlo."
 
 
 def to_composites(module: Module) -> None:
-    """Replace every CHLO operation, in place, by a composite of its name that has its attributes."""
+    """Replace every CHLO operation, in place, by a composite of the same name and attributes."""
     bodies: dict[str, str] = {}
     for op in _find(module, lambda op: op.name.startswith(PREFIX)):
         attributes = ir.attributes_of(op)

@@ -1,6 +1,6 @@
-"""Random numbers of a loss that are the same in every step: drawn from a key that depends on no argument that changes.
+"""Random numbers of a loss that are equal in every step: the key depends on no changing argument.
 
-Dropout with a key that is made in the loss, or kept in a buffer, is one mask for the whole run.
+Dropout with a key made in the loss, or kept in a buffer, is one mask for the whole run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def constant_draws(jaxpr: Any, changing: Sequence[bool]) -> list[str]:
 
 
 def _walk(jaxpr: Any, changing: Sequence[bool], lines: dict[str, None], caller: str) -> list[bool]:
-    """Note the constant draws of a jaxpr; return which of its results change between steps.
+    """Note the constant draws of a jaxpr; return which results change between steps.
 
     `caller`: the author's line that calls it.
     """
@@ -52,7 +52,7 @@ def _walk_inner(
     given = list(given)
     while True:
         noted: dict[str, None] = {}
-        # The arguments of a body are the last ones of its operation: conditions and indices come before.
+        # The arguments of a body are the operation's last ones: conditions and indices come before.
         found = [_walk(one, given[len(given) - len(one.invars) :], noted, caller) for one in inner if _fits(one, eqn)]
         results = [any(one[i] for one in found if i < len(one)) for i in range(len(eqn.outvars))]
         if not found:
@@ -68,7 +68,7 @@ def _walk_inner(
 
 
 def _fits(jaxpr: Any, eqn: Any) -> bool:
-    """Whether a jaxpr of an operation is its body, with the results of the operation."""
+    """Whether a jaxpr of an operation is the body, with the operation's results."""
     return len(jaxpr.outvars) == len(eqn.outvars) and len(jaxpr.invars) <= len(eqn.invars)
 
 

@@ -52,7 +52,7 @@ Signature = list[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Model:
-    """A loss function as StableHLO, with a manifest of its arguments and the values that must be stored."""
+    """A loss function as StableHLO, with a manifest of arguments and values to store."""
 
     stablehlo: bytes  # portable artifact
     manifest: Manifest
@@ -62,7 +62,7 @@ class Model:
     author: Author | None = field(default=None, repr=False, compare=False)  # author in the exporting process
     example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    """Untrained parameters of the author that are part of the graph, by name; only in the process that exports."""
+    """The author's untrained parameters in the graph, by name; only in the exporting process."""
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -150,8 +150,7 @@ def load_model(
 
     Raises:
         UserError: a file is missing or unreadable, or the manifest, roles or initial values are wrong.
-        CompileError: the StableHLO does not parse, has dynamic shapes, or its main does not return one float
-            scalar.
+        CompileError: the StableHLO does not parse, has dynamic shapes, or main does not return one float scalar.
     """
     path = Path(path)
     folder = path if path.is_dir() else None
@@ -378,7 +377,7 @@ _PORTABLE_CALLS = {"Sharding", "annotate_device_placement", "SPMDFullToShardShap
 
 
 def _own_roles(loss_fn: Callable[..., Any]) -> dict[str, Role]:
-    """Roles that the loss gives its parameters: frozen ones of another framework are buffers."""
+    """Roles the loss gives the parameters: frozen ones of another framework are buffers."""
     return {glob.escape(name): role for name, role in getattr(loss_fn, "planetary_roles", {}).items()}
 
 
@@ -416,7 +415,7 @@ def _load(place: str, source: str) -> Any:
 
 
 def call_builder(source: str, function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """Return the result of a model's function. Raises `UserError` for options that it does not take, or its failure."""
+    """Return the result of a model's function. Raises `UserError` for unknown options, or the loss's failure."""
     try:
         with contextlib.suppress(ValueError):  # a builtin class has no signature
             inspect.signature(function).bind(**options)
@@ -507,14 +506,14 @@ _BYTECODE = b"ML\xefR"
 
 
 def without_globals(source: bytes) -> bytes:
-    """Return MLIR text without its `ml_program.global` lines, which no parser here knows. A global that the
-    code reads is still found: by the parser, at its use.
+    """Return MLIR text without the `ml_program.global` lines, which no parser here knows. A global the code reads is
+    still found: by the parser, at the use.
     """
     return source if source.startswith(_BYTECODE) else _GLOBAL.sub(b"", source)
 
 
 def to_stablehlo(module: Module) -> None:
-    """Rewrite a module of another exporter than JAX, in place, so that it has StableHLO operations only.
+    """Rewrite a module of another exporter than JAX, in place, so it has StableHLO operations only.
 
     torch-mlir writes constants with the `arith` dialect, single numbers through `tensor.from_elements`, large tensors
     as resources beside the code, and a global seed that nothing reads.
@@ -526,7 +525,7 @@ def to_stablehlo(module: Module) -> None:
     for op in _operations(module, "arith.constant", "stablehlo.constant"):
         result = op.results[0]
         if not ir.is_tensor(result):
-            continue  # a single number: its user is asked below
+            continue  # a single number: the user is asked below
         if ir.is_complex(result):
             continue  # the bindings have no attribute for complex numbers, and they are never resources
         value = op.attributes["value"]

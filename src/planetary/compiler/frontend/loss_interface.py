@@ -1,8 +1,8 @@
-"""The loss function of a model's author as a function of arrays: random key, step and mode are its arguments, too.
+"""The loss function of a model's author as a function of arrays: random key, step and mode are arguments, too.
 
-A loss may name, after its batch, `key` (a JAX random key, another one in each step), `step` (the number of the inner
-step) and `train` (whether it is called by a training step). It may return, beside its value, new values of some of the
-arrays that it was given: *statistics*, such as running means. Its evaluations are a graph of their own.
+A loss may name, after the batch, `key` (a JAX random key, another one in each step), `step` (the number of the inner
+step) and `train` (whether it is called by a training step). It may return, beside the value, new values of some given
+arrays: *statistics*, such as running means. Evaluations are a separate graph.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _loss_of(found: Any) -> Any:
 
 
 def _statistics(found: Any, params: Any, model: str) -> tuple[str, ...]:
-    """Return the names of the arrays of `params` that a loss returns new values of, in the order of `params`."""
+    """Return the names of the arrays of `params` a loss returns new values of, in the order of `params`."""
     if not _has_statistics(found):
         return ()
     held, given = _by_name(params), _by_name(found[1])
@@ -169,7 +169,7 @@ def _fixed(name: str, roles: Sequence[str]) -> str:
 
 
 def _optional_arguments(loss_fn: Callable[..., Any], count: int) -> dict[str, inspect.Parameter]:
-    """Return those of `key`, `step` and `train` that a loss takes beside its parameters and `count` arrays."""
+    """Return those of `key`, `step` and `train` a loss takes beside the parameters and `count` arrays."""
     try:
         given = list(inspect.signature(loss_fn).parameters.values())
     except (TypeError, ValueError):  # a builtin has no signature

@@ -1,10 +1,10 @@
-"""Lowers a JAX function so that the derivative rules of its author survive as composites.
+"""Lowers a JAX function so the author's derivative rules survive as composites.
 
 `stop_gradient`, `custom_jvp` and `custom_vjp` leave no trace in StableHLO that `jax.jit` lowers, but JAX has a
-primitive for each while it lowers. Here these primitives are lowered to the composites of `markers`: a stopped
-gradient to `planetary.stop_gradient`, and everything with a rule of its own to `planetary.custom_vjp`, whose
-decomposition computes the results and, for given cotangents, the gradients that `jax.vjp` traces. Since this happens
-while JAX lowers, it reaches loops, branches, `vmap`, `remat` and nested `jit` alike.
+primitive for each while it lowers. Here these primitives are lowered to the composites of `markers`: a stopped gradient
+to `planetary.stop_gradient`, and everything with a separate rule to `planetary.custom_vjp`, whose decomposition
+computes the results and, for given cotangents, the gradients that `jax.vjp` traces. Since this happens while JAX
+lowers, it reaches loops, branches, `vmap`, `remat` and nested `jit` alike.
 
 Factorisations that JAX calls LAPACK for are lowered to loops of plain operations (`matrices`): a call of a library on
 the host is no portable StableHLO.
@@ -32,7 +32,7 @@ _Rule = Callable[..., Sequence[Any]]
 
 
 def lower_with_rules(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Trace and lower `function` as `jax.jit(function).lower(*arguments)` does, with its derivative rules marked."""
+    """Trace and lower `function` as `jax.jit(function).lower(*arguments)` does, with the derivative rules marked."""
     parameters = mlir.LoweringParameters(override_lowering_rules=_MARKING)  # pyright: ignore[reportArgumentType]
     return jax.jit(function, keep_unused=True).trace(*arguments).lower(_private_parameters=parameters)
 
@@ -51,14 +51,14 @@ def _stop_gradient(context: Any, x: Any) -> Sequence[Any]:
 
 
 def _composite(context: Any, *operands: Any, name: str, **parameters: Any) -> Sequence[Any]:
-    """Lower a composite; marks within an author's own gradient count for nothing, so that it is lowered without."""
+    """Lower a composite; marks within an author's own gradient count for nothing, so it is lowered without."""
     if name == CUSTOM_VJP:
         context = context.replace(module_context=_unmarked(context.module_context))
     return lax_internal._composite_lowering(context, *operands, name=name, **parameters)
 
 
 def _unmarked(module: Any) -> Any:
-    """A context for the same module, without marks. Its caches are its own: a marked function is another one."""
+    """A context for the same module, without marks. The caches are separate: a marked function is another one."""
     parameters = dataclasses.replace(module.lowering_parameters, override_lowering_rules=_PLAIN)
     return module.replace(lowering_parameters=parameters, lowering_cache={}, cached_primitive_lowerings={})
 
@@ -67,8 +67,8 @@ def _with_gradient(primitive: Any, plain: _Rule | None = None) -> _Rule:
     """Return the lowering of a primitive to a composite that carries JAX's gradient.
 
     Args:
-        primitive: with a rule of its own.
-        plain: its lowering where the author marked the function by `markers`, so that no second mark is needed.
+        primitive: with a separate rule.
+        plain: the lowering where the author marked the function by `markers`, so no second mark is needed.
     """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Sequence[Any]:
@@ -76,7 +76,7 @@ def _with_gradient(primitive: Any, plain: _Rule | None = None) -> _Rule:
             return plain(context, *operands, **parameters)
         if not any(map(_is_inexact, context.avals_in)) or not any(map(_is_inexact, context.avals_out)):
             return _lower_plainly(context, primitive, operands, parameters)
-        skipped = parameters.get("num_consts", 0)  # values that the function closes over, which have no gradient
+        skipped = parameters.get("num_consts", 0)  # values the function closes over, which have no gradient
         return mlir.lower_fun(_marked(primitive, parameters, context.avals_out, skipped))(context, *operands)
 
     return rule
@@ -102,8 +102,8 @@ def _marked(
         inexact = [i for i, argument in enumerate(arguments) if _is_inexact(argument)]
         wanted = [i for i in inexact if i >= skipped]
 
-        # The cotangents that it is called with here are zeros and its gradients stay unused, so they are removed;
-        # `differentiate` calls it again with real ones.
+        # The cotangents here are zeros and the gradients stay unused, so they are removed; `differentiate` calls it
+        # again with real ones.
         def both(*given: Any, **_: Any) -> list[Any]:
             values, cotangents = list(given[:count]), given[count:]
 
@@ -142,7 +142,9 @@ def _has_mark(jaxpr: Any) -> bool:
 
 
 def _expanded(primitive: Any, function: Callable[..., Any]) -> _Rule:
-    """Return the lowering of a primitive by a JAX function of its arguments and parameters, where it takes them."""
+    """Return the lowering of a primitive by a JAX function of the arguments and parameters, where the function takes
+    them.
+    """
 
     def rule(context: Any, *operands: Any, **parameters: Any) -> Sequence[Any]:
         if any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in context.avals_in):

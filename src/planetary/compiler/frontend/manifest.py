@@ -1,4 +1,4 @@
-"""The arguments of a model: names, types, roles and initial values, beside its StableHLO."""
+"""The arguments of a model: names, types, roles and initial values, beside the StableHLO."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KEY_SHAPE = (2,)  # shape of a random key: two 32-bit words
 class Init(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an argument starts.
 
-    `stored`: its value is in `init.safetensors`. `normal`: Gaussian of mean 0 and standard deviation
-    `value`, drawn from the manifest's seed and the argument's name. `constant`: every element is `value`.
+    `stored`: the value is in `init.safetensors`. `normal`: Gaussian of mean 0 and standard deviation `value`, drawn
+    from the manifest's seed and the argument's name. `constant`: every element is `value`.
     `none`: it is data.
     """
 
@@ -62,9 +62,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     source: str = ""  # "module:function" that built it; empty for a bare `.mlir`
     options: dict[str, Any] = {}
-    # of main: the loss; where evaluations are another graph, its value in them; new values of statistics, by name
+    # of main: the loss; where evaluations are another graph, the loss in evaluations; new values of statistics, by name
     results: tuple[str, ...] = (LOSS,)
-    notes: tuple[str, ...] = ()  # sentences about the model for reports, from its export
+    notes: tuple[str, ...] = ()  # sentences about the model for reports, from the export
     meaning: Meaning | None = None  # result of the comparison with the author's framework
     version: int = FORMAT_VERSION
 
@@ -230,7 +230,7 @@ def override_roles(arguments: Iterable[Argument], roles: Mapping[str, str]) -> l
 
 
 def initial_value(argument: Argument, stored: Mapping[str, np.ndarray], seed: int) -> np.ndarray:
-    """Return the host array that a parameter or buffer starts with.
+    """Return the host array a parameter or buffer starts with.
 
     A drawn value depends on `seed` and the argument's name alone, not on the other arguments.
 

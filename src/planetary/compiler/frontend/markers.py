@@ -1,4 +1,4 @@
-"""Marks that a JAX author puts into a model and that survive export to StableHLO.
+"""Marks of a JAX author in a model, which survive export to StableHLO.
 
 `jax.lax.stop_gradient` and `jax.custom_vjp` leave no trace in exported StableHLO: only their operations
 are there. The two functions below do the same in JAX, and also export a `stablehlo.composite` that
@@ -40,7 +40,7 @@ def stop_gradient(tree: Any) -> Any:
 def custom_vjp(
     function: Callable[..., Any], backward: Callable[[tuple[Any, ...], Any, Any], Sequence[Any]]
 ) -> Callable[..., Any]:
-    """A function with a gradient of its own, in JAX and after export.
+    """A function with a separate gradient, in JAX and after export.
 
     Args:
         function: takes and returns arrays (or pytrees of them).
@@ -74,7 +74,7 @@ def custom_vjp(
             kept = [g for g, leaf in zip(flat_gradients, leaves, strict=True) if _has_gradient(leaf)]
             return [*jax.tree.leaves(results), *kept]
 
-        # Arrays that the functions close over would become operands that the mark does not count.
+        # Arrays the functions close over would become operands the mark does not count.
         closed = jax.make_jaxpr(both)(*leaves, *unused)
         held = [jnp.asarray(one) for one in closed.consts]
         count = len(leaves) + len(held)

@@ -1,7 +1,7 @@
 """Factorisations of real matrices as loops of plain operations, with the results of LAPACK.
 
-Each takes the arguments and parameters of the JAX primitive that it stands for. Leading dimensions are a batch. A loop
-takes one step a row or column, so that they are meant for matrices of up to some hundreds of rows.
+Each takes the arguments and parameters of the JAX primitive it stands for. Leading dimensions are a batch. A loop takes
+one step a row or column, so they are meant for matrices of up to some hundreds of rows.
 """
 
 from __future__ import annotations

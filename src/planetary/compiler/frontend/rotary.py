@@ -1,9 +1,9 @@
 """Tables of rotary positions among a model's arguments, recognised by their use in the model.
 
 An exporter that makes every tensor of a module an argument passes cos and sin like weights, and a bare `.mlir` says
-nothing about roles. Trained from random numbers they are no rotation. Two arguments of one type are such a pair if
-the model does nothing but multiply with them, subtracts products of the second (the sine) or negates it, and never
-those of the first: x·cos − y·sin, y·cos + x·sin in any of its usual forms.
+nothing about roles. Trained from random numbers they are no rotation. Two arguments of one type are such a pair if the
+model does nothing but multiply with them, subtracts products of the second (the sine) or negates it, and never those of
+the first: x·cos − y·sin, y·cos + x·sin in any usual form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RotaryPair:
     Attributes:
         cos: position of the argument that holds the cosines.
         sin: position of the other.
-        halves: whether each row holds its angles twice, for whole heads instead of their halves.
+        halves: whether each row holds the angles twice, for whole heads instead of halves.
     """
 
     cos: int

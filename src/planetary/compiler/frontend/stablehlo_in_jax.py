@@ -30,7 +30,7 @@ def jax_function(portable: bytes, name: str) -> Callable[..., tuple[jax.Array, .
         CompileError: there is no such function, or a result has a type that JAX has not.
     """
     with ir.new_context():
-        module = ir.parse_module(portable)  # named: its functions live as long as it does
+        module = ir.parse_module(portable)  # named: the functions live as long as `named`
         found = ir.functions(module).get(name)
         if found is None:
             raise CompileError(f"the module has no function {name!r}")
@@ -55,7 +55,7 @@ def _abstract(*arguments: Any, results: tuple[tuple[tuple[int, ...], str], ...],
 
 
 def _lower(context: Any, *arguments: Any, portable: bytes, name: str, results: Any) -> Sequence[Any]:
-    """Put copies of the function's operations where JAX emits its own."""
+    """Put copies of the function's operations where JAX emits operations."""
     module = ir.parse_module(portable)
     function = ir.functions(module)[name]
     block = ir.entry_block(function)

@@ -1,4 +1,4 @@
-"""PyTorch's side of a module: its own loss and gradients, and rules of autograd beyond the operators."""
+"""PyTorch's side of a module: loss and gradients, and rules of autograd beyond the operators."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TorchAuthor:
 
 
 def backward_of(module: Any, batch: Sequence[Any]) -> Backward:
-    """Run a module once and look at its gradients; the module stays as it is.
+    """Run a module once and look at the gradients; the module stays unchanged.
 
     Args:
         module: takes a batch of tensors, returns the loss.

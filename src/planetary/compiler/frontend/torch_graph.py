@@ -30,7 +30,7 @@ class Graph:
     Attributes:
         code: `torch.fx.GraphModule`; it returns the new values of `updates`, then the leaves of the module's output,
             and in a joint graph the gradients.
-        inputs: kind and name of each placeholder; of an `input`, its position as text.
+        inputs: kind and name of each placeholder; of an `input`, the position as text.
         constants: values of the inputs of kind `constant`.
         updates: names of the buffers that forward writes, in the order of the results.
         structure: torch's tree specification of the output; None in a joint graph, whose output is the loss.
@@ -50,7 +50,7 @@ class HiddenWriteError(Exception):
 
 
 def capture(module: Any, batch: Sequence[Any], decompositions: Any) -> Graph:
-    """Export a module's forward for a batch of these shapes, in the mode that the module is in.
+    """Export a module's forward for a batch of these shapes, in the mode the module is in.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
@@ -104,7 +104,7 @@ def capture(module: Any, batch: Sequence[Any], decompositions: Any) -> Graph:
 
 
 def _first_names(module: Any) -> dict[str, str]:
-    """Return the name under which `named_parameters` and `named_buffers` have each tensor, by each of its names."""
+    """Return the name under which `named_parameters` and `named_buffers` have each tensor, by each name."""
     firsts = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}
     tied = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: firsts[id(one)] for name, one in tied}
@@ -146,7 +146,7 @@ def _stop_where_gradients_are_off(code: Any, off: bool = False) -> None:
 
 
 def _refuse_hidden_writes(code: Any) -> None:
-    """Raise `HiddenWriteError` for a write into a tensor that shares its memory with one before a `detach`."""
+    """Raise `HiddenWriteError` for a write into a tensor that shares memory with a tensor before a `detach`."""
     torch: Any = importlib.import_module("torch")
 
     for node in code.graph.nodes:
@@ -159,7 +159,7 @@ def _refuse_hidden_writes(code: Any) -> None:
 
 
 def _is_made_here(node: Any) -> bool:
-    """Whether a tensor's memory is made in the graph of its node, not passed in."""
+    """Whether a tensor's memory is made in the node's graph, not passed in."""
     while node.op == "call_function" and _is_view(node.target):
         node = node.args[0]
     return node.op == "call_function"
@@ -170,7 +170,7 @@ def _is_write(target: Any) -> bool:
 
 
 def _is_view(target: Any) -> bool:
-    """Whether a result of an operator shares memory with its first argument."""
+    """Whether a result of an operator shares memory with the first argument."""
     returns = getattr(getattr(target, "_schema", None), "returns", ())
     return any(one.alias_info is not None for one in returns)
 
@@ -192,7 +192,7 @@ _LIBRARIES = re.compile(r"[/\\](torch|torchax|jax|planetary)[/\\]|^<|importlib")
 
 
 def line_of(node: Any) -> str:
-    """Return `file:line` of the user's code that a node comes from, or the module's path in the model."""
+    """Return `file:line` of the user's code a node comes from, or the module's path in the model."""
     frames = [(file, int(line)) for file, line, _ in _FRAME.findall(node.meta.get("stack_trace") or "")]
     own = [frame for frame in frames if not _LIBRARIES.search(frame[0])] or frames
     if own:

@@ -16,7 +16,7 @@ from planetary.core.errors import UserError
 
 
 def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], decompositions: Any) -> Graph:
-    """Trace a module's loss and its gradients for a batch of these shapes, in the mode that the module is in.
+    """Trace a module's loss and gradients for a batch of these shapes, in the mode the module is in.
 
     Args:
         module: a `torch.nn.Module` on the CPU; it takes the batch and returns a scalar.
@@ -28,7 +28,7 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], dec
         A graph with one more input than forward has, of the kind `cotangent`.
 
     Raises:
-        UserError: forward or its gradient cannot be traced; the text names the user's line.
+        UserError: forward or the gradient cannot be traced; the text names the user's line.
     """
     torch: Any = importlib.import_module("torch")
     from torch.fx.experimental.proxy_tensor import make_fx  # pyright: ignore[reportMissingImports]
@@ -73,7 +73,7 @@ def capture_joint(module: Any, batch: Sequence[Any], trained: Sequence[str], dec
 def _plain_kernels() -> Any:
     torch: Any = importlib.import_module("torch")
 
-    return torch.backends.mkldnn.flags(enabled=False)  # its operators have no decomposition
+    return torch.backends.mkldnn.flags(enabled=False)  # the operators have no decomposition
 
 
 def _declare_writes(code: Any) -> None:

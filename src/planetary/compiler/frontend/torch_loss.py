@@ -125,7 +125,7 @@ def torch_call(module: Any, arrays: Sequence[Any]) -> Graph:
 
 
 def _captured(module: Any, batch: Sequence[Any], backward: Backward, trained: Sequence[str]) -> tuple[Graph, str]:
-    """Return the graph of forward if its gradient is autograd's, else the joint graph; and why it is the latter."""
+    """Return the graph of forward if the gradient is autograd's, else the joint graph; and why it is the latter."""
     table = torch_lowering.decompositions()
     if backward.own:
         return capture_joint(module, batch, trained, table), f"the module has {', '.join(backward.own)}"

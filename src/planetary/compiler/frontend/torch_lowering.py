@@ -33,7 +33,7 @@ def kept_operators() -> list[Any]:
 
 
 def decompositions() -> Any:
-    """Return PyTorch's decomposition of each operator that is not lowered as it is."""
+    """Return PyTorch's decomposition of each operator not lowered as it is."""
     torch: Any = importlib.import_module("torch")
     from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
     from torchax.ops import ops_registry  # pyright: ignore[reportMissingImports]
@@ -91,7 +91,7 @@ def run(
         results: positions of the results to return; None: all. Nothing else is computed.
 
     Raises:
-        CompileError: an operator cannot be computed in JAX; the text names it and its line.
+        CompileError: an operator cannot be computed in JAX; the text names operator and line.
     """
     nodes = list(graph.code.graph.nodes)
     (outputs,) = nodes[-1].args

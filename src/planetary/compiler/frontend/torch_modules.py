@@ -21,11 +21,11 @@ Loss = Callable[[Any, Any], Any]
 
 
 def torch_function(module: Any) -> tuple[dict[str, Any], Callable[..., Any]]:
-    """Return a module's parameters by name and `function(params, *arrays)`, which calls its `forward`.
+    """Return a module's parameters by name and `function(params, *arrays)`, which calls `forward`.
 
-    Parameters that are tied have one entry. `params` may leave out names: those keep the module's values of now, as
-    all buffers do. The function is traced in the mode that the module is in; it has no random numbers, and new
-    values of buffers are lost.
+    Parameters that are tied have one entry. `params` may leave out names: those keep the module's values of now, as all
+    buffers do. The function is traced in the mode the module is in; it has no random numbers, and new values of buffers
+    are lost.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
@@ -59,14 +59,14 @@ def from_torch(
 ) -> tuple[Callable[..., Any], dict[str, Any], Sequence[Any]]:
     """Return the loss function, the parameters and the batch of a PyTorch module, as a `build` function does.
 
-    The loss has PyTorch's own gradient in the mode that the module is in. Parameters that are frozen
-    (`requires_grad` is False) or get no gradient are not trained: as buffers, they keep their values.
+    The loss has PyTorch's own gradient in the mode the module is in. Parameters that are frozen (`requires_grad` is
+    False) or get no gradient are not trained: as buffers, they keep their values.
 
     Args:
         module: a `torch.nn.Module` on the CPU.
         example_batch: numpy arrays of the batch's shapes and types, the target last.
-        loss: `loss(output, target)` on torch tensors, one scalar, where `output` is the module's output for
-            the batch without its last array. None: the module takes the whole batch and returns the loss.
+        loss: `loss(output, target)` on torch tensors, one scalar, where `output` is the module's output for the batch
+            without the last array. None: the module takes the whole batch and returns the loss.
 
     Raises:
         UserError: torch or torchax is missing; forward cannot be exported, or has no form in a compiled step. The text
@@ -98,15 +98,15 @@ def is_module(found: Any) -> bool:
 class ModuleBuilder:
     """Builds the model of a PyTorch module that takes tokens, as a `build` function does in JAX.
 
-    Its options are the arguments of the module's class, and the batch's shape.
+    The options are the arguments of the module's class, and the batch's shape.
     """
 
     def __init__(self, found: Any, loss: Loss | None, source: str) -> None:
         """Build from a class of modules, or from a module that is made already.
 
         Args:
-            found: `torch.nn.Module` or a class of them; its `forward` takes tokens, int32 [batch, sequence].
-            loss: of the module's output and the next tokens. None: the mean cross-entropy of the output, or of its
+            found: `torch.nn.Module` or a class of them; `forward` takes tokens, int32 [batch, sequence].
+            loss: of the module's output and the next tokens. None: the mean cross-entropy of the output, or of the
                 attribute `logits`: scores [batch, sequence, vocabulary].
             source: for error messages.
         """
@@ -201,7 +201,7 @@ def _import() -> tuple[Any, Any]:
         with _forgotten_overloads():
             import torchax  # pyright: ignore[reportMissingImports]
 
-            torchax.default_env()  # loads the rest of its tables
+            torchax.default_env()  # loads the remaining tables
     except Exception as error:  # an import of two large libraries that need not fit each other
         raise UserError(
             "cannot import a PyTorch model: torch and torchax are needed (`pip install 'planetary-compute[torch]'`), "

@@ -1,7 +1,7 @@
 """ATen operators in JAX: those that torchax lacks, computes otherwise, or whose gradient at a kink is not PyTorch's.
 
-Functions take the arguments of a node, with JAX arrays for tensors. Each is differentiated as written, so it is
-written so that its derivative is PyTorch's also where a formula has several or none: at ties, at bounds, at zero.
+Functions take the arguments of a node, with JAX arrays for tensors. Each is differentiated as written, so its form
+gives PyTorch's derivative also where a formula has several or none: at ties, at bounds, at zero.
 """
 
 from __future__ import annotations
@@ -432,7 +432,7 @@ def _resize(x: Array, size: Sequence[int], **_: Any) -> Array:
 
 
 def _windows_maximum(x: Array, windows: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Maximum over windows, and its place in the flat picture; at ties the first.
+    """Maximum over windows, and the place in the flat picture; at ties the first.
 
     Args:
         x: [..., *sizes].

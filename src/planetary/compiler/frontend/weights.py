@@ -1,4 +1,4 @@
-"""Putting given values into a model by name: pretrained weights, and buffers that a bare `.mlir` lacks."""
+"""Putting given values into a model by name: pretrained weights, and buffers a bare `.mlir` lacks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def with_weights(
     where: str,
     optional: Sequence[str] = (),
 ) -> Model:
-    """Return the model with the values of `tensors` in place of its initial ones.
+    """Return the model with the values of `tensors` in place of the initial ones.
 
     Floating-point values are converted to the argument's type (rounded to nearest where it is narrower).
 
     Args:
         model: whose parameters and buffers get values.
         specs: name, type and shape of each tensor.
-        tensors: host arrays by name (bfloat16 as its bits).
+        tensors: host arrays by name (bfloat16 as bits).
         where: the tensors' origin, for errors.
-        optional: name patterns, e.g. `"h.*.attn.bias"`: tensors that the model need not have, and parameters
-            and buffers that need not be given and then keep their initial value.
+        optional: name patterns, e.g. `"h.*.attn.bias"`: tensors the model need not have, and parameters and buffers
+            that need not be given and then keep their initial value.
 
     Raises:
         UserError: names are unknown or missing, or tensors have another shape or kind; one text for all.

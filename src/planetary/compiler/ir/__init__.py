@@ -1,8 +1,8 @@
 """The one package that touches the raw MLIR bindings: contexts, parsing, printing, values, types, attributes.
 
-Everything else in the package speaks in the small functions below. A *builder* emits one operation at the
-current insertion point (`insert_at`) with the current source location (`located`) and returns its result
-`Value`. The builders of single operations are in `ops`, which is made of `emit` alone.
+Everything else in the package speaks in the small functions below. A *builder* emits one operation at the current
+insertion point (`insert_at`) with the current source location (`located`) and returns the result `Value`. The builders
+of single operations are in `ops`, which is made of `emit` alone.
 
 Element types are MLIR types: `f32()`, `i32()`, `boolean()` make the common ones, `element_of` reads one.
 """

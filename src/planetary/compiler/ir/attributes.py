@@ -94,7 +94,7 @@ def parse_attribute(source: str) -> Attribute:
 
 
 def foreign_attribute(source: str) -> Attribute:
-    """An attribute of a dialect that is not loaded here, for a compiler that reads the module's text."""
+    """An attribute of a dialect not loaded here, for a compiler that reads the module's text."""
     context: Any = mlir.Context.current
     before, context.allow_unregistered_dialects = context.allow_unregistered_dialects, True
     try:

@@ -32,7 +32,7 @@ def constant_value(op: Operation) -> np.ndarray | None:
 
 
 def constant_number(op: Operation) -> int | float | None:
-    """The number that a `stablehlo.constant` of integers or floats repeats; None for any other op, type or value."""
+    """The number a `stablehlo.constant` of integers or floats repeats; None for any other op, type or value."""
     if op.operation.name != "stablehlo.constant":
         return None
     try:
@@ -95,7 +95,7 @@ def array_attribute(array: np.ndarray) -> Attribute:
 
 
 def elements_attribute(values: Sequence[Attribute], kind: Type) -> Attribute:
-    """A dense attribute of tensor type `kind` from the attributes of its elements."""
+    """A dense attribute of tensor type `kind` from the elements' attributes."""
     return mlir.DenseElementsAttr.get(list(values), kind)
 
 
@@ -110,7 +110,7 @@ def raw_attribute(data: bytes, kind: Type) -> Attribute:
 
 
 def resource_name(value: Attribute) -> str | None:
-    """The name of the resource that a constant's value stands in; None where it has its value itself."""
+    """The name of the resource with a constant's value; None where the constant holds the value itself."""
     try:
         printed = str(mlir.DenseResourceElementsAttr(value))
     except (ValueError, TypeError):

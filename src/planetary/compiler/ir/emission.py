@@ -15,7 +15,7 @@ _recorders: list[list[Operation]] = []
 
 @contextmanager
 def recording() -> Iterator[list[Operation]]:
-    """Collect the operations emitted inside the `with` at its own nesting level, in order."""
+    """Collect the operations emitted inside the `with` at this nesting level, in order."""
     tape: list[Operation] = []
     _recorders.append(tape)
     try:
@@ -64,14 +64,14 @@ def emit(
 
 
 def elementwise(name: str, *operands: Value) -> Value:
-    """Emit an op whose one result has the type of its first operand, e.g. `elementwise("chlo.erf", x)`."""
+    """Emit an op whose one result has the type of the first operand, e.g. `elementwise("chlo.erf", x)`."""
     return emit(name, operands, [operands[0].type]).results[0]
 
 
 def fill_region(
     op: Operation, index: int, types: Sequence[Type], build: Callable[[list[Value]], Sequence[Value]]
 ) -> None:
-    """Give region `index` of `op` one block with arguments of `types`; `build` emits its operations."""
+    """Give region `index` of `op` one block with arguments of `types`; `build` emits the operations."""
     unknown = mlir.Location.unknown()
     block = mlir.Block.create_at_start(op.operation.regions[index], list(types), [unknown] * len(types))
     _recorders.append([])  # operations inside the region are not part of a recording outside

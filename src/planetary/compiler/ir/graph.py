@@ -181,7 +181,7 @@ def owner_of_block(block: Block) -> Operation | None:
 
 
 def placeholder(kind: Type) -> Value:
-    """A value of a type that will be replaced; erase its operation afterwards."""
+    """A value of a type that will be replaced; erase the operation afterwards."""
     return mlir.Operation.create("builtin.unrealized_conversion_cast", results=[kind], operands=[]).results[0]
 
 

@@ -113,7 +113,7 @@ def evaluate(module: Module, arguments: Sequence[np.ndarray]) -> list[np.ndarray
     """Run `main` with StableHLO's reference interpreter, in whose element types numpy has a type.
 
     Raises:
-        CompileError: it meets an operation that it does not know, or the arguments do not fit.
+        CompileError: it meets an operation it does not know, or the arguments do not fit.
     """
     kinds = argument_types(main_function(module))
     dense: Any = mlir.DenseElementsAttr
@@ -155,8 +155,8 @@ def _is_dynamic(kind: Type) -> bool:
 
 
 def resources(module: Module) -> dict[str, bytes]:
-    """The bytes of a module's resources by name. The bindings give no access to them: they are read off the
-    printed module, where each follows its alignment of four bytes.
+    """The bytes of a module's resources by name. The bindings give no access to them: they are read off the printed
+    module, where each follows an alignment of four bytes.
     """
     printed = module.operation.get_asm(large_resource_limit=None)
     section = printed.partition("{-#")[2]

@@ -57,7 +57,7 @@ def copy_function(function: Any, module: Module, name: str) -> None:
 
 
 def keep_results(function: Any, kept: Sequence[int]) -> None:
-    """Let a function return only some of its results, and erase the operations that the others alone need."""
+    """Let a function return only some results, and erase the operations the others alone need."""
     block = entry_block(function)
     end = terminator(block)
     with mlir.InsertionPoint(end), end.location:
@@ -70,7 +70,7 @@ def keep_results(function: Any, kept: Sequence[int]) -> None:
 
 
 def drop_arguments(function: Any, dropped: Sequence[int]) -> None:
-    """Let a function take some of its arguments no longer; nothing uses them."""
+    """Let a function take some arguments no longer; nothing uses them."""
     block = entry_block(function)
     for position in sorted(dropped, reverse=True):
         block.erase_argument(position)
@@ -93,7 +93,7 @@ def result_types(function: Any) -> list[Type]:
 
 
 def refresh_function_type(function: Any) -> None:
-    """Let a function's declared type be that of its block's arguments and of its results."""
+    """Let a function's declared type match the block's arguments and results."""
     kind = mlir.FunctionType.get(argument_types(function), result_types(function))
     function.operation.attributes["function_type"] = mlir.TypeAttr.get(kind)
 

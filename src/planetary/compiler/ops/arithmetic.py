@@ -7,7 +7,7 @@ from planetary.compiler.ir import Type, Value
 
 
 def unary(name: str, x: Value) -> Value:
-    """An op whose result has its operand's type, by its full name, e.g. `unary("chlo.erf", x)`."""
+    """An op with the operand's type, by full name, e.g. `unary("chlo.erf", x)`."""
     return ir.emit(name, [x], [x.type]).results[0]
 
 

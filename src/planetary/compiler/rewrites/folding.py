@@ -1,8 +1,8 @@
 """Folding of uniform constants: a result of constants that repeat one number becomes such a constant itself.
 
-torch-mlir writes a number of the program as an `i64` or `f64` constant of its own, converted, reshaped and broadcast
-to where it is used, and the shape that `arange` takes as 64-bit arithmetic. A rewrite that asks for the value of an
-exponent, and the demotion of f64, must see through that; so the numbers are folded once, before anything else.
+torch-mlir writes a number of the program as a separate `i64` or `f64` constant, converted, reshaped and broadcast to
+where it is used, and the shape that `arange` takes as 64-bit arithmetic. A rewrite for the value of an exponent, and
+the demotion of f64, must see through that; so the numbers are folded once, before anything else.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def fold_uniform_constants(module: Module) -> None:
 
 
 def uniform_number(value: Value) -> int | float | None:
-    """Return the number that an integer or float constant repeats, however it is spread over a shape; None for any
-    other value.
+    """Return the number an integer or float constant repeats, however it is spread over a shape; None for any other
+    value.
     """
     op = ir.defining_op(value)
     while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
@@ -113,7 +113,7 @@ def _converted(number: int | float, element: Type, dtype: Any) -> int | float | 
 
 
 def _replace_iota(op: Operation) -> None:
-    """A `dynamic_iota` takes its shape as an operand, which must be that of its result's type."""
+    """A `dynamic_iota` takes the shape as an operand, which must match the result's type."""
     kind = op.results[0].type
     with ir.insert_before(op), ir.located(op):
         made = ops.iota(list(ir.shape_of_type(kind)), ir.element_of_type(kind), ir.integer(op, "iota_dimension"))

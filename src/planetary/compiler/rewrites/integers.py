@@ -2,8 +2,8 @@
 
 Exporters write token ids, positions and counts as i64. IREE 3.13 cannot lower vectors of i64 for Vulkan and Metal
 ("failed to legalize operation 'vector.broadcast'", `tests/compiler/backends/test_compiler_defects.py`), and elsewhere
-they take twice the memory. Ranges are followed from constants, counters, narrower integers and booleans; a value that
-cannot be shown to fit keeps its type.
+they take twice the memory. Ranges are followed from constants, counters, narrower integers and booleans; a value
+without proof keeps the type.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Narrowing:
     """Goes through the operations of one function, first to last.
 
     Attributes:
-        ranges: smallest and largest number of every i64 value that has an i32 twin.
+        ranges: smallest and largest number of every i64 value with an i32 twin.
         twins: those.
     """
 
@@ -139,7 +139,7 @@ def _is_wide(value: Value) -> bool:
 
 
 def _range_of_type(value: Value) -> Range | None:
-    """Return the range of the narrowest integers that a value was converted from; None for other values."""
+    """Return the range of the narrowest integers a value was converted from; None for other values."""
     found = None
     while ir.is_integer_element(element := ir.element_of(value)):
         width = ir.width_of(element)

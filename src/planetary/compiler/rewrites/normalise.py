@@ -20,16 +20,16 @@ from planetary.core.artifact_label import ArtifactLabel
 def order_products(module: ir.Module) -> None:
     """Swap the operands of products, in place, where the swapped one is faster; `x · y = (y · x)` transposed.
 
-    Why: IREE 3.13 multiplies rows by columns. An operand that is laid out otherwise is transposed in memory first, and
-    a right-hand side with long rows is slow where many of them are read one below the other: rows that are a multiple
-    of 4,096 bytes apart share one set of a CPU's first-level cache. Three kinds of products suffer:
+    Why: IREE 3.13 multiplies rows by columns. An operand laid out otherwise is transposed in memory first, and a
+    right-hand side with long rows is slow where many of them are read one below the other: rows that are a multiple of
+    4,096 bytes apart share one set of a CPU's first-level cache. Three kinds of products suffer:
 
     - gradients of weights, which contract the leading dimensions of both operands: the wider operand comes first. For
       512 × 2,048 with 2,048 tokens that is 3.5 to 4.5 times faster, the transposed result included;
     - products with batch dimensions, as in attention: the order that transposes fewer elements. With JAX's order for
       `einsum("bhts,bshd->bthd", weights, values)` it is the weights that are transposed;
-    - products with a vector, as of one token with a weight that is stored as [outputs, inputs]: the order that
-      transposes no matrix. With the other one a served function transposed every weight for each token.
+    - products with a vector, as of one token with a weight stored as [outputs, inputs]: the order that transposes no
+      matrix. With the other one a served function transposed every weight for each token.
 
     Meaning: unchanged; the terms of a sum may be added in another order. IREE knows no precision of single products, so
     the attribute that asks for one is left out.
@@ -116,9 +116,7 @@ def _swap(op: ir.Operation) -> None:
 
 
 def before_differentiation(module: ir.Module) -> None:
-    """Rewrite a model, in place, so that its gradient consists of operations that every target compiles
-    well.
-    """
+    """Rewrite a model, in place, so the gradient consists of operations every target compiles well."""
     lookups_to_matmuls(module)
     picks_to_selects(module)
 
@@ -126,13 +124,13 @@ def before_differentiation(module: ir.Module) -> None:
 def for_target(module: ir.Module, label: ArtifactLabel, replaced: Sequence[int]) -> None:
     """Prepare a training-step module, in place, for IREE.
 
-    The rewrites are the same for every target, so that a build for a machine at hand stands for the others
-    when it is checked.
+    The rewrites are the same for every target, so a build for a machine at hand stands for the others when it is
+    checked.
 
     Args:
         module: with `train_step` and `eval_step`.
         label: baked into `train_step` as reflection text.
-        replaced: the argument of `train_step` that each of its first results overwrites.
+        replaced: the argument of `train_step` overwritten by each first result.
     """
     rewrite_for_iree(module)
     train = ir.functions(module)["train_step"]
@@ -163,10 +161,10 @@ def rewrite_for_iree(module: ir.Module) -> None:
 def lookups_to_matmuls(module: ir.Module) -> None:
     """Turn `table[indices]` (a gather of whole rows of a float matrix) into `one_hot(indices) @ table`.
 
-    Why: the gradient of a gather is a scatter-add, which IREE 3.13 runs one row after the other; that of a
-    matmul is a matmul. On a CPU the whole step of the default model ran a third faster. The product costs as
-    many operations as the model's own head. Meaning: a NaN or infinity
-    anywhere in the table reaches every looked-up row instead of its own only.
+    Why: the gradient of a gather is a scatter-add, which IREE 3.13 runs one row after the other; that of a matmul is a
+    matmul. On a CPU the whole step of the default model ran a third faster. The product costs as many operations as the
+    model's own head. Meaning: a NaN or infinity anywhere in the table reaches every looked-up row instead of one row
+    only.
     """
     for op in _find(module, "stablehlo.gather"):
         if _is_row_lookup(op):
@@ -180,7 +178,7 @@ def _is_row_lookup(op: ir.Operation) -> bool:
         return False
     numbers = ir.gather_numbers(op)
     collapsed = list(numbers.collapsed_slice_dims)
-    leading = len(result) - (2 - len(collapsed))  # the dimensions that the indices give
+    leading = len(result) - (2 - len(collapsed))  # the dimensions the indices give
     return (
         ir.ints(op, "slice_sizes") == [1, shape[1]]
         and collapsed in ([0], [])
@@ -287,8 +285,8 @@ def _replace_pick(op: ir.Operation, indices: ir.Value) -> None:
 def negate_to_subtract(module: ir.Module) -> None:
     """Turn `-x` into `0 - x`.
 
-    Why: IREE 3.13 folds a negation that feeds a sum into a subtracting reduction, which its CUDA, HIP and
-    Metal backends do not compile. Meaning: the negative of +0 becomes +0.
+    Why: IREE 3.13 folds a negation before a sum into a subtracting reduction, which the CUDA, HIP and Metal backends do
+    not compile. Meaning: the negative of +0 becomes +0.
     """
     for op in _find(module, "stablehlo.negate"):
         value = op.operands[0]
@@ -302,7 +300,7 @@ def negate_to_subtract(module: ir.Module) -> None:
 def conditions_to_selects(module: ir.Module) -> None:
     """Turn a condition that is converted to a floating type into a choice of 1 and 0.
 
-    Why: IREE 3.13 fuses the conversion into a product of a vector and a matrix, and its own verifier then refuses the
+    Why: IREE 3.13 fuses the conversion into a product of a vector and a matrix, and the verifier then refuses the
     operation for CPUs. Meaning: the same.
     """
     for op in _find(module, "stablehlo.convert"):
@@ -381,7 +379,7 @@ def _put_barrier(value: ir.Value, users: Sequence[ir.Operation]) -> None:
 
 
 def counters_from_memory(module: ir.Module) -> None:
-    """Let a sum over a selection by position (`where(i == position, x, 0).sum()`) read its positions from a vector.
+    """Let a sum over a selection by position (`where(i == position, x, 0).sum()`) read the positions from a vector.
 
     Why: IREE 3.13 fuses the counter into the sum and distributes it for Metal with memory of a type that shaders do not
     have ("failed to legalize operation 'memref.alloc'" of `index`). Meaning: unchanged.
@@ -405,8 +403,8 @@ def counters_from_memory(module: ir.Module) -> None:
 def own_sorted_values(module: ir.Module) -> None:
     """Make sorted values in a loop anew in each pass: a choice that depends on the loop's counter.
 
-    Why: IREE 3.13 sorts in place, in a loop also row numbers that it has moved out of the loop: the next sort, or the
-    next pass, finds them in the order of the last one. Meaning: unchanged; a copy for each sort.
+    Why: IREE 3.13 sorts in place, in a loop also row numbers it has moved out of the loop: the next sort, or the next
+    pass, finds them in the order of the last one. Meaning: unchanged; a copy for each sort.
     """
     for function in ir.functions(module).values():
         blocks: list[tuple[ir.Block, ir.Value | None]] = [(ir.entry_block(function), None)]
@@ -456,7 +454,7 @@ def contractions_to_f32(module: ir.Module) -> None:
 
 
 def mark_in_place(function: ir.Operation, replaced: Sequence[int]) -> None:
-    """Let IREE write result `i` of `function` over its argument `replaced[i]`, which has the same type."""
+    """Let IREE write result `i` of `function` over the argument `replaced[i]`, which has the same type."""
     by_argument = {argument: result for result, argument in enumerate(replaced)}
     entries = [
         f"{{iree.abi.output = {by_argument[i]} : index}}" if i in by_argument else "{}"

@@ -1,10 +1,10 @@
 """Element types of a step: low-precision arithmetic around float32 parameters, and demotion of f64.
 
 Contractions, stochastic rounding and loss scaling are the low-precision part. Exporters leave 64-bit islands in models
-of 16 and 32 bits: Python numbers, and statistics of a norm that were asked for in double precision. IREE computes them
-in f32 without a word (`--iree-input-demote-f64-to-f32` is its default, and most of its targets have no f64), so a
-reference that computes in f64 is another function. Here the demotion is part of the training step's StableHLO:
-reference and artifact compute the same, and tolerances are those of f32.
+of 16 and 32 bits: Python numbers, and statistics of a norm asked for in double precision. IREE computes them in f32
+without a word (`--iree-input-demote-f64-to-f32` is the default, and most targets have no f64), so a reference in f64 is
+another function. Here the demotion is part of the training step's StableHLO: reference and artifact compute the same,
+and tolerances are those of f32.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.c
 
 
 def round_contractions(block: Block, element: Type) -> int:
-    """Let every float32 contraction in a block, and in the bodies of its loops, multiply in `element`.
+    """Let every float32 contraction in a block, and in loop bodies, multiply in `element`.
 
-    Operands are rounded to nearest; products are summed, and results kept, in float32. A contraction with an
-    `algorithm` of its own, or of another type, is left as it is. Returns how many were changed.
+    Operands are rounded to nearest; products are summed, and results kept, in float32. A contraction with an explicit
+    `algorithm`, or of another type, is left as it is. Returns how many were changed.
     """
     found = []
 
@@ -115,9 +115,9 @@ def _multiplies_f32(op: Operation) -> bool:
 def round_stochastically(value: Value, element: Type, step: Value, salt: int) -> Value:
     """Emit a float32 tensor in bf16 or f16, rounded up or down at random so that the expectation is exact.
 
-    Each element becomes one of its two neighbours, the nearer one with the greater probability; infinities
-    and NaN stay. The random bits are a function of `step` (i32 scalar), `salt` and the element's index
-    alone, the same on every device.
+    Each element becomes one of the two neighbours, the nearer one with the greater probability; infinities and NaN
+    stay. The random bits are a function of `step` (i32 scalar), `salt` and the element's index alone, the same on every
+    device.
     """
     bits = _random_bits(ir.shape_of(value), step, salt)
     raw = ir.emit("stablehlo.bitcast_convert", [value], [ir.tensor(ir.shape_of(value), ir.i32())]).results[0]
@@ -164,10 +164,9 @@ def _signed(number: int) -> int:
 class LossScale:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
 
-    The scale is `2 ** (16 - halvings)`, so that a state of zeros starts at 65536. A step whose gradients are
-    not finite changes nothing but the scale, which is halved; after `patience` good steps in a row it is
-    doubled. At a scale of 1 nothing is left to halve: then gradients that are not finite are the model's own
-    and go the way of all others.
+    The scale is `2 ** (16 - halvings)`, so a state of zeros starts at 65536. A step whose gradients are not finite
+    changes nothing but the scale, which is halved; after `patience` good steps in a row it is doubled. At a scale of 1
+    nothing is left to halve: then gradients that are not finite are the model's own and go the way of all others.
 
     Attributes:
         halvings: i32 scalar, from -8 to 16.
@@ -234,7 +233,7 @@ def f64_operations(module: Module) -> Counter[str]:
 def demote_f64(module: Module, model: str) -> str:
     """Demote, in place, the f64 arithmetic of a module to f32, and return a note about it; "" if there is none.
 
-    Finite constants stay finite and others than 0 stay so: beyond f32's range they become its largest or smallest
+    Finite constants stay finite and others than 0 stay so: beyond f32's range they become the largest or smallest
     normal number. A loss of f64 becomes one of f32.
 
     Raises:

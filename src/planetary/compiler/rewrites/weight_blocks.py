@@ -14,7 +14,7 @@ from planetary.compiler import ir, ops
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import WeightBlocks
 
-LEAST = 1024  # scalars of a weight, below which its products take no time
+LEAST = 1024  # scalars of a weight, below which the products take no time
 MOST_PADDED = 1.125  # a weight does not grow by more
 _FEW_ROWS = 32  # rows of a product whose time is the weight's way through the caches
 
@@ -35,7 +35,7 @@ class VectorUnit:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Widths of a block: four registers, so that one row's sums are four chains of additions, or two."""
+        """Widths of a block: four registers, so one row's sums are four chains of additions, or two."""
         return 4 * self.floats, 2 * self.floats
 
     def rows(self, count: int, width: int) -> int:
@@ -57,7 +57,7 @@ class _Use:
 
     Attributes:
         op: the product, or the look-up of rows.
-        position: of the weight among its operands.
+        position: of the weight among the operands.
         order: dimension d of the operand is dimension `order[d]` of the weight.
         element: type of the operand's numbers.
     """
@@ -69,7 +69,7 @@ class _Use:
 
     @property
     def inputs(self) -> tuple[int, ...] | None:
-        """The weight's dimensions that a product sums over; None for a look-up."""
+        """The weight's dimensions a product sums over; None for a look-up."""
         return None if self.op.name == "stablehlo.gather" else tuple(sorted(self.order[d] for d in _contracted(self)))
 
 
@@ -78,8 +78,8 @@ def store_in_blocks(
 ) -> tuple[WeightBlocks, ...]:
     """Let functions take weights in blocks, in place, where every use of a weight in every function can.
 
-    Uses that can are products without batch dimensions that sum over the same dimensions of the weight, and look-ups of
-    its rows where products sum over the whole rows. Arguments that a function overwrites stay as they are.
+    Possible uses: products without batch dimensions, all summing over the same dimensions of the weight, and look-ups
+    of rows where products sum over whole rows. Arguments a function overwrites stay as they are.
 
     Args:
         module: with the functions.
@@ -206,7 +206,7 @@ def _store(argument: ir.Value, layout: WeightBlocks, uses: Sequence[_Use], unit:
 
 
 def _rows(blocks: ir.Value, op: ir.Operation, count: int, width: int) -> ir.Value:
-    """Emit the rows of a matrix in blocks that a gather takes; it clamps numbers beyond the matrix."""
+    """Emit the rows of a matrix in blocks a gather takes; it clamps numbers beyond the matrix."""
     indices = op.operands[1]
     wanted = ops.minimum(ops.maximum(indices, ops.full_like(indices, 0)), ops.full_like(indices, count - 1))
     size = ops.full_like(indices, width)
@@ -221,7 +221,7 @@ def _rows(blocks: ir.Value, op: ir.Operation, count: int, width: int) -> ir.Valu
 def _product(
     blocks: ir.Value, layout: WeightBlocks, use: _Use, shape: Sequence[int], unit: VectorUnit | None
 ) -> ir.Value:
-    """Emit a product with a weight in blocks, in the shape that it has without them.
+    """Emit a product with a weight in blocks, in the shape it has without them.
 
     The other factor's rows [M, K] are multiplied with each block [K, width] of outputs.
     """

@@ -1,4 +1,4 @@
-"""Micro-batches: one loop in the graph over parts of a batch, so that activations of one part are alive at a time."""
+"""Micro-batches: one loop in the graph over parts of a batch, so activations of one part are alive at a time."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def over_parts(
         work: emits the results of one part: those to sum, those to stack, and the next values of `carried`.
         summed: types of results that are added up.
         stacked: types, for the whole batch, of results that are put one below the other along the first dimension.
-        carried: values that each part takes after its tensors, and gives the next part other ones of; not `unrolled`.
-        unrolled: emit no loop. A part begins when the sums of the one before it are there (a barrier), so that
-            activations of one part are alive at a time, as in the loop; the graph is `count` times as large.
+        carried: values that a part takes after the tensors, and replaces for the next part; not `unrolled`.
+        unrolled: emit no loop. A part begins when the sums of the one before it are there (a barrier), so activations
+            of one part are alive at a time, as in the loop; the graph is `count` times as large.
 
     Returns:
         The sums, the stacks, and the last values of `carried`.

@@ -1,4 +1,4 @@
-"""The optimizer that a training step's options name."""
+"""The optimizer a training step's options name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planetary.core.tensors import TensorSpec
 
 
 def optimizer_of(options: StepOptions) -> Transform:
-    """Return the optimizer that the options name: clipping, preconditioning, decoupled weight decay, learning
-    rate, and the moving average of the weights.
+    """Return the optimizer the options name: clipping, preconditioning, decoupled weight decay, learning rate, and the
+    moving average of the weights.
     """
     clipping = [optimizers.clip_by_global_norm(options.clip_norm)] if options.clip_norm else []
     decay = optimizers.add_decayed_weights(options.weight_decay, options.decay_min_rank, options.no_decay)

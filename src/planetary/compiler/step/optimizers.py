@@ -23,7 +23,7 @@ Specs = Sequence[TensorSpec]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of a transform besides gradients and its own state.
+    """Inputs of a transform besides gradients and state.
 
     Attributes:
         specs: of the parameters: names, and the types they are stored in.
@@ -73,7 +73,7 @@ def stateless(function: Callable[[Values, Inputs], list[Value]]) -> Transform:
 
 
 def partition(choose: Callable[[TensorSpec], str], transforms: Mapping[str, Transform]) -> Transform:
-    """Return the transform that treats each parameter with the transform that `choose` names for it.
+    """Return the transform that treats each parameter by `choose`.
 
     The states follow one another in the order of `transforms`.
     """
@@ -113,7 +113,7 @@ def working_dtype(dtype: str) -> str:
 
 
 def per_parameter(prefix: str, params: Specs) -> tuple[TensorSpec, ...]:
-    """Return the specs of one state tensor per parameter, `<prefix>.<parameter>`, of its shape."""
+    """Return the specs of one state tensor per parameter, `<prefix>.<parameter>`, of the parameter's shape."""
     return tuple(TensorSpec(f"{prefix}.{p.name}", working_dtype(p.dtype), p.shape) for p in params)
 
 

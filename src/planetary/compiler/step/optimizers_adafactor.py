@@ -31,7 +31,7 @@ Stacked = Callable[[TensorSpec], bool]
 
 
 def no_stacks(_: TensorSpec) -> bool:
-    """Say of every parameter that it is one."""
+    """Say of every parameter it is one."""
     return False
 
 
@@ -127,7 +127,9 @@ def _own_rms(value: Value, *, stacked: bool) -> Value:
 
 
 def _each_scaled(value: Value, factor: Value) -> Value:
-    """Emit a value times a scalar, or each matrix of a stack [n, ...] times its own of a `factor` of shape [n]."""
+    """Emit a value times a scalar, or each matrix of a stack [n, ...] times the matrix's entry of a `factor` of shape
+    [n].
+    """
     if not ir.shape_of(factor):
         return scaled(value, factor)
     factor = ops.convert(factor, ir.element_of(value))

@@ -29,9 +29,9 @@ def scale_by_muon(decay: float, nesterov: bool, epsilon: float) -> Transform:
     """Return momentum with bias correction, orthogonalised, at a root mean square of about `MATCHED_RMS`.
 
     A parameter of three dimensions is a stack of matrices, each of which is orthogonalised by itself. The update of an
-    [m, n] matrix is multiplied by `MATCHED_RMS · sqrt(max(m, n))` (Liu et al. 2025,
-    arXiv:2502.16982, eq. 4), so that learning rate and weight decay that suit AdamW suit Muon. All
-    parameters must be matrices or stacks of them. State: `muon.count` (i32 scalar), then `muon.mean.<parameter>`.
+    [m, n] matrix is multiplied by `MATCHED_RMS · sqrt(max(m, n))` (Liu et al. 2025, arXiv:2502.16982, eq. 4), so
+    learning rate and weight decay that suit AdamW suit Muon. All parameters must be matrices or stacks of them. State:
+    `muon.count` (i32 scalar), then `muon.mean.<parameter>`.
     """
 
     def state(params: Specs) -> tuple[TensorSpec, ...]:
@@ -63,8 +63,8 @@ def scale_by_muon(decay: float, nesterov: bool, epsilon: float) -> Transform:
 def orthogonalised(matrix: Value, epsilon: float) -> Value:
     """Emit a matrix with the singular vectors of `matrix` and singular values near 1; of a stack [k, m, n], k of them.
 
-    `STEPS` iterations of `X ← a·X + (b·A + c·A²)·X` with `A = X·Xᵀ` from `X = matrix / (‖matrix‖ + epsilon)`
-    (Frobenius norm); a tall matrix is transposed meanwhile, so that A is the smaller product.
+    `STEPS` iterations of `X ← a·X + (b·A + c·A²)·X` with `A = X·Xᵀ` from `X = matrix / (‖matrix‖ + epsilon)` (Frobenius
+    norm); a tall matrix is transposed meanwhile, so A is the smaller product.
     """
     *lead, rows, columns = ir.shape_of(matrix)
     each = list(range(len(lead)))

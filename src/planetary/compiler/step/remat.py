@@ -27,20 +27,20 @@ _DEAR_COST = 8.0  # scalar operations in a transcendental function, roughly
 def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequence[Value], budget: int) -> Plan:
     """Rewrite a forward and a backward pass so that fewer activations are kept between them.
 
-    Recomputed operations read kept values through a `stablehlo.optimization_barrier`, together with a cotangent that
-    the backward pass has just then: a compiler can neither merge it with the first computation nor start it early.
-    Results of loops and conditionals, and values that depend on no data (constants, transposed weights), are left as
-    they are and not counted.
+    Recomputed operations read kept values through a `stablehlo.optimization_barrier`, together with a cotangent the
+    backward pass has just then: a compiler can neither merge it with the first computation nor start it early. Results
+    of loops and conditionals, and values that depend on no data (constants, transposed weights), are left as they are
+    and not counted.
 
     Args:
         block: has both passes and nothing after them.
-        count: operations of the block that are the forward pass, from its start.
+        count: operations of the block that are the forward pass, from the start.
         data: the batch.
         roots: the results of the passes: the loss and the gradients.
         budget: bytes that activations may take; the smallest plan is taken where none fits.
 
     Returns:
-        The plan that was carried out.
+        The plan carried out.
     """
     body = ir.operations(block)
     live, active = _live(body, roots), _dependent(body, data)
@@ -95,7 +95,7 @@ _Readers = dict[Operation, list[Value]]  # operations of the backward pass and t
 
 
 def _readers_by_segment(tape: _Tape, plan: Plan, backward: Sequence[Operation]) -> list[_Readers]:
-    """For each segment but the last: who reads which of its values that are not kept."""
+    """For each segment but the last: the readers of values not kept."""
     found: list[_Readers] = [{} for _ in plan.cuts]
     for op in backward:
         for value in _read(op):
@@ -185,7 +185,7 @@ def _read(op: Operation) -> list[Value]:
 
 
 def _live(body: Sequence[Operation], roots: Sequence[Value]) -> set[Operation]:
-    """Operations that the roots depend on."""
+    """Operations the roots depend on."""
     wanted = set(roots)
     found: set[Operation] = set()
     for op in reversed(body):
@@ -233,12 +233,12 @@ def _cost(op: Operation) -> float:
 
 
 def barriers_to_selects(module: ir.Module) -> None:
-    """Replace `optimization_barrier` operations that end in a float tensor by selections that depend on it.
+    """Replace `optimization_barrier` operations ending in a float tensor by selections on it.
 
     Why: XLA's CPU compiler (jaxlib 0.10) drops barriers before it merges equal operations, and so undoes every
-    recomputation: the temporary memory of an 8-layer model stayed at 142 MiB, and is 26 MiB with this.
-    Meaning: where the first element of the last operand is infinite, the others are replaced by zeros; of a
-    recomputation this operand is a cotangent, and its infinity reaches the gradients by itself.
+    recomputation: the temporary memory of an 8-layer model stayed at 142 MiB, and is 26 MiB with this. Meaning: where
+    the first element of the last operand is infinite, the others are replaced by zeros; of a recomputation this operand
+    is a cotangent, and the infinity reaches the gradients by itself.
     """
     found = []
 

@@ -1,9 +1,9 @@
 """Which activations to recompute in the backward pass: a pure decision from sizes and costs.
 
-A *tape* is the forward pass in order. Kept values stay in memory from the forward to the backward pass; the tape is
-cut into *segments*, and the values of a segment that the backward pass needs are recomputed from kept values, once,
-just before the backward pass reaches it (Chen et al. 2016, arXiv:1604.06174). So memory is that of kept values plus
-the largest segment. Cuts go where little crosses them, which in a transformer is between its blocks.
+A *tape* is the forward pass in order. Kept values stay in memory from the forward to the backward pass; the tape is cut
+into *segments*, and the values of a segment the backward pass needs are recomputed from kept values, once, just before
+the backward pass reaches it (Chen et al. 2016, arXiv:1604.06174). So memory is that of kept values plus the largest
+segment. Cuts go where little crosses them, which in a transformer is between blocks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class TapeStep:
 
     Attributes:
         inputs: positions of the steps whose results it reads.
-        nbytes: of its results; 0 for an operation without memory of its own, such as a reshape.
+        nbytes: of the results; 0 for an operation without memory, such as a reshape.
         cost: of computing it again, in scalar operations.
-        needed: whether the backward pass reads its results.
+        needed: whether the backward pass reads the results.
     """
 
     inputs: tuple[int, ...]
@@ -37,7 +37,7 @@ class Plan:
         cuts: positions of the last steps of all segments but the last, ascending.
         kept: positions of steps whose results stay in memory.
         recomputed: per segment but the last, the positions computed again, ascending.
-        bytes_before: of all results of the forward pass that the backward pass reads.
+        bytes_before: of all results of the forward pass the backward pass reads.
         bytes_after: of those, the most that are alive at once under the plan.
         cost: of all recomputation, as a share of the cost of the tape.
     """
@@ -82,7 +82,7 @@ def plan(tape: Sequence[TapeStep], budget: int) -> Plan:
 
 
 def _last_uses(tape: Sequence[TapeStep]) -> list[int]:
-    """Position of the last step that reads each step; its own where none does."""
+    """Position of the last step that reads each step; the step itself where none does."""
     last = list(range(len(tape)))
     for position, step in enumerate(tape):
         for source in step.inputs:
@@ -91,7 +91,7 @@ def _last_uses(tape: Sequence[TapeStep]) -> list[int]:
 
 
 def _crossing(tape: Sequence[TapeStep], last_use: Sequence[int]) -> list[int]:
-    """Bytes that are read across a cut after each position."""
+    """Bytes read across a cut after each position."""
     change = [0] * (len(tape) + 1)
     for position, step in enumerate(tape):
         change[position] += step.nbytes
@@ -163,7 +163,7 @@ def _keep_more(tape: Sequence[TapeStep], cuts: Sequence[int], kept: set[int], bu
         if step.needed and position not in kept:
             again[segment[position]] += step.nbytes
     held = sum(tape[i].nbytes for i in kept)
-    largest = max(again)  # an upper bound from here on: a kept value leaves its segment smaller
+    largest = max(again)  # an upper bound from here on: a kept value makes the segment smaller
     wanted = [
         i for i, step in enumerate(tape) if step.needed and step.nbytes and i not in kept and segment[i] < len(cuts)
     ]

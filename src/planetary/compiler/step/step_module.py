@@ -18,7 +18,7 @@ class TrainStep:
     Attributes:
         stablehlo: the module as text, "" for a step that was read back; `spec.stablehlo_digest` is the sha256 of
             `portable`.
-        spec: its signature.
+        spec: signature of the step.
         portable: the module as a portable artifact, readable by other releases.
         remat: the recomputed part, and the activation memory of one micro-batch before and after; None without.
         notes: sentences on deviations of the step's arithmetic from the model's, for reports.

@@ -48,9 +48,9 @@ def build_train_step(
     """Differentiate a model and put clipping and optimizer around it, all in one graph.
 
     Args:
-        model: the result of `export_model` or `load_model`. With `options.micro_batches` above 1 its batch is
-            one micro-batch, and the step takes that many of them, one after the other along the first
-            dimension; loss and gradients are the means over them.
+        model: the result of `export_model` or `load_model`. With `options.micro_batches` above 1 the batch is one
+            micro-batch, and the step takes that many of them, one after the other along the first dimension; loss and
+            gradients are the means over them.
         options: default: `StepOptions()`.
         optimizer: a transform to use instead of the one that `options` name.
 
@@ -163,7 +163,7 @@ class _Graph:
         return ir.tensor(spec.shape, self.elements[spec.name])
 
     def check_statistics(self, statistics: Sequence[TensorSpec]) -> None:
-        """Raise `CompileError` unless `main` gives each statistic a new value of its own type."""
+        """Raise `CompileError` unless `main` gives each statistic a new value of the same type."""
         kinds = ir.result_types(self.main)[1:]
         for spec, kind in zip(statistics, kinds, strict=True):
             if kind != self.type_of(spec):
@@ -205,7 +205,7 @@ class _Graph:
         """Emit the means of `work`'s results over the parts of a batch, then statistics; `block` has nothing else yet.
 
         `work` takes the arguments of one micro-batch by name, and emits the loss and the gradients by `wrt`, then the
-        `statistics` that the next micro-batch begins with.
+        `statistics` the next micro-batch begins with.
         """
         names = [spec.name for spec in self.manifest.of_role(*(_FED if wrt else _DATA))]
         names += [spec.name for spec in self.manifest.of_role("statistic")] if statistics else []
@@ -234,7 +234,7 @@ class _Graph:
         arguments: Sequence[Value],
         opt_state: Sequence[TensorSpec],
     ) -> list[Value]:
-        """Emit the results of `train_step` for its arguments."""
+        """Emit the results of `train_step` for the arguments."""
         given, manifest = iter(arguments), self.manifest
         params, statistics, buffers = (manifest.of_role(role) for role in ("param", "statistic", "buffer"))
         values = {spec.name: next(given) for spec in (*params, *statistics, *buffers)}
@@ -270,7 +270,7 @@ class _Graph:
         return [*kept, *scaling.advanced(skipped), loss, ops.select(skipped, ops.full_like(norm, 0), norm)]
 
     def evaluate(self, block: ir.Block, arguments: Sequence[Value], weights: Sequence[TensorSpec]) -> Value:
-        """Emit the result of `eval_step` for its arguments."""
+        """Emit the result of `eval_step` for the arguments."""
         values = {spec.name: v for spec, v in zip(weights, arguments, strict=False)}
         for spec in self.manifest.of_role("key", "step"):  # that of seed 0, and the first step
             values[spec.name] = ops.zeros(self.type_of(spec))
@@ -295,7 +295,7 @@ class _Graph:
         ]
 
     def _stored(self, value: Value, element: ir.Type, step: Value, salt: int) -> Value:
-        """Emit a new parameter in the type that it is kept in."""
+        """Emit a new parameter in the type it is kept in."""
         if self.options.rounding == "stochastic" and str(element) in _LOW:
             return round_stochastically(value, element, step, salt)
         return ops.convert(value, element)
@@ -303,7 +303,7 @@ class _Graph:
 
 _LOW = ("bf16", "f16")
 _DATA: tuple[Role, ...] = ("input", "target")
-_FED: tuple[Role, ...] = (*_DATA, "key")  # parts of a micro-batch: each has a key of its own
+_FED: tuple[Role, ...] = (*_DATA, "key")  # parts of a micro-batch: each has a separate key
 
 
 def _check_rounding(options: StepOptions, params: Sequence[TensorSpec]) -> None:
@@ -327,7 +327,7 @@ def _body(module: ir.Module, function: str) -> ir.Block:
 
 
 def replaced_arguments(spec: StepSpec) -> list[int]:
-    """Return, for each result of `train_step` but loss and norm, the argument that it replaces."""
+    """Return, for each result of `train_step` but loss and norm, the argument it replaces."""
     first_state = len(spec.params) + len(spec.buffers)
     return [*range(len(spec.params)), *range(first_state, first_state + len(spec.opt_state))]
 

@@ -1,4 +1,4 @@
-"""Keys that a kind of run honours: every other key is refused when it has a value, never accepted and ignored."""
+"""Keys a kind of run honours: every other key is refused when it has a value, never accepted and ignored."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from planetary.core.configuration.strict import FIELDS, LISTS, chosen_values
 from planetary.core.errors import UserError
 
 COMPANIONS = {"model.smaller": "train.target_minutes"}
-"""Key -> the key without which it means nothing to any kind of run, so that it counts as set only beside that."""
+"""Key -> the key without which it means nothing to any kind of run, so it counts as set only beside that."""
 UNDECLARED = "this kind of run has no use for it"
-"""Reason of a key that a kind declares nothing about."""
+"""Reason of a key a kind declares nothing about."""
 
 
 class HonouredKeys(msgspec.Struct, frozen=True):
-    """Declaration of a kind of run: the keys that it honours, and why it has no effect of the others.
+    """Declaration of a kind of run: the keys it honours, and why it has no effect of the others.
 
     Every key matches `keys` or `without`, or is of another kind's section; `without` counts where several match.
 
@@ -35,7 +35,7 @@ class HonouredKeys(msgspec.Struct, frozen=True):
     passed_on: tuple[str, ...] = ()
 
     def why_not(self, key: str, absent: Mapping[str, str]) -> str:
-        """Return why the kind has no effect of a key; "" for a key that it honours.
+        """Return why the kind has no effect of a key; "" for a key it honours.
 
         `absent`: reasons for the sections of other kinds, by section.
         """
@@ -47,7 +47,7 @@ class HonouredKeys(msgspec.Struct, frozen=True):
         return absent.get(key.partition(".")[0], UNDECLARED)
 
     def refuse_others(self, config: Config, absent: Mapping[str, str]) -> None:
-        """Raise `UserError` with each key of another value than its default that the kind does not honour.
+        """Raise `UserError` with each key that has another value than the default and that the kind does not honour.
 
         `absent`: as of `why_not`.
         """
@@ -60,7 +60,7 @@ class HonouredKeys(msgspec.Struct, frozen=True):
 
 
 def all_keys() -> Iterator[str]:
-    """Yield every key as "section.key", and every array of tables by its name."""
+    """Yield every key as "section.key", and every array of tables by name."""
     for section, fields in FIELDS.items():
         yield from (f"{section}.{key}" for key in fields)
     yield from LISTS

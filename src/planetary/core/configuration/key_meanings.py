@@ -1,4 +1,4 @@
-"""The meaning of each key: the comment beside or above it in its struct, for the reference page and the flags' help."""
+"""The meaning of each key: the comment beside or above it in the struct, for the reference page and the flags' help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 @functools.cache
 def meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment of each field of a struct and of its bases, in one line."""
+    """Return the comment of each field of a struct and of the bases, in one line."""
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:

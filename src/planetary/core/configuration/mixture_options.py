@@ -26,9 +26,9 @@ class MixtureOptions(msgspec.Struct, frozen=True):
     fitted_by: FittedBy = "composers"  # fitter of surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
     precision: SketchPrecision = "4bit"  # precision of sketches
-    sketch_fraction: Share = 1.0  # part of the tokens that a sketch keeps
+    sketch_fraction: Share = 1.0  # part of the tokens a sketch keeps
     inner_steps: Count = 1  # steps of an expert worker on one sketch
     trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
     # how expert updates travel: the error of a lossy form is kept and added to the next one
     update_form: UpdateForm = "exact"
-    update_keep: Share = 0.1  # part of an update's elements that "topk" sends, its largest
+    update_keep: Share = 0.1  # fraction of an update's elements, the largest, that "topk" sends

@@ -16,7 +16,7 @@ RULE_KEYS = frozenset({"optimizer", "learning_rate", "momentum", "merge"})
 
 FEW: dict[str, Any] = {"optimizer": "nesterov", "learning_rate": 1.0, "momentum": 0.0, "merge": "rda"}
 ADAM_RATE = 0.03
-"""Of Adam, where the configuration has none: its steps are about as long in every coordinate, whatever the delta is."""
+"""Of Adam, where the configuration has none: the steps are about as long in every coordinate, whatever the delta is."""
 MOST_ADAM_RATE = 0.5
 """More is Nesterov's rate, in a file to which Adam was added: all parameters would move by as much in every round."""
 

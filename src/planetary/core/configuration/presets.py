@@ -1,7 +1,7 @@
 """Presets of synchronisation: published methods as settings of a configuration, with their sources.
 
-A preset is a row of `PRESETS`; the docs print the table (`python docs/make_presets.py`). It fixes the keys that it
-names. Keys given with `--set` are on top of it, the rest stays as in the file.
+A preset is a row of `PRESETS`; the docs print the table (`python docs/make_presets.py`). It fixes the keys it names.
+Keys given with `--set` are on top of it, the rest stays as in the file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Preset(msgspec.Struct, frozen=True):
 
     Attributes:
         name: as `--preset` takes it.
-        summary: its effect, in one line.
-        source: where its numbers are from.
+        summary: effect, in one line.
+        source: origin of the numbers.
         settings: keys and values.
         alone: keys that differ for one worker.
     """

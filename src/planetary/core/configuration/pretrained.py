@@ -42,10 +42,10 @@ class Layout(Protocol):
     def source(self) -> str: ...
 
     def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of `source` that a `config.json` stands for.
+        """Return the options of `source` a `config.json` stands for.
 
         Raises:
-            UserError: it asks for a feature that the model here lacks.
+            UserError: it asks for a feature the model here lacks.
         """
         ...
 
@@ -258,7 +258,7 @@ def is_pretrained(folder: Path) -> bool:
 
 
 def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
-    """Return the layout of a folder, and its `config.json`.
+    """Return the layout of a folder, and the `config.json`.
 
     Raises:
         UserError: it cannot be read, or is of another family than those in `LAYOUTS`.

@@ -1,4 +1,4 @@
-"""The types of options with their ranges, the words for them, and the check of a value against its type."""
+"""The types of options with their ranges, the words for them, and the check of a value against the type."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExtensionPoint(msgspec.Struct, frozen=True):
     Attributes:
         kind: of the object, in `extension_points.EXTENSION_POINTS`.
         also: values beside the names of objects.
-        having: attribute that the object must declare as true; "": none.
+        having: attribute the object must declare as true; "": none.
     """
 
     kind: str
@@ -51,7 +51,7 @@ def extension(kind: str, *also: str, having: str = "") -> Meta:
 
 
 def extension_of(kind: inspect.Type) -> ExtensionPoint | None:
-    """Return the kind of object that a key's type names; None: it names none."""
+    """Return the kind of object a key's type names; None: it names none."""
     return (kind.extra or {}).get("extension") if isinstance(kind, inspect.Metadata) else None
 
 
@@ -74,8 +74,8 @@ ArgumentRole = Literal["param", "statistic", "buffer", "input", "target", "key",
 Delivery = Literal["path", "gateway"]
 LeaseOrder = Literal["random", "fifo", "sequence"]
 Weighting = Literal["tokens", "tokens_squared"]
-"""Weight of a contribution. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
-which is the same where all take as many steps with batches of one size."""
+"""Weight of a contribution. tokens: target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo), which
+is the same where all take as many steps with batches of one size."""
 LeaseShares = Literal["equal", "measured"]
 RELAY = "relay"
 """Among the names of the broadcast's codecs."""
@@ -124,7 +124,7 @@ def describe(kind: inspect.Type) -> str:
 
 
 def show_found(value: object) -> str:
-    """Name a value and its TOML type, cut to a length that fits an error message."""
+    """Name a value and the TOML type, short enough for an error message."""
     names = {
         bool: "boolean",
         int: "whole number",
@@ -143,10 +143,10 @@ def show_found(value: object) -> str:
 
 
 def convert_value(value: object, wanted: Any) -> Any:
-    """Return `value` as a type with its range.
+    """Return `value` as a type with a range.
 
-    Raises `ValueError` for another type, a value out of range, a NaN, a number beyond 64 bits, or a string that no file
-    or line of text can have.
+    Raises `ValueError` for another type, a value out of range, a NaN, a number beyond 64 bits, or a string no file or
+    line of text can have.
     """
     # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
     if isinstance(value, float) and not math.isfinite(value):
@@ -167,10 +167,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def check_ranges(options: msgspec.Struct) -> None:
-    """Check every field of a struct that was made in Python; files are checked when they are read.
+    """Check every field of a struct made in Python; files are checked when they are read.
 
     Raises:
-        UserError: naming the first field that is of another type or out of its range.
+        UserError: naming the first field that is of another type or out of range.
     """
     info = inspect.type_info(type(options))
     assert isinstance(info, inspect.StructType)
@@ -191,10 +191,10 @@ def check_argument(name: str, value: Any, kind: Any) -> None:
     Args:
         name: of the argument.
         value: as it was given.
-        kind: its type with its range, as `Count`.
+        kind: type with range, as `Count`.
 
     Raises:
-        UserError: the value is of another type or out of its range.
+        UserError: the value is of another type or out of range.
     """
     plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
     try:

@@ -1,7 +1,7 @@
-"""Every key of a configuration file, with its type, range, default and meaning.
+"""Every key of a configuration file, with type, range, default and meaning.
 
-A key is one line here: its type and range are enforced when a file is read, its default stands beside it, and
-the comment gives its meaning and unit.
+A key is one line here: reading a file enforces type and range, the default stands beside them, and the comment gives
+its meaning and unit.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "
 BACKEND_ALIASES = {"rocm": "hip"}
 """Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
 ALIASES: dict[tuple[str, str], dict[str, str]] = {("fabric", "backend"): BACKEND_ALIASES}
-"""By section and key: other names of its values, which a configuration may have instead."""
+"""By section and key: alternative names of values in a configuration."""
 
 
 class RunConfig(msgspec.Struct, frozen=True):
     """`[run]`: the name and place of the run."""
 
-    name: str = ""  # name of the run's folder; empty: the name of the configuration file without its ending
+    name: str = ""  # name of the run's folder; empty: the name of the configuration file without the ending
     dir: Text = "runs"  # folder that holds the run folders, relative to the current folder
     seed: Seed = 0  # seed of all random draws: initial parameters, data order and everything else
 
@@ -68,7 +68,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     source: Text = "planetary.models.nanochat:build"
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
     # those of a smaller model, which a run with `train.target_minutes` takes where even the fewest rounds of the model
-    # would take longer; the run's `config.toml` has the options that it chose, and none here
+    # would take longer; the run's `config.toml` has the options it chose, and none here
     smaller: dict[str, Any] = msgspec.field(default_factory=dict)
     # argument name -> role, for a bare .mlir whose arguments are not "parameters, then two of data"
     roles: dict[str, ArgumentRole] = msgspec.field(default_factory=dict)
@@ -89,12 +89,12 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataConfig(msgspec.Struct, frozen=True):
-    """`[data]`: the training data, its tokenizer and its held-out part."""
+    """`[data]`: the training data, tokenizer and held-out part."""
 
     # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .json, .csv, parquet, arrow, tar or tokens
     source: Text = "stdlib"
     # several sources in place of one, mixed by weight: [{ source = "stdlib", weight = 0.7 }, { source = "notes/*.md",
-    # weight = 0.3 }]; a table may have a `text_key` of its own
+    # weight = 0.3 }]; a table may have its own `text_key`
     sources: tuple[DataSource, ...] = ()
     # "byte"; "char": the sorted characters of the data; "u16": the source is raw 16-bit tokens, whatever its name; or
     # the path of a `tokenizer.json`
@@ -109,8 +109,8 @@ class DataConfig(msgspec.Struct, frozen=True):
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
     delivery: Delivery = "path"
-    # "random": sequences drawn from everywhere; "fifo": in the order of the source, from its start to its end;
-    # "sequence": in the order of the source within a lease, and leases from everywhere
+    # "random": sequences drawn from everywhere; "fifo": in the order of the source, from start to end; "sequence": in
+    # the order of the source within a lease, and leases from everywhere
     sampling: LeaseOrder = "random"
     shuffle_leases: bool = False  # "fifo": draw the order of leases from the second epoch on
     max_epochs: Index = (
@@ -119,7 +119,7 @@ class DataConfig(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> tuple[DataSource, ...]:
-        """All sources, each with its own `text_key` and `format`: `sources`, else the one `source`."""
+        """All sources, each with `text_key` and `format`: `sources`, else the one `source`."""
         given = self.sources or (DataSource(self.source),)
         return tuple(
             DataSource(one.source, one.weight, one.text_key or self.text_key, one.format or self.format)
@@ -156,15 +156,15 @@ OuterOptimizerName = Literal["nesterov", "adam"]
 
 
 class OuterConfig(msgspec.Struct, frozen=True):
-    """`[outer]`: the outer step that the training controller takes.
+    """`[outer]`: the outer step the training controller takes.
 
     A configuration without `optimizer`, `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has
     fewer than 1,000 rounds, in lock-step; with "adam", `learning_rate` is 0.03 where it is not given, and
     `momentum` 0.0 in so short a run. The run's `config.toml` has the chosen values.
     """
 
-    # of the merged delta: "nesterov", or "adam" with its moments corrected for bias, whose state takes one more copy of
-    # the parameters. Not with sync.overlap = "eager", nor with a relayed broadcast
+    # of the merged delta: "nesterov", or "adam" with moments corrected for bias, whose state takes one more copy of the
+    # parameters. Not with sync.overlap = "eager", nor with a relayed broadcast
     optimizer: OuterOptimizerName = "nesterov"
     # of the step along the workers' merged deltas; "adam": about how far a coordinate moves in a round, at most 0.5
     learning_rate: Positive = 0.7
@@ -175,7 +175,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"
     merge: Literal["mean", "rda", "senders", "median", "trimmed_mean", "centred_clipping"] = "mean"
-    # the weight of a contribution in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
+    # weight of a contribution in "mean" and "rda": "tokens", or "tokens_squared": tokens² / inner steps
     weights: Weighting = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
     # which contributions count: "others": those whose delta is about as long as the others' and points their way;
@@ -189,14 +189,14 @@ class FabricConfig(msgspec.Struct, frozen=True):
     """`[fabric]`: the machines."""
 
     workers: Count = 2  # workers that take part; a local run starts this many
-    quorum: Count = 1  # contributions that suffice to close a round once its deadline has passed
+    quorum: Count = 1  # contributions that close a round after the deadline
     latency_budget_s: Positive = 2.0  # how long a healthy peer may take to answer; all time limits derive from it
     round_deadline_s: NotNegative = 0.0  # 0: derived from the observed time per inner step
     # a run without any connected worker fails after this, one whose workers were drained or moved after 24 times as
     # long; 0: never
     abandon_after_s: NotNegative = 600.0
-    host: Text = "127.0.0.1"  # address that the gateway listens on for workers
-    port: Port = 0  # TCP port that the gateway listens on for workers; 0: any free one
+    host: Text = "127.0.0.1"  # address the gateway listens on for workers
+    port: Port = 0  # TCP port the gateway listens on for workers; 0: any free one
     # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine; "rocm" is "hip"
     backend: Backend = "cpu"
     # the target of the compiled step: "host" (this machine's CPU; on a GPU a chip that most later ones are compatible
@@ -204,10 +204,10 @@ class FabricConfig(msgspec.Struct, frozen=True):
     # nearest older one is taken; PJRT compiles on the worker
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
-    threads: Index = 0  # CPU threads per worker; 0: the workers of one machine share its cores
-    compilers: Count = 1  # targets that the gateway compiles for at once
-    # "equal": every worker trains train.inner_steps a round; "measured": as many as its speed gives, so that all end at
-    # once, train.inner_steps on average; at a round's deadline the steps that are trained count
+    threads: Index = 0  # CPU threads per worker; 0: the workers of one machine share the cores
+    compilers: Count = 1  # targets the gateway compiles for at once
+    # "equal": every worker trains train.inner_steps a round; "measured": as many as the worker's speed gives, so all
+    # end at once, train.inner_steps on average; at a round's deadline trained steps count
     leases: LeaseShares = "equal"
 
 
@@ -230,11 +230,11 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # before, for comparison
     overlap: OverlapName = "none"
     # "streaming": parts of the parameters, balanced by bytes. A round of `train.inner_steps` ends with one of them, so
-    # that each is synchronised every fragments x inner_steps
+    # each is synchronised every fragments x inner_steps
     fragments: FragmentCount = 1
     delay: Index = 0  # "streaming": inner steps of the next round after which the merged fragment is taken
-    mixing: Decay = 0.0  # "streaming": part of a worker's own values that it keeps then
-    grace_factor: NotNegative = 1.0  # "decoupled": part of the spare time of `delay` that a quorum waits for others
+    mixing: Decay = 0.0  # "streaming": part of a worker's own values it keeps then
+    grace_factor: NotNegative = 1.0  # "decoupled": part of the spare time of `delay` a quorum waits for others
     grace_steps: NotNegative = 1.0  # "decoupled": that it waits at most, in inner steps of the fastest worker
     # "star": codec of workers' updates. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
@@ -242,7 +242,7 @@ class SyncConfig(msgspec.Struct, frozen=True):
     compression: Codec = "none"
     # "star": codec of the versions sent to workers. "none": all parameters; else the change since a worker's version,
     # for workers that send deltas; "relay": the other workers' updates as they came, from which each takes the outer
-    # step itself, so that nothing is lost
+    # step itself, so nothing is lost
     broadcast_compression: Broadcast = "none"
     # "star": codec of the initial parameters, for workers that send deltas; the run begins from the decoded values
     start_compression: StartCodec = "none"
@@ -260,18 +260,20 @@ class MoeConfig(MixtureOptions, frozen=True):
 
     expert_workers: Index = 0  # workers for the experts' optimizer steps, from sketches; 0: composers take these steps
     ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # assignment of experts to composers
-    fit_steps: Index = 10  # Adam steps on a surrogate per refresh; 0: only its second matrix is solved again
+    fit_steps: Index = 10  # Adam steps on a surrogate per refresh; 0: only the second matrix is solved again
     # steps between two merges of the routers; 1: after every step that finds the last merge done
     router_every: Count = 2
     latent_every: Count = 2  # steps between two merges of the latent projections
     backbone_every: Count = 8  # steps between two merges of everything else but the experts
-    backbone_fragments: Count = 1  # parts of the backbone that are merged at different steps
-    refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and between two copies of its state
+    backbone_fragments: Count = 1  # parts of the backbone merged at different steps
+    refresh_every: Count = (
+        5  # steps between two fits of an owner's surrogates, and between two copies of the owner's state
+    )
     outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
     outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
     radial: bool = True  # merge lengths and directions apart; false: plain weighted means
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
-    window: Count = 2  # versions that an expert update may lag behind
+    window: Count = 2  # versions an expert update may lag behind
     norm_ratio: Positive = 0.1  # an update longer than this part of the expert's weights is refused
     spectral_ratio: NotNegative = 0.0  # the same of the largest singular values, per matrix; 0: not looked at
     redundant: Fraction = 0.0  # part of the updates that two expert workers make, who must agree
@@ -314,7 +316,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
     follow: bool = False  # serve every newer checkpoint of the run as soon as it exists
     # the longest text, prompt included, in tokens; 0: as long as the model was trained for, within 8,192 and the cache
     context: Index = 0
-    batch: ServedBatch = 8  # texts that a worker continues at once
+    batch: ServedBatch = 8  # texts a worker continues at once
     queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
     cache_precision: Literal["f32", "bf16"] = "f32"  # element type of keys and values
@@ -331,27 +333,26 @@ class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Text  # site name, as in the site's `federation.site`
     role: Literal["trainer", "standby"] = "trainer"  # "standby": gets every version, and contributes nothing
-    # "part": the site trains its own part of the hub's data, which no other site trains; "own": data that the hub does
-    # not have
+    # "part": the site trains an exclusive part of the hub's data; "own": data the hub does not have
     data: Literal["part", "own"] = "part"
     every_rounds: Index = 0  # rounds of this site between two contributions; 0: as `federation.every_rounds`
     most_share: Share = 1.0  # largest fraction of the weights of a merge with several sites
-    trust: Literal["full", "judged"] = "full"  # "judged": its contribution counts only if the others' are like it
+    trust: Literal["full", "judged"] = "full"  # "judged": a contribution counts only if the others' are similar
     # of its line to the hub: a round waits for it as much longer as the parameters take both ways; 0: not known
     mbit_per_s: NotNegative = 0.0
-    # number of the part of the hub's data that it trains, from 1; 0: its place among the sites that train a part. A
-    # site that replaces another one has the same number
+    # number of the site's part of the hub's data, from 1; 0: the site's place among those with a part. A site that
+    # replaces another one has the same number
     part: Index = 0
 
 
 class FederationConfig(msgspec.Struct, frozen=True):
-    """`[federation]`: a hub and its sites, each of which is a gateway with workers of its own."""
+    """`[federation]`: a hub and its sites, each a gateway with workers."""
 
     # hub only: the sites that may join: [{ name = "paris" }, { name = "tokyo" }]; empty: this is no hub
     sites: tuple[SiteEntry, ...] = ()
     every_rounds: Count = 1  # hub only: a site's rounds between two contributions
-    # hub only: parts that its data is divided into, one for each site that trains a part; 0: as many as `sites` has.
-    # More leave room for sites that are added later
+    # hub only: parts of the data, one for each site with a part; 0: as many as `sites` has. More leave room for sites
+    # that are added later
     parts: Index = 0
     hub: str = ""  # site only: "HOST:PORT" of the hub; empty: the site trains alone
     site: str = ""  # site only: name at the hub; empty: the name of the run
@@ -370,8 +371,8 @@ class RlConfig(msgspec.Struct, frozen=True):
     # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
     # a built-in task makes them
     prompts: str = ""
-    # run folder, checkpoint folder of one, or folder of a pretrained model that the policy starts as; empty: as
-    # `[model]` says
+    # run folder, checkpoint folder of one, or folder of a pretrained model the policy starts as; empty: as `[model]`
+    # says
     start: str = ""
     # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
     # "grpo", "dr-grpo", "dapo": as published; "topr": as "dapo", for texts that are several versions old;
@@ -387,14 +388,14 @@ class RlConfig(msgspec.Struct, frozen=True):
     # `imitation_every` rounds; 0: none does
     imitation_goal: Fraction = 0.0
     imitation_every: Index = 0  # rounds between two evaluations of the imitation; 0: `eval.every`
-    lag: Index = 2  # versions that the weights that sampled a text may be behind those that train on it
+    lag: Index = 2  # largest policy lag: how many versions old the sampling weights may be
     ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
     # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are
     # sampled, up to three times as many as a round has; "objective": as it is published
     equal: Literal["objective", "drop", "keep", "replace"] = "objective"
     clip_low: NotNegative = 0.0  # ratios below 1 - this have no gradient; 0: the objective's own
     clip_high: NotNegative = 0.0  # ratios above 1 + this have none; 0: the objective's own
-    mask_gap: NotNegative = 0.0  # a token that has moved by more than this in its probability is left out; 0: its own
+    mask_gap: NotNegative = 0.0  # a token whose probability moved by more than this is left out; 0: the objective's own
     drift: NotNegative = 0.0  # coefficient of the squared logarithm of the ratio; 0: the objective's own
     kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
     teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
@@ -403,7 +404,7 @@ class RlConfig(msgspec.Struct, frozen=True):
     judges: Count = 2  # processes that run the environment
     judge_seconds: Positive = 5.0  # time limit of the environment for one completion
     judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
-    verified: Fraction = 0.05  # part of the sampled texts that the gateway computes again
+    verified: Fraction = 0.05  # part of the sampled texts the gateway computes again
     tolerance: Positive = 0.02  # largest difference of log-probabilities, nats
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
 
@@ -429,9 +430,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens read for one inner step: each sequence has one more than its targets, since targets are
-        shifted.
-        """
+        """Tokens read for one inner step: each sequence has one more token than targets, since targets are shifted."""
         return self.train.batch_size * (self.train.sequence_length + 1)
 
     @property
@@ -446,7 +445,7 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def targets_per_slice(self) -> int:
-        """Target tokens of one slice: the number that a loss is averaged over and a contribution weighted by."""
+        """Target tokens of one slice: the number a loss is averaged over and a contribution weighted by."""
         return self.train.inner_steps * self.train.batch_size * self.train.sequence_length
 
     @property
@@ -477,14 +476,12 @@ class Timings(msgspec.Struct, frozen=True):
 
     @property
     def silent_after_s(self) -> float:
-        """A side that sent nothing for this long is lost: a full budget plus the heartbeat that may just have
-        left.
-        """
+        """A side silent for this long is lost: a full budget plus the newest heartbeat."""
         return self.latency_budget_s * 1.25
 
     @property
     def connect_s(self) -> float:
-        """For opening a connection and finishing its handshake: two round trips and a slow accept queue."""
+        """For opening a connection and finishing the handshake: two round trips and a slow accept queue."""
         return self.latency_budget_s * 4
 
     @property
@@ -496,7 +493,7 @@ class Timings(msgspec.Struct, frozen=True):
 
     @property
     def ring_gather_s(self) -> float:
-        """How long a worker waits for the others in the ring, and for the next piece from its neighbour."""
+        """How long a worker waits for the others in the ring, and for the next piece from the neighbour."""
         return self.latency_budget_s * 10
 
     @property

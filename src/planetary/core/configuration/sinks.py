@@ -1,4 +1,4 @@
-"""The tables of `[[sinks]]`: where metrics and events of a run are sent besides its folder."""
+"""The tables of `[[sinks]]`: where metrics and events of a run are sent besides the run folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SinkConfig(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class WandbSink(SinkConfig, frozen=True, tag="wandb"):
-    """`wandb`: Weights & Biases; extra `wandb`. Its key is in the environment variable WANDB_API_KEY."""
+    """`wandb`: Weights & Biases; extra `wandb`. The key is in the environment variable WANDB_API_KEY."""
 
     project: Text = "planetary"  # the project of the run
     entity: str = ""  # user or team; empty: as the key says

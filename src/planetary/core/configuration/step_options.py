@@ -44,7 +44,7 @@ class UpdateOptions(msgspec.Struct, frozen=True):
 class ComputeOptions(msgspec.Struct, frozen=True):
     """The keys of `[train]` that are compiled into the step: how it computes."""
 
-    micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
+    micro_batches: Count = 1  # parts a batch is trained in, one after the other: less memory, same update
     precision: Factors = "f32"  # precision of factors in matrix products; parameters stay float32
     rounding: Rounding = "nearest"  # rounding of parameters to bf16 or f16
     # float64 arithmetic of a model: "demote" computes it in float32, with a note; "refuse" is an error
@@ -59,12 +59,12 @@ _COMPUTE = ComputeOptions()
 class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
     """How a training step computes and updates the parameters. The learning rate is an argument of every step.
 
-    Its keys are those of `UpdateOptions` and of `ComputeOptions`, flat, as `planetary compile --step` takes them. A
-    struct has one base: the second group is listed again by name, with the types and defaults of `ComputeOptions`.
-    The model is made for one of the `micro_batches`.
+    The keys are those of `UpdateOptions` and of `ComputeOptions`, flat, as `planetary compile --step` takes them. A
+    struct has one base: the second group is listed again by name, with the types and defaults of `ComputeOptions`. The
+    model is made for one of the `micro_batches`.
 
     Raises:
-        UserError: a value is of another type or out of its range.
+        UserError: a value is of another type or out of range.
     """
 
     optimizer: InnerOptimizer = INNER_OPTIMIZER

@@ -40,14 +40,14 @@ def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
 MOST_NAME = 255
 """Bytes of a file's name; no file system has longer ones."""
 WARMUP_SHARE = 5
-"""A warm-up that does not fit into its run becomes one part in so many of the run."""
+"""A warm-up too long for the run becomes one part in so many of the run."""
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     name: _section_type(field)
     for name, field in _struct_fields(Config).items()
     if isinstance(field.type, inspect.StructType)
 }
-"""Section name -> its type, in the order of the file."""
+"""Section name -> type, in the order of the file."""
 
 
 def _kinds_of(entries: inspect.Field) -> dict[str, type[msgspec.Struct]]:
@@ -72,7 +72,7 @@ EXTENSION_KEYS: Mapping[tuple[str, str], ExtensionPoint] = {
     for key, field in fields.items()
     if (point := extension_of(field.type)) is not None
 }
-"""Section and key -> the kind of object that the key names."""
+"""Section and key -> the kind of object the key names."""
 
 
 def _meant_key(section: str, key: str) -> str:
@@ -114,7 +114,7 @@ def takes_table(section: str, key: str) -> bool:
 
 
 def check_value(section: str, key: str, value: object, origin: str) -> Any:
-    """Return `value` as the type that the known key takes, or raise `UserError` with the expected type or range."""
+    """Return `value` as the type the known key takes, or raise `UserError` with the expected type or range."""
     kind = FIELDS[section][key].type
     wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
     if isinstance(value, str):
@@ -129,7 +129,7 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
 
 
 def _check_object(point: ExtensionPoint, name: str, where: str) -> None:
-    """Raise `UserError` for a name that no object has. A file is not run: a configuration is only read here."""
+    """Raise `UserError` for a name no object has. A file is not run: a configuration is only read here."""
     registry = EXTENSION_POINTS[point.kind]
     try:
         registry.check_name(name, point.also)
@@ -147,7 +147,7 @@ def _check_object(point: ExtensionPoint, name: str, where: str) -> None:
 
 
 def value_from_text(section: str, key: str, text: str, origin: str) -> Any:
-    """Return the value of a known key that a text stands for, as `--set` and flags have it; quotes may be left out.
+    """Return the value of a known key a text stands for, as `--set` and flags have it; quotes may be left out.
 
     Raises:
         UserError: it is of another type, or out of range; `origin` is where it was written.
@@ -156,7 +156,7 @@ def value_from_text(section: str, key: str, text: str, origin: str) -> Any:
 
 
 def text_value(text: str, wants_text: bool, free: bool, origin: str) -> object:
-    """Return the TOML value that a text stands for; quotes may be left out if `wants_text`, of a word if `free`."""
+    """Return the TOML value a text stands for; quotes may be left out if `wants_text`, of a word if `free`."""
     quoted = text[:1] in {'"', "'"}
     if wants_text and not quoted:
         return text
@@ -420,7 +420,7 @@ def chosen_values(config: Config) -> dict[str, Any]:
 
 
 def _with_outer_rule(config: Config, given: object) -> Config:
-    """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
+    """Return `config` with the outer step for the run's length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
     rounds = config.train.rounds // config.sync.fragments

@@ -1,6 +1,6 @@
-"""The part of a training controller that every kind of run shares: connections, membership, stalls, and the end.
+"""The part of a training controller every kind of run shares: connections, membership, stalls, and the end.
 
-A kind of run derives from `RunController` and adds its tasks. The base owns the order: an event is dispatched, then
+A kind of run derives from `RunController` and adds tasks. The base owns the order: an event is dispatched, then
 everything that has become possible is done, and nothing happens after the end of the run.
 """
 
@@ -86,7 +86,7 @@ class RunController(ABC, Generic[DeskT]):
 
     @abstractmethod
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
-        """Take a task that a worker could not finish."""
+        """Take a task a worker could not finish."""
 
     @abstractmethod
     def _go_on(self, now: float) -> None:
@@ -105,7 +105,7 @@ class RunController(ABC, Generic[DeskT]):
         """Return the monotonic times at which the kind's own waits end."""
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield the invariants, each with a sentence for its violation. A kind of run adds its own."""
+        """Yield the invariants, each with a sentence for a violation. A kind of run adds invariants."""
         state, workers = self.desk.state, list(self.desk.workers.values())
         end = "no end" if state.ended is None else state.ended.kind
         yield (state.ended is not None) == self._has_ended, f"{self.phase}, and its journal says {end}"
@@ -136,7 +136,7 @@ class RunController(ABC, Generic[DeskT]):
         """Take note of a message whose tensors have begun to arrive."""
 
     def _arrived(self, session: int, message: int, now: float) -> None:
-        """Take note of a message (its id) that is here completely."""
+        """Take note of a complete message, by id."""
 
     def _gave_sign(self, worker: WorkerSession) -> None:
         """Take note of a report on a task that does not count any more."""
@@ -225,7 +225,7 @@ class RunController(ABC, Generic[DeskT]):
         self._drop_attachment(event)
 
     def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        """Take a worker's message. A report on a task that was not given to it reaches no code of a kind of run."""
+        """Take a worker's message. A report on a task not given to it reaches no code of a kind of run."""
         standing = self.desk.tasks.standing(worker.session, event.message)
         if standing is not Standing.OWN:
             self._drop_attachment(event)
@@ -300,7 +300,7 @@ class RunController(ABC, Generic[DeskT]):
     def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float, *, lasting: bool = False) -> bool:
         """Count a failed task; return whether it was one too many, after which the worker is gone.
 
-        `lasting`: whether its machine is banned then, because no honest worker fails so.
+        `lasting`: whether the worker's machine is banned then, because no honest worker fails so.
         """
         why = self.membership.failed(worker, reason, kind, lasting=lasting)
         if why:
@@ -308,7 +308,7 @@ class RunController(ABC, Generic[DeskT]):
         return bool(why)
 
     def _violated(self, worker: WorkerSession, what: str, now: float) -> None:
-        """Count a message that no worker of ours sends; after the last one allowed the worker is gone."""
+        """Count a message no worker of ours sends; after the last one allowed the worker is gone."""
         if why := self.membership.violated(worker, what):
             self._lose(worker, why, "banned", now)
 

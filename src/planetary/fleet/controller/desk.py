@@ -16,7 +16,7 @@ from planetary.wire.message import Message, Order
 
 
 class InFlightPayloads:
-    """Payloads of messages that are sent in turn, by session and in that order, until they have left this machine."""
+    """Payloads of messages sent in turn, by session and in that order, until they have left this machine."""
 
     def __init__(self) -> None:
         """Start with no payload in flight."""
@@ -53,7 +53,7 @@ MOST_REMEMBERED = 64
 
 
 class Standing(StrEnum):
-    """Relation of a report's sender to the task that it reports on."""
+    """Relation of a report's sender to the task it reports on."""
 
     OWN = "own"  # given on this connection, or the report is about no task
     STALE = "stale"  # message of an earlier connection, or of an earlier life of the gateway
@@ -61,7 +61,7 @@ class Standing(StrEnum):
 
 
 def task_of(message: Message) -> int | None:
-    """Return the number of the task that a message gives or reports on; None: it is about none."""
+    """Return the number of the task a message gives or reports on; None: it is about none."""
     if isinstance(message, m.TaskFailed) and message.task == 0:
         return None  # the failure of a role
     number = getattr(message, "task", getattr(message, "call", None))
@@ -69,10 +69,10 @@ def task_of(message: Message) -> int | None:
 
 
 class GivenTasks:
-    """The tasks that were given on each connection: who may report on which task.
+    """The tasks given on each connection: who may report on which task.
 
-    Every message with a field `task` or `call` counts, of every kind of run, so that no handler has to compare
-    sessions. Whether an own task is still under way is the handler's decision.
+    Every message with a field `task` or `call` counts, of every kind of run, so no handler has to compare sessions.
+    Whether an own task is still under way is the handler's decision.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Desk(Generic[Policy_co, State_co]):
         self.out.append(Send(session, message, payload))
 
     def payload_sent(self, session: int, message: m.Message) -> bool:
-        """Take note that a payload has left the gateway; return whether it was one that is sent in turn."""
+        """Take note that a payload has left the gateway; return whether it was one sent in turn."""
         return self.under_way.sent(session, message)
 
     def forget(self, session: int) -> None:
@@ -159,7 +159,7 @@ class Desk(Generic[Policy_co, State_co]):
         self.tasks.forget(session)
 
     def all_workers(self) -> list[WorkerSession]:
-        """All that are connected, in order of their names, so that the same events give the same assignment."""
+        """All that are connected, in order of their names, so the same events give the same assignment."""
         return sorted(self.workers.values(), key=lambda w: w.worker)
 
     def ready_workers(self) -> list[WorkerSession]:

@@ -24,7 +24,7 @@ from planetary.machine.events import Close
 
 MOST_TARGETS = 8  # compilations in progress per node; a machine has a backend or two, and a trial tries five
 MOST_CRASHES = 8
-"""Times in a row that a worker's process may end without an answer to a task in between: it will end the next time."""
+"""Times in a row a worker's process may end without an answer to a task in between: it will end the next time."""
 LIVED_S = 3600.0
 """A process that lived for so long did not end at once, even where it had no task."""
 DOUBTED_ROUNDS = 10  # rounds in which refused contributions add up
@@ -34,7 +34,7 @@ Target = tuple[str, str, str]  # backend, target, features of a compiled module
 
 AWAY_FACTOR = 24
 """A run whose workers were moved or drained waits for them this many times as long as for lost ones: four hours by
-default, in which a machine is repaired. One that never comes back must not keep its run for ever."""
+default, in which a machine is repaired. A worker that never comes back must not keep the run for ever."""
 
 
 class Membership:
@@ -45,14 +45,12 @@ class Membership:
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
         self._asked: dict[str, set[Target]] = {}  # machine -> targets that were compiled because it came
-        self._references: dict[str, str] = {}  # artifact -> digest of the reference results of its check
+        self._references: dict[str, str] = {}  # artifact -> digest of the reference results of the check
         self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
-        self._crashes: dict[
-            str, tuple[int, str]
-        ] = {}  # worker -> ends of its process in a row, and the last one's reason
-        self._started_at: dict[str, float] = {}  # worker -> when its process was started
-        self._violations: dict[str, int] = {}  # machine -> messages that no worker of ours sends
+        self._crashes: dict[str, tuple[int, str]] = {}  # worker -> process ends in a row, and the last one's reason
+        self._started_at: dict[str, float] = {}  # worker -> start of the process
+        self._violations: dict[str, int] = {}  # machine -> messages no worker of ours sends
         self.banned: dict[str, str] = {}  # worker -> reason of the ban, since this gateway began
         self._began_at = now
         self.first_ready_at: float | None = None
@@ -119,11 +117,11 @@ class Membership:
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """Those that the step is compiled for, or is being compiled for."""
+        """Those the step is compiled for, or is being compiled for."""
         return tuple(self._artifacts)
 
     def replace_step(self, compiled: Sequence[Compiled], now: float) -> None:
-        """Have every worker load another step: of `compiled`, or compiled for it once its connection asks for it."""
+        """Have every worker load another step: of `compiled`, or compiled for it at its request."""
         self._edition += 1
         self._artifacts, self._references = {}, {}
         for event in compiled:
@@ -136,7 +134,7 @@ class Membership:
                 self._compile_for(worker)
 
     def replace_job(self, now: float) -> None:
-        """Have every worker load its job again, which has changed in another part than the step."""
+        """Have every worker load the job again after a change of another part than the step."""
         for worker in self._desk.workers.values():
             worker.advance("job replaced", now)
             if self._artifacts.get(_target(worker)):
@@ -178,12 +176,12 @@ class Membership:
             self.refuse_worker(worker, reason)
 
     def fetch(self, worker: WorkerSession, message: m.FetchBlob) -> None:
-        """Send a blob that the worker's job needs."""
+        """Send a blob the worker's job needs."""
         if self._desk.policy.may_fetch(message.digest, worker.artifact, worker.reference):
             self._desk.send(worker.session, m.BlobData(digest=message.digest), BlobOf(message.digest))
 
     def ready(self, worker: WorkerSession, now: float, device: str = "", verified: str = "") -> None:
-        """Note that a worker loaded its artifact, with its description of its device and of the check on it."""
+        """Note a worker's loaded artifact, device description and check."""
         if worker.phase is not Phase.LOADING or worker.trial:
             return
         worker.advance("ready", now)
@@ -220,7 +218,7 @@ class Membership:
         self.ban(worker, reason, "compile")
 
     def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> WorkerSession | None:
-        """Take a supervisor's message; return the worker session that ended with its process, if any."""
+        """Take a supervisor's message; return the worker session that ended with that process, if any."""
         match message:
             case m.WorkerStarted():
                 supervisor.child_pid = message.pid
@@ -247,13 +245,13 @@ class Membership:
         self._desk.send(supervisor.session, m.Shutdown(reason=reason, ok=False, kind="resource"))
 
     def answered(self, worker: WorkerSession) -> None:
-        """The worker answered a task: its process does not end before it can."""
+        """The worker answered a task: so the process is not ended early."""
         self._crashes.pop(worker.worker, None)
 
     def remove(
         self, worker: WorkerSession, reason: str, kind: Departure, now: float, silent_s: float | None = None
     ) -> None:
-        """The worker is gone; its last sign of life was `silent_s` ago, None: its last message."""
+        """The worker is gone; the last sign of life was `silent_s` ago, None: the last message."""
         del self._desk.workers[worker.session]
         self._desk.tasks.forget(worker.session)
         if not self._desk.workers:
@@ -298,7 +296,7 @@ class Membership:
         return self.ban(worker, text, "peer", lasting=True)
 
     def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> str:
-        """Take note that a worker's contribution was refused; `rounds` has all rounds in which that happened to it.
+        """Take note that a worker's contribution was refused; `rounds` has all rounds with a refusal of this worker.
 
         After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return why, "" before.
         """
@@ -309,11 +307,11 @@ class Membership:
         return self.ban(worker, text, "peer", lasting=True)
 
     def ban(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> str:
-        """Do not use this worker again, and tell it and its supervisor to end; return the reason.
+        """Do not use this worker again, and tell worker and supervisor to end; return the reason.
 
-        `lasting`: neither it nor its machine under another name, whether the run is resumed or not.
+        `lasting`: neither the worker nor its machine under another name, whether the run is resumed or not.
         """
-        if worker.trial:  # of one backend among several: its machine goes on with another
+        if worker.trial:  # one backend among several: the machine goes on with another
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return reason
         lasting = lasting and not self._desk.policy.local  # whose workers are all of one person
@@ -359,7 +357,7 @@ class Membership:
                 self._desk.send(supervisor.session, m.RestartWorker(reason=reason, kind=kind))
 
     def let_supervisor_go(self, worker: WorkerSession) -> None:
-        """End the connection of a worker's supervisor, which dials again and follows its worker."""
+        """End the connection of a worker's supervisor, which dials again and follows the worker."""
         for supervisor in self._desk.supervisors.values():
             if supervisor.worker == worker.worker:
                 self._desk.out.append(Close(supervisor.session, worker.leaving))
@@ -378,8 +376,8 @@ class Membership:
     def others_may_do_better(self) -> bool:
         """Whether workers may come to which the last failure does not apply: the run waits until it is deserted.
 
-        A target that cannot be compiled, a device that computes wrongly and a liar say nothing about the workers to
-        come. Nor do the failures of some about known others that are away: a liar may be alone for a moment.
+        A compilation failure, a faulty device and a liar say nothing about the workers to come. Nor do the failures of
+        some about known others that are away: a liar may be alone for a moment.
         """
         if self._desk.policy.local:
             return False
@@ -409,7 +407,7 @@ class Membership:
 
     @property
     def desertion(self) -> str:
-        """Why the run ends at its desertion deadline."""
+        """Why the run ends at the desertion deadline."""
         reason = f"no worker was connected for {self._patience_s:.0f} s{self.absences}"
         return reason if not self.banned else f"{reason}; the last failure: {self.last_failure[1]}"
 

@@ -1,4 +1,4 @@
-"""Whom a run waits for: workers that show no progress, and the report of a run that cannot go on."""
+"""Whom a run waits for: workers without progress, and the report of a stuck run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Wait(msgspec.Struct, frozen=True):
 
     Attributes:
         session: of the worker.
-        since: its last sign of progress.
+        since: last sign of progress.
         until: when it counts as stuck.
         lacks: which progress it has not made since, as "took no step".
     """
@@ -48,7 +48,7 @@ class Stalls:
 
     def observe(self, why: str, now: float, preparing_until: float = -math.inf) -> None:
         """Take the present reason, "" for none, and until when workers may prepare; both times are monotonic."""
-        # Preparation that the observation before this one saw lasted until now, or until its own limit.
+        # Preparation seen by the previous observation lasted until now, or until the preparation's limit.
         self._since = max(self._since, min(now, self._preparing_until))
         self.why, self._preparing_until = why, preparing_until
         if not why:

@@ -1,7 +1,6 @@
 """The gateway process: a run folder, a server, sessions, background work, a journal, and a controller on top.
 
-A kind of run derives from `Gateway` and defines its preparation, which controller decides, and how its own instructions
-are carried out.
+A kind of run derives from `Gateway` and defines preparation, controller, and the execution of additional instructions.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Security(msgspec.Struct, frozen=True):
     Attributes:
         tls: of the server.
         tokens: checks the invite in a peer's first message.
-        authority: the one that both come from; the ring topology needs it, for connections among workers.
+        authority: the one both come from; the ring topology needs it, for connections among workers.
         invites: the invites that were made and revoked.
     """
 
@@ -120,11 +119,11 @@ class Security(msgspec.Struct, frozen=True):
 
 
 class StepWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A training step that a run is to go on with.
+    """A training step a run is to go on with.
 
     Attributes:
-        overrides: "section.key=value" of its configuration; none: the model is exported again from its files.
-        back_to: digest, or its beginning, of the earlier step that it goes back to; "": it is a new one.
+        overrides: "section.key=value" of the configuration; none: the model is exported again from the files.
+        back_to: digest, or a prefix, of the earlier step to go back to; "": a new step.
         by: name of the token.
         why: for the journal.
     """
@@ -136,7 +135,7 @@ class StepWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedRun(Protocol):
-    """The parts that every kind of run is made of."""
+    """The parts every kind of run is made of."""
 
     @property
     def param_count(self) -> int:
@@ -155,7 +154,7 @@ class PreparedRun(Protocol):
 
 
 class RunStart(Protocol):
-    """The state that a gateway goes on from."""
+    """The state a gateway goes on from."""
 
     @property
     def records(self) -> Iterable[Record]:
@@ -169,14 +168,14 @@ class RunStart(Protocol):
 
 
 class Follower(Protocol):
-    """Gets a run's metrics and events as they are written. Its methods return at once and do not raise."""
+    """Gets a run's metrics and events as they are written. Methods return at once and do not raise."""
 
     def write_round(self, line: RoundMetrics) -> None:
         """Take the metrics of a round."""
         ...
 
     def write_event(self, record: Record) -> None:
-        """Take a record of the journal, with its time."""
+        """Take a record of the journal, with the time."""
         ...
 
 
@@ -192,7 +191,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         protocol: messages of this kind of run.
         compiles: name of the artifact that workers get, for users.
         synced: records that are on the disk before anything else happens, whatever becomes of the power.
-        followers: get its metrics and events.
+        followers: receivers of metrics and events.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
@@ -272,7 +271,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Make the controller. In a thread."""
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        """Carry out an instruction that has no answer; this knows those of every kind."""
+        """Carry out an instruction without answer; this knows those of every kind."""
         match instruction:
             case e.Append():
                 assert isinstance(instruction.record, Record)
@@ -293,7 +292,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     @abstractmethod
     def _limits(self) -> Limits:
-        """Return the types of message that a worker may send."""
+        """Return the types of message a worker may send."""
 
     @abstractmethod
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
@@ -308,7 +307,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Compile and verify the artifact that workers run."""
 
     async def _fit(self, prepared: PreparedT) -> PreparedT | None:
-        """Fit a new run to this machine; return its parts then, None to stop."""
+        """Fit a new run to this machine; return the parts then, None to stop."""
         return prepared
 
     def roll_out(self, wanted: StepWanted) -> None:
@@ -327,10 +326,10 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Take note that the controller decides from now on. Called on the event loop."""
 
     def _release(self) -> None:
-        """End the work that the kind has begun beside the event loop. In a thread, at the end."""
+        """End the work the kind has begun beside the event loop. In a thread, at the end."""
 
     def _source(self, payload: e.Payload | None) -> TensorSource | None:
-        """Return a function that returns the tensors of a message when it is its turn."""
+        """Return a function that returns the tensors of a message in the message's turn."""
         if isinstance(payload, e.BlobOf):
             digest = payload.digest
             return lambda: {"blob": np.frombuffer(self.store.get(digest), np.uint8)}
@@ -355,7 +354,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         return self.options.port if self._reception is None else self._reception.port
 
     async def start(self) -> None:
-        """Open, and listen, so that workers can connect and wait. Raises the errors of both."""
+        """Open, and listen, so workers can connect and wait. Raises the errors of both."""
         await self.open()
         security = self._security
         self._reception = Reception(
@@ -393,7 +392,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             self._shell.post(e.StopRequested(reason, for_good))
 
     def let_go(self, worker: str, reason: str, kind: Leave = "moved") -> None:
-        """End a worker's connection as soon as it has finished its task. Called on the event loop."""
+        """End a worker's connection as soon as the task is finished. Called on the event loop."""
         self._ask(e.LetGo(worker, reason, kind))
 
     def restart_worker(self, worker: str, reason: str) -> None:
@@ -545,7 +544,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     # --- connections ------------------------------------------------------------------------------------------
 
     async def attend(self, connection: Connection, hello: m.Hello) -> None:
-        """Attend a peer whose token was checked, until its connection ends."""
+        """Attend a peer whose token was checked, until the connection ends."""
         if self._shell is None or self.ended_at is not None:
             why = "the run is over" if self.ended_at is not None else f"the gateway is not ready yet: {self.stage}"
             busy = m.Refused(code="busy", reason=why, retry=True)
@@ -577,8 +576,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
-        # Whatever happens to the power: a checkpoint must not outlive the records of the round that it is of, nor tasks
-        # on workers the record from which their numbers are counted.
+        # Whatever happens to the power: a checkpoint must not outlive the records of the round it is of, nor tasks on
+        # workers the record from which their numbers are counted.
         record = msgspec.structs.replace(record, t=self._clock.wall())
         self._journal.append(record, durable=isinstance(record, self.synced))
         for follower in self.followers:
@@ -615,7 +614,7 @@ async def _without_tensors(session: int, received: ReceivedMessage) -> e.Event:
 
 
 class Compilations:
-    """The artifacts that a run has made for its workers. Its methods are called on the event loop.
+    """The artifacts a run has made for workers. Methods are called on the event loop.
 
     Attributes:
         free_compilers: held by whatever compiles.
@@ -638,7 +637,7 @@ class Compilations:
         self.compiling: dict[str, float] = {}
 
     def compile(self, instruction: e.Compile) -> None:
-        """Begin; `Compiled` or `CompileFailed` is posted. At the end a compiler is killed with its process."""
+        """Begin; `Compiled` or `CompileFailed` is posted. At the end a compiler is killed with its parent process."""
         self.compiling[f"{instruction.backend}:{instruction.target}"] = self._clock.wall()
         self._background.add(self._compile(instruction), cancels=True)
 
@@ -669,7 +668,7 @@ class Compilations:
 def compiled_event(
     target: CompileTarget, published: PublishedArtifact, seconds: float = 0.0, edition: int = 0
 ) -> e.Compiled:
-    """Return the event of an artifact that was published for a target, after `seconds` of work."""
+    """Return the event of an artifact published for a target, after `seconds` of work."""
     return e.Compiled(
         target.backend,
         target.name,

@@ -1,7 +1,7 @@
-"""The invites that a gateway's operator made and revoked: `invites.jsonl` beside the certificate authority.
+"""The invites a gateway's operator made and revoked: `invites.jsonl` beside the certificate authority.
 
-A gateway recognises its invites by their MAC, whether they are listed or not. The list is for people, and it says which
-ones count no more: a gateway that runs reads it again when it has changed.
+A gateway recognises invites by MAC, whether they are listed or not. The list is for people, and it says which ones
+count no more: a gateway that runs reads it again when it has changed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class InviteList:
 
 
 class Guests:
-    """Connections by the invite that they were made with, so that they end with it."""
+    """Connections by the invite they were made with, so they end with it."""
 
     def __init__(self, invites: InviteList) -> None:
         self._invites = invites
@@ -123,7 +123,7 @@ class Guests:
         self._connections.pop(connection, None)
 
     async def watch(self) -> None:
-        """Exclude keys that were made with revoked invites, for ever."""
+        """Exclude keys made with revoked invites, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
             try:
@@ -137,7 +137,7 @@ class Guests:
 
 
 def read_invites(folder: Path, now: float) -> InviteList:
-    """Open the authority in `folder` and its list. `now` is Unix time in seconds. Raises as `Authority.open`."""
+    """Open the authority in `folder` and the list. `now` is Unix time in seconds. Raises as `Authority.open`."""
     return InviteList(Authority.open(folder, now))
 
 

@@ -1,6 +1,6 @@
 """Where workers and supervisors arrive: a listening port, their greetings judged, their invites watched.
 
-A machine that only measures its link (`planetary doctor`) is answered here, before any run: it takes no part in one.
+A machine measuring its link (`planetary doctor`) is answered here, before any run: it takes no part in one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from planetary.version import __version__
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.protocol import Protocol
 
-MOST_PROBE_BYTES = 64 * MIB  # size of a probe, and of its answer
+MOST_PROBE_BYTES = 64 * MIB  # size of a probe, and of the answer
 _MOST_PROBES, _PROBING_S = 64, 120.0  # number and duration of one machine's probes
 _PROBED_AT_ONCE = 4  # machines; their traffic takes from that of the runs
 
 Take = Callable[[Connection, m.Hello], Awaitable[None]]
-"""Attends a peer whose token was checked until its connection ends."""
+"""Attends a peer whose token was checked until the connection ends."""
 
 
 class Reception:
@@ -71,7 +71,7 @@ class Reception:
 
     @property
     def port(self) -> int:
-        """The port that is listened on."""
+        """The port listened on."""
         assert self._server is not None
         return self._server.port
 
@@ -155,7 +155,7 @@ class Reception:
         await connection.send(answer, {"payload": noise(probe.answer_bytes)} if probe.answer_bytes else None)
 
     async def _dial_back(self, host: str, port: int) -> str:
-        """Return why a port of a machine that measures its link cannot be reached, "" where it can."""
+        """Return why a measuring machine's port cannot be reached, "" where it can."""
         try:
             async with asyncio.timeout(self._timings.connect_s):
                 transport = await self._system.network.dial(asyncio.Protocol, host, port, None)
@@ -168,7 +168,7 @@ class Reception:
 
 
 def noise(nbytes: int) -> np.ndarray:
-    """Return bytes that no link can compress by much, as an array of u8; they repeat every MiB."""
+    """Return bytes no link can compress by much, as an array of u8; they repeat every MiB."""
     return np.resize(np.frombuffer(os.urandom(min(nbytes, MIB)), np.uint8), nbytes)
 
 

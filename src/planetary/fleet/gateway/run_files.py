@@ -1,4 +1,4 @@
-"""The files of a run folder that the gateway writes, and who may write them."""
+"""The files of a run folder the gateway writes, and who may write them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
-STEPS = "steps"  # folder with the records of the steps that were rolled out, and of those before them, by digest
+STEPS = "steps"  # folder with the records of the steps rolled out, and of those before them, by digest
 PAYLOADS = "payloads"  # payload folder of a mixture, unless moe.store says otherwise
 CODE = "code"  # folder with the files of the user whose classes the run uses: see docs/extending.md
-PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer that the run started from, but no weights
+PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer the run started from, but no weights
 LOCK = "gateway.lock"
 
 CONFIG_END = b"# end of the run's configuration\n"
@@ -29,11 +29,11 @@ CONFIG_END = b"# end of the run's configuration\n"
 STARTING = frozenset(
     {LOCK, "authority", "logs", "workers", PAYLOADS, CODE, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
 )
-"""Entries of a folder before its run begins, which is when its journal has a record; without one they are worthless."""
+"""Entries of a folder before the run begins; without a record in the journal they are worthless."""
 
 
 def write_config(folder: Path, config: Config, files: DurableFiles) -> None:
-    """Write the configuration of a run into its folder. Raises `ResourceError`."""
+    """Write the configuration of a run into the run folder. Raises `ResourceError`."""
     write_atomically(folder / CONFIG, to_toml(config).encode() + CONFIG_END, files)
 
 
@@ -84,7 +84,7 @@ def check_config(folder: Path) -> None:
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a run has begun in `folder`: its journal has a whole record."""
+    """Whether a run has begun in `folder`: the journal has a whole record."""
     try:
         with (folder / EVENTS).open("rb") as file:
             return b"\n" in file.readline()
@@ -93,7 +93,7 @@ def has_run(folder: Path) -> bool:
 
 
 def gateway_of(folder: Path) -> int | None:
-    """Return the id of the process that runs the run in `folder`; None when that cannot be seen to be alive."""
+    """Return the id of the run's process in `folder`; None unless it is visibly alive."""
     try:
         pid = int((folder / LOCK).read_text())
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def gateway_of(folder: Path) -> int | None:
 def holder_of(folder: Path) -> int | None:
     """Return the id of the process that holds the run in `folder`; None when no process does.
 
-    Stricter than `gateway_of`: an id that the system has given to another process meanwhile is not returned.
+    Stricter than `gateway_of`: an id the system has given to another process meanwhile is not returned.
     """
     pid = gateway_of(folder)
     if pid is None:

@@ -1,4 +1,4 @@
-"""The gateway's view of its run, as every display gets it."""
+"""The gateway's view of the run, as every display gets it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CommonState(Protocol):
-    """The part of the state that every kind of run has."""
+    """The part of the state every kind of run has."""
 
     @property
     def round(self) -> int:
@@ -94,7 +94,7 @@ def ended_as(ended: RunFinished | None) -> RunState | None:
 
 
 def workers_seen(desk: AnyDesk, describe: Callable[[WorkerSession], WorkerStatus]) -> tuple[WorkerStatus, ...]:
-    """Return every worker by name: lost, gone in good order, known from its supervisor only, or connected."""
+    """Return every worker by name: lost, gone in good order, known from the supervisor only, or connected."""
     found: dict[str, WorkerStatus] = {}
     losses, left = desk.state.losses, desk.state.left
     for name in {**losses, **left}:
@@ -128,13 +128,13 @@ def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[s
 def message_of(host: Gateway[Any, Any, Any], why: str) -> str:
     """Return the newest event worth telling; `why`: the reason for waiting, "" for none.
 
-    While something is compiled that is the stage, and that workers wait for it is no news.
+    During a compilation, that is the stage, and waiting workers are no news.
     """
     return host.news if host.compiling[0] else why or host.news
 
 
 def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> WorkerStatus:
-    """Return a connected worker without its tasks; `lost`: how often it was lost before."""
+    """Return a connected worker without tasks; `lost`: number of earlier losses."""
     return WorkerStatus(
         name=worker.worker,
         node=worker.node,

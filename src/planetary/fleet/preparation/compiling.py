@@ -1,8 +1,7 @@
-"""Compiling and verifying the training step in a process of its own.
+"""Compiling and verifying the training step in a separate process.
 
 A compiler, a reference execution and a freshly compiled module all run native code that may crash, hang or hold the
-interpreter for seconds. None of that may happen to the process that keeps the run: here it ends as an error that
-says what happened.
+interpreter for seconds. None of that may happen to the run's process: here it ends as an error with the cause.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _LOOK_EVERY_S = 0.5  # seconds between two checks for a refusal, while the child
 
 
 class CompileTarget(msgspec.Struct, frozen=True):
-    """The target that a worker names: `features` identifies its CPU, "" for a GPU."""
+    """The target a worker names: `features` identifies the CPU, "" for a GPU."""
 
     backend: str
     name: str
@@ -80,7 +79,7 @@ class CompileAnswer(msgspec.Struct, frozen=True):
 
 
 class StepToCompile(Protocol):
-    """A training step with the values that its check starts from."""
+    """A training step with the values its check starts from."""
 
     @property
     def step(self) -> TrainStep:
@@ -100,7 +99,7 @@ class StepToCompile(Protocol):
 
 @dataclass(frozen=True)
 class ModelToCompile:
-    """A `StepToCompile` of a model that no run has prepared.
+    """A `StepToCompile` of a model no run has prepared.
 
     Attributes:
         step: the training step in StableHLO.
@@ -160,8 +159,8 @@ async def published_once(
 def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> str:
     """Return the key of the artifact published for a module and target.
 
-    Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags that
-    `planetary tune` chose, of which the newest choice stands for all.
+    Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags
+    chosen by `planetary tune`, by the newest choice.
     """
     parts = {
         "stablehlo": stablehlo,
@@ -228,7 +227,7 @@ async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
 
 
 async def _wait_and_tell(child: Child, answer: Path) -> int:
-    """Wait for a child's end; log its refusal as soon as it is known, while the child searches for the cause."""
+    """Wait for a child's end; log a refusal at once, while the child searches for the cause."""
     waiting = asyncio.ensure_future(child.wait())
     try:
         while not waiting.done():

@@ -1,5 +1,5 @@
-"""Compiling and verifying a program of several functions in a process of its own, as `fleet.preparation.compiling`
-does with a training step.
+"""Compiling and verifying a program of several functions in a separate process, as `fleet.preparation.compiling` does
+with a training step.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget
 
 
 def reference_of(store: BlobStore, portable: bytes, spec: ProgramSpec) -> tuple[str, ProgramReference]:
-    """Return the reference for any device's results of a program, and its digest; made by XLA the first time.
+    """Return the reference for any device's results of a program, and the digest; made by XLA the first time.
 
     Raises:
         CompileError: XLA refuses a function, or computes no finite numbers.

@@ -20,7 +20,7 @@ class Admits(Protocol):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles of its workers; empty: there is one role only."""
+        """The roles of workers; empty: there is one role only."""
         ...
 
     def refuse(self, hello: Hello) -> Refused | None:
@@ -29,11 +29,11 @@ class Admits(Protocol):
 
 
 class KnownNames(Protocol):
-    """Names that the journal has."""
+    """Names the journal has."""
 
     @property
     def keys(self) -> Mapping[str, str]:
-        """Public key of the machine that a name belongs to, by name."""
+        """Public key of the machine a name belongs to, by name."""
         ...
 
     @property
@@ -43,13 +43,13 @@ class KnownNames(Protocol):
 
 
 def invite_of(hello: Hello) -> str:
-    """Return the id of the invite that a process shows, which the transport found genuine; "" without one."""
+    """Return the id of the invite a process shows, which the transport found genuine; "" without one."""
     shown_invite = _invite_of(hello)
     return "" if shown_invite is None else shown_invite.id
 
 
 def _invite_of(hello: Hello) -> invite.Invite | None:
-    """Return the invite; None without one. A gateway without TLS looks at no token, so that it may be anything."""
+    """Return the invite; None without one. A gateway without TLS looks at no token, so it may be anything."""
     try:
         return invite.read(hello.token) if hello.token else None
     except TrustError:
@@ -60,10 +60,10 @@ def refuse(hello: Hello, policy: Admits, state: KnownNames, connected: Mapping[s
     """Return why `hello` is refused, or None.
 
     Args:
-        hello: the process's description of itself; it has the key that it names.
+        hello: the process's description of itself; it has the key it names.
         policy: of the run, or of the hub.
         state: whose names belong to which keys, and who is banned.
-        connected: worker -> node and key that a live connection of that name comes from.
+        connected: worker -> node and key a live connection of that name comes from.
     """
     for part, given in (("worker", hello.worker), ("node", hello.node)):
         if not is_name(given):
@@ -110,7 +110,7 @@ def refuse(hello: Hello, policy: Admits, state: KnownNames, connected: Mapping[s
 
 
 def _banned(hello: Hello, state: KnownNames) -> Refused | None:
-    """A name, its machine's key, or an invite that brought several banned machines and would bring another."""
+    """A name, a machine's key, or an invite behind several banned machines."""
     lasting = [ban for ban in state.bans.values() if ban.lasting and ban.identity]
     ban = state.bans.get(hello.worker) or next((one for one in lasting if one.identity == hello.identity), None)
     if ban is not None:

@@ -28,7 +28,7 @@ from planetary.wire.message import Message
 
 
 class Compiled(Event, frozen=True):
-    """The training step is compiled for a target and verified; its blob can be served."""
+    """The training step is compiled for a target and verified; the blob can be served."""
 
     backend: str
     target: str
@@ -52,7 +52,7 @@ class CompileFailed(Event, frozen=True):
 
 
 class SendFailed(Event, frozen=True):
-    """The tensors of a message could not be read, so the message was not sent and its connection is dropped."""
+    """The tensors of a message could not be read, so the message was not sent and the connection is dropped."""
 
     session: int
     reason: str
@@ -66,7 +66,7 @@ class PayloadSent(Event, frozen=True):
 
 
 class PayloadArrives(Event, frozen=True):
-    """A message with tensors has begun to arrive; `Received` follows, or the end of its connection."""
+    """A message with tensors has begun to arrive; `Received` follows, or the end of the connection."""
 
     session: int
     message: Message
@@ -85,7 +85,7 @@ class BlobOf(Payload, frozen=True):
 
 
 class LetGo(Event, frozen=True):
-    """Give a worker no more tasks, and end its connection when it has finished the one that it has."""
+    """Give a worker no more tasks, and end the connection after the current task."""
 
     worker: str
     reason: str
@@ -157,7 +157,7 @@ class ProcessStarted(Event, frozen=True):
 
 
 class ProcessExited(Event, frozen=True):
-    """The worker process ended; `code` is its exit status, negative for a signal."""
+    """The worker process ended; `code` is the exit status, negative for a signal."""
 
     pid: int
     code: int

@@ -1,10 +1,9 @@
-"""The messages between the gateway, its supervisors and its workers, as frozen typed structs.
+"""The messages between gateway, supervisors and workers, as frozen typed structs.
 
 A message is JSON on the wire (`{"type": "TrainTask", ...}`). Tensors never travel inside one: they follow as raw
 frames. `id` is stamped by the sending connection, counts up, and lets the receiver drop duplicates. `task` identifies
 one unit of work for one worker: a reply for a task that is not under way is stale and is dropped. `round` is the outer
-step that a task belongs to. `version` names a set of global parameters by the number of outer steps behind it
-(0 = initial).
+step a task belongs to. `version` names a set of global parameters by the number of outer steps behind it (0 = initial).
 """
 
 from __future__ import annotations
@@ -75,20 +74,20 @@ class Hello(Greeting, frozen=True, kw_only=True):
     """First message of every connection, client to gateway."""
 
     role: Literal["supervisor", "worker", "site"]
-    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts. Of a site its name at the hub
+    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts. Of a site, the name at the hub
     node: str
     pid: int  # process id of the sender
     backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
     target_features: str = ""  # worker only: identifies binaries that run on it; part of the artifact cache key
     iree_version: str = ""  # worker only: version of the runtime
-    trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
-    chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
-    roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
+    trial: bool = False  # worker only: trial of a backend: times the step and takes no part
+    chosen: str = ""  # worker only: reason of the machine's choice of this backend, in words; "": the operator chose
+    roles: tuple[str, ...] = ()  # worker only: roles allowed by the operator; empty: all of the run
     codecs: tuple[str, ...] = ()  # worker only: codecs of updates that are installed
-    runs_code: bool = False  # worker only: its operator allows code that the gateway sends
-    memory: int = 0  # worker only: bytes that were free on its machine as the process started; 0: not known
-    probe: bool = False  # worker only: it measures its link by `LinkProbe` and takes no part
+    runs_code: bool = False  # worker only: its operator allows code the gateway sends
+    memory: int = 0  # worker only: free memory of the machine at the start of the process; 0: not known
+    probe: bool = False  # worker only: measurement of the link by `LinkProbe`, without taking part
     run: str = ""  # worker only: the run of a gateway with several that it joins; "": the gateway chooses
 
     def sender(self) -> str:
@@ -100,7 +99,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
 
 
 class WorkerStarted(Message, frozen=True, kw_only=True):
-    """The supervisor started its worker process."""
+    """The supervisor started the worker process."""
 
     pid: int
     attempt: int  # 1 for the first start
@@ -116,7 +115,7 @@ class WorkerExited(Message, frozen=True, kw_only=True):
 
 
 class RestartWorker(Message, frozen=True, kw_only=True):
-    """The gateway asks the supervisor to kill and restart its worker, e.g. because it is silent or stuck."""
+    """The gateway asks the supervisor to kill and restart the worker, e.g. because it is silent or stuck."""
 
     reason: str
     kind: Departure = ""  # "restarted": at the operator's request, which is no failed start
@@ -127,7 +126,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
     reason: str
     ok: bool = True  # exit with status 0
-    kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: the kind of failure
+    kind: str = ""  # how the run ended, as in the journal's last record; where `ok` is false: the kind of failure
 
 
 # --- worker and gateway ----------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     gather_s: float  # how long a worker waits for the others to take part
     overlap: bool = False  # the next round is trained during a reduction
     radial: bool = False  # radial-directional averaging in place of the mean
-    eager: bool = False  # overlap: a worker begins with its own part of the round that is reduced
+    eager: bool = False  # overlap: a worker begins with its own part of the round under reduction
     measures: bool = False  # new groups measure their links and order the ring by them
     bits: int = 0  # bits of a number on the wire; 0: not quantised
 
@@ -153,7 +152,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         up: of the workers' results.
-        down: of the changes that they get; "relay": the other workers' results as they came.
+        down: of the changes they get; "relay": the other workers' results as they came.
         start: of the initial parameters.
     """
 
@@ -163,12 +162,12 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codecs(self) -> set[str]:
-        """Those that both sides must know."""
+        """Those both sides must know."""
         return {self.up, self.down, self.start} - {"none"}
 
     @property
     def files(self) -> tuple[PinnedFile, ...]:
-        """Users' files that they are in, each once."""
+        """Users' files they are in, each once."""
         return tuple(dict.fromkeys(file for name in sorted(self.codecs) if (file := pinned_file(name)) is not None))
 
 
@@ -178,7 +177,7 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         count: P, fragments; 1: a round synchronises all parameters.
         delay: τ, inner steps of the next lease after which a worker takes the merged fragment.
-        mixing: α, the fraction of its own values that it keeps then.
+        mixing: α, fraction of own values kept then.
     """
 
     count: int = 1
@@ -187,7 +186,7 @@ class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerJob(Message, frozen=True, kw_only=True):
-    """Base of the message that gives a worker its role: sent once after `Welcome`. Every kind of run has its own."""
+    """Base of the message for a worker's role: sent once after `Welcome`. Every kind of run has one."""
 
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
@@ -195,7 +194,7 @@ class WorkerJob(Message, frozen=True, kw_only=True):
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """The parts that the worker loads for it; a later job with the same parts loads nothing."""
+        """The parts the worker loads for it; a later job with the same parts loads nothing."""
         return (self.artifact,)
 
 
@@ -212,10 +211,10 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     seed: int = 0  # seed of the run: keys of the model's random numbers derive from it
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
-    eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
+    eager_rate: float = 0.0  # star: step of a worker's own delta at the start of the next lease; 0: not at all
     eager_radial: bool = False  # rounds are merged by radial-directional averaging
     fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
-    inner_state_of: str = ""  # digest of the step whose optimizer states this one goes on with; "": its own
+    inner_state_of: str = ""  # digest of the step whose optimizer states are used; "": this step's own
 
     @property
     def loads(self) -> tuple[str, ...]:
@@ -240,11 +239,11 @@ class Ready(Message, frozen=True, kw_only=True):
     """The worker loaded the artifact and can take tasks."""
 
     artifact: str
-    opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
+    opt_state_round: int  # round of the saved optimizer state; 0: fresh
     device: str = ""  # device name from the driver
     verified: str = ""  # result of the comparison with the job's reference, in words
     in_ring: bool = False  # role of a ring
-    outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
+    outer_version: int = -1  # ring: of the outer state it still has from an earlier connection; -1: none
     outer_digest: str = ""  # ring: of that state
 
 
@@ -278,14 +277,13 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
 
-    With a codec for the broadcast, whole parameters are float32, and `digest` names a change since `since` that
-    comes as one tensor of bytes, "payload". With fragments and without such a codec a change comes as the tensors of
-    its fragment.
+    With a codec for the broadcast, whole parameters are float32, and `digest` names a change since `since` that comes
+    as one tensor of bytes, "payload". With fragments and without such a codec a change comes as the fragment's tensors.
     """
 
     version: int
-    counted: int = 0  # hub only: the site's tokens in this version, since its run began
-    since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
+    counted: int = 0  # hub only: the site's tokens in this version, since the site's run began
+    since: int = -1  # the version the change is to be added to; -1: these are whole parameters
     digest: str = ""  # digest of "payload", or of the version that `relay` makes; "": these are tensors
     codec: str = ""  # codec of whole parameters in "payload"; "": they are tensors
     relay: Relay | None = None  # the worker takes the outer step itself
@@ -302,7 +300,7 @@ class RingState(Message, frozen=True, kw_only=True):
 
 
 class SendOuterState(Message, frozen=True, kw_only=True):
-    """Ring: the gateway wants the outer state that the worker has, to keep it or to pass it on."""
+    """Ring: the gateway wants the outer state the worker has, to keep it or to pass it on."""
 
     version: int
 
@@ -335,11 +333,11 @@ class ReduceDone(Message, frozen=True, kw_only=True):
 
 
 class ReduceFailed(Message, frozen=True, kw_only=True):
-    """The worker still has the outer state of `round - 1` and its results of the round."""
+    """The worker still has the outer state of `round - 1` and the results of the round."""
 
     round: int
     attempt: int
-    kind: Literal["peer", "numerics", "refused"]  # refused: without the state or a result that the order names
+    kind: Literal["peer", "numerics", "refused"]  # refused: without the state or a result the order names
     reason: str
 
 
@@ -381,7 +379,7 @@ class EvalTask(Message, frozen=True, kw_only=True):
 
 
 class CountIn(Message, frozen=True, kw_only=True):
-    """Decoupled: the round of a task closed; its result counts in a later one, for the fragment of that.
+    """Decoupled: the round of a task closed; the result counts in a later one, for the later fragment.
 
     A worker that has sent the result sends it again.
     """
@@ -424,8 +422,8 @@ class TrainResult(Message, frozen=True, kw_only=True):
     loss: float  # mean over the inner steps
     grad_norm: float  # norm at the last inner step, before clipping
     seconds: float  # duration of the inner steps
-    through: int = 0  # site only: all its tokens since its run began, up to the last in this result
-    # held: the worker keeps its end parameters until `Reduce`; delta: the tensor "payload" encodes their change
+    through: int = 0  # site only: all tokens since the site's run began, up to the last in this result
+    # held: end parameters are kept until `Reduce`; delta: the tensor "payload" encodes the change
     payload: Literal["end_parameters", "held", "delta"] = "end_parameters"
     digest: str = ""  # digest of a delta's bytes
 
@@ -444,13 +442,13 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     """The worker could not finish a task. It stays connected unless `Goodbye` follows."""
 
     task: int
-    # parameters: the worker does not have those that the task begins from
+    # parameters: the worker does not have those the task begins from
     kind: Literal["numerics", "data", "resource", "internal", "parameters"]
     reason: str
     step: int = 0  # 1-based inner step at which it happened; 0: before the first
 
     def sending_order(self) -> Order:
-        """Put a role's failure ahead: the role has dropped its state, and with it the messages that wait."""
+        """Put a role's failure ahead: the role has dropped its state and all waiting messages."""
         return Order.IN_TURN if self.task else Order.AHEAD
 
 
@@ -458,10 +456,10 @@ class TaskFailed(Message, frozen=True, kw_only=True):
 
 
 class LinkProbe(Message, frozen=True, kw_only=True):
-    """A machine measures its link to the gateway; any bytes may come along as the tensor "payload"."""
+    """A machine measures the link to the gateway; any bytes may come along as the tensor "payload"."""
 
     answer_bytes: int = 0  # size of the answer's tensor "payload"
-    dial: int = 0  # port of the sender's address that the gateway tries to connect to; 0: none
+    dial: int = 0  # port of the sender's address the gateway tries to connect to; 0: none
 
 
 class LinkProbeAnswer(Message, frozen=True, kw_only=True):
@@ -479,7 +477,7 @@ class LinkProbeAnswer(Message, frozen=True, kw_only=True):
 
 
 class RoleMessage(Message, frozen=True, kw_only=True):
-    """Base of the messages that a worker's role handles, and of those that it sends.
+    """Base of the messages a worker's role handles, and of those it sends.
 
     One may carry a tensor of bytes, "payload". The kind of run declares the messages.
     """
@@ -488,11 +486,11 @@ class RoleMessage(Message, frozen=True, kw_only=True):
 class RoleJob(WorkerJob, frozen=True, kw_only=True):
     """Base of the jobs of roles that decide by themselves."""
 
-    plan: str  # how the role is played, in JSON that the kind of run reads
+    plan: str  # how the role is played, in JSON the kind of run reads
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """A role is made for its plan."""
+        """The plan determines the role."""
         return self.artifact, self.plan
 
 

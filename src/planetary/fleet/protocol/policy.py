@@ -1,4 +1,4 @@
-"""The controller's constants: the run's shape, its data, and every limit. All times in seconds."""
+"""The controller's constants: the run's shape, data, and every limit. All times in seconds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy of every kind of run: admission, jobs and limits."""
 
     run: str
-    local: bool = False  # all workers are started with the run, on its machine: none will come when these are of no use
+    local: bool = False  # workers start with the run, on one machine: no replacements will come
     startup_grace_s: float  # how long processes of workers may take to start, and an artifact to load
     abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
     max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
@@ -70,15 +70,15 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def codecs(self) -> set[str]:
-        """Codecs of updates that every worker must know."""
+        """Codecs of updates every worker must know."""
         return set()
 
     def job(self, artifact: str, reference: str) -> Message:
-        """Return a worker's job once its artifact exists; `reference`: digest of the reference results."""
+        """Return a worker's job once the artifact exists; `reference`: digest of the reference results."""
         raise NotImplementedError
 
     def refuse(self, hello: Hello) -> Refused | None:
-        """Refuse a worker that is not fit for this kind of run; None where it is. Its name and key are in order."""
+        """Refuse a worker that is not fit for this kind of run; None where it is. Name and key are in order."""
         needed = [name for name in self.codecs if pinned_file(name) is None]
         if len(needed) < len(self.codecs) and not hello.runs_code:
             files = sorted({file.file for name in self.codecs if (file := pinned_file(name)) is not None})
@@ -122,7 +122,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     """The controller's constants for one run of rounds."""
 
-    length: RunLength  # the first round waits for its workers, for `startup_grace_s` once one is ready
+    length: RunLength  # workers of the first round, which waits `startup_grace_s` for them after the first is ready
     config_hash: str
 
     round: RoundPolicy
@@ -134,7 +134,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     schedule: Schedule
     tokens_per_lease: int  # target tokens
     leases: LeaseShares = FabricConfig().leases  # how they are shared out; see `controller.pace.SHARES`
-    locate: Callable[[int], Slice]  # lease -> where its tokens are
+    locate: Callable[[int], Slice]  # lease -> place of the tokens
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker

@@ -1,8 +1,7 @@
 """The controller's journal: one typed record per fact, in the order they became true.
 
-The controller changes its state only by applying a record, and every record is appended to `events.jsonl`. Replaying
-the file therefore gives the same state (`machine.journal.replay`). A line is
-`{"event": "round_started", "t": ..., ...}`.
+The controller changes state only by applying a record, and every record is appended to `events.jsonl`. Replaying the
+file therefore gives the same state (`machine.journal.replay`). A line is `{"event": "round_started", "t": ..., ...}`.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class StepReplaced(Record, frozen=True, kw_only=True, tag="step_replaced"):
     """Rounds after `round` are trained with another training step, of equal signature."""
 
     round: int
-    model: str  # sha256 of its portable artifact
+    model: str  # sha256 of the portable artifact
     before: str  # sha256 of that of the step until then
     by: str = ""  # name of the token; "": the run was resumed with another step
     why: str = ""
@@ -87,7 +86,7 @@ class TopologyReplaced(Record, frozen=True, kw_only=True, tag="topology_replaced
 
 
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
-    """A worker loaded its artifact, found it right on its own device, and can take tasks."""
+    """A worker loaded the artifact, found it right on its device, and can take tasks."""
 
     worker: str
     pid: int
@@ -96,9 +95,9 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     target: str
     device: str = ""  # device name from the driver
     verified: str = ""  # result of the comparison on it, in words; "": there is no reference
-    chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
+    chosen: str = ""  # reason of the machine's choice of the backend, in words; "": the operator chose
     address: str = ""  # address of the worker
-    identity: str = ""  # public key of its machine, to which its name belongs from now on; "": of a local run
+    identity: str = ""  # public key of the machine, owner of the name from now on; "": local run
 
 
 class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
@@ -119,13 +118,13 @@ class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
     node: str
     kind: EndKind
     reason: str
-    identity: str = ""  # public key of its machine; "": of a local run
-    invite: str = ""  # id of the invite that it came with
+    identity: str = ""  # public key of the machine; "": local run
+    invite: str = ""  # id of the invite it came with
     lasting: bool = False  # ban for contributions: holds for the machine, and after a resume, too
 
 
 class WorkerForgiven(Record, frozen=True, kw_only=True, tag="worker_forgiven"):
-    """A person forgives a worker when the run is resumed: neither a ban nor a key counts for its name any more."""
+    """A person forgives a worker when the run is resumed: bans and keys under the name no longer count."""
 
     worker: str
 
@@ -137,12 +136,12 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     pid: int
     node: str
     reason: str
-    silent_s: float | None = None  # seconds since its last sign of life of any kind; None: an older journal
+    silent_s: float | None = None  # seconds since the last sign of life of any kind; None: an older journal
     kind: Loss = ""
 
 
 class WorkerLeft(Record, frozen=True, kw_only=True, tag="worker_left"):
-    """A worker that had joined is gone because it was asked to go; no fault of its own, and no loss."""
+    """A joined worker left at the gateway's request: no fault, and no loss."""
 
     worker: str
     pid: int
@@ -194,7 +193,7 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
 
     round: int
     lease: int
-    more: tuple[int, ...] = ()  # leases that the task trains after it, in this order
+    more: tuple[int, ...] = ()  # leases the task trains after it, in this order
     task: int
     worker: str
     pid: int
@@ -202,7 +201,7 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
     ahead: tuple[int, ...] = ()  # eager: own tasks of the round that is reduced, whose part it begins with
     ahead_tokens: int = 0  # tokens of all contributions to that round
-    after: int = 0  # streaming: own task that it goes on from; 0: from the version
+    after: int = 0  # streaming: own task it goes on from; 0: from the version
     mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
     missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in at the start
     early: bool = False  # fragments: it is of the round after the open one, and goes on from the worker's lease of that
@@ -216,11 +215,11 @@ class LeaseCarried(Record, frozen=True, kw_only=True, tag="lease_carried"):
     lease: int
     task: int
     worker: str
-    steps: int = 0  # inner steps that its holder had reported
+    steps: int = 0  # inner steps reported by the holder
 
 
 class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
-    """The worker has its parameters and tokens and begins the first inner step."""
+    """The worker has parameters and tokens and begins the first inner step."""
 
     round: int
     lease: int
@@ -231,13 +230,13 @@ class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
 
 
 class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
-    """A lease lost its holder before it was trained."""
+    """A lease lost its holder untrained."""
 
     round: int
     lease: int
     more: tuple[int, ...] = ()  # others of the task
     task: int  # 0 when no worker held it any more
-    steps: int = 0  # inner steps that its holder had reported, for nothing
+    steps: int = 0  # inner steps reported by the holder, for nothing
     worker: str
     to: str  # "round": it is offered again in this round; "pool": it goes to a later round
     reason: str
@@ -257,13 +256,13 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     tokens: int
     loss: float
     seconds: float
-    grad_norm: float = 0.0  # norm at its last inner step
-    transfer_s: float = 0.0  # time until its parameters had left the gateway, and for its result to arrive
+    grad_norm: float = 0.0  # norm at the last inner step
+    transfer_s: float = 0.0  # time for the parameters to leave the gateway, and for the result to arrive
     waited_s: float = 0.0  # time in which the round waited for it alone
-    version_lag: int = 0  # how many versions older than the newest its parameters were
+    version_lag: int = 0  # staleness of the parameters, in versions
     through: int = 0  # site only: tokens as of `TrainResult`
-    stale: int = 0  # decoupled: versions of its fragment that its worker had not got; it weighs 1 / (1 + stale)
-    share: float = -1.0  # fragments: of the usual inner steps behind its delta; -1: its leases tell
+    stale: int = 0  # decoupled: missed versions of the fragment; the weight is 1 / (1 + stale)
+    share: float = -1.0  # fragments: fraction of the usual inner steps behind the delta; -1: as the leases tell
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
@@ -288,7 +287,7 @@ class ContributionsJudged(Record, frozen=True, kw_only=True, tag="contributions_
 
 
 class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
-    """A contribution of a round under way was refused, or died with the worker that held it; its lease is an orphan."""
+    """A contribution of a round under way was refused, or died with the worker holding it; the lease is an orphan."""
 
     round: int
     lease: int
@@ -344,7 +343,7 @@ class RoundClosed(Record, frozen=True, kw_only=True, tag="round_closed"):
 
 
 class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
-    """The outer step is done and its checkpoint, when one is due, is on disk."""
+    """The outer step is done and the checkpoint, when due, is on disk."""
 
     round: int
     workers: int
@@ -391,7 +390,7 @@ class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
 
 
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
-    """Nothing can go on at the moment; names the participant or event that is waited for."""
+    """Nothing can go on at the moment; names the participant or event waited for."""
 
     round: int
     why: str
@@ -418,7 +417,7 @@ def error_class(kind: str) -> type[PlanetaryError]:
 
 
 class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
-    """A site goes on from a version of its hub; `carried` of its tokens, not in that version, were put on top."""
+    """A site goes on from a version of the hub, plus `carried` own tokens missing in that version."""
 
     round: int  # round of the site whose parameters these are from now on
     version: int  # version of the hub
@@ -427,7 +426,7 @@ class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
 
 
 class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_offered"):
-    """A site sent its parameters after this round to its hub, with the tokens that are not in any version yet."""
+    """A site sent the parameters after this round to the hub, with the tokens missing in every version."""
 
     round: int
     version: int  # version of the hub at the start of this training
@@ -435,7 +434,7 @@ class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_o
 
 
 class WentAlone(Record, frozen=True, kw_only=True, tag="went_alone"):
-    """A site goes on without its hub until the hub answers again."""
+    """A site goes on without the hub until the hub answers again."""
 
     round: int
     why: str

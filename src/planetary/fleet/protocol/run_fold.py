@@ -40,8 +40,8 @@ class Ban(msgspec.Struct, frozen=True):
     worker: str
     kind: EndKind
     reason: str
-    identity: str  # public key of its machine; "": of a local run
-    invite: str  # id of the invite that it came with
+    identity: str  # public key of the machine; "": local run
+    invite: str  # id of the invite it came with
     lasting: bool
 
 
@@ -49,14 +49,14 @@ class RunFold(msgspec.Struct):
     """Base of the state of a kind of run. `apply` is the only code that changes it.
 
     Attributes:
-        run: its name.
+        run: run name.
         rounds: that it is to have.
         round: the last finished one.
         tokens_total: target tokens of the finished rounds.
         members: workers that joined and are there, by name.
         losses: how many times each worker was lost.
         left: how each worker went that went in good order and is not back.
-        keys: public key of the machine that a worker's name belongs to.
+        keys: public key of the machine a worker's name belongs to.
         bans: of workers that are not used any more, by name. Those for a worker's contributions outlast a resume.
         evals: held-out loss, by version.
         train_losses: mean training loss, by round.
@@ -119,7 +119,7 @@ class RunFold(msgspec.Struct):
                 pass  # of a kind of run, or a fact for people on which no decision depends
 
     def _apply_own(self, record: Record) -> None:
-        """Take a record before it is folded here; a kind of run folds its own. Raises as `apply`."""
+        """Take a record before it is folded here; a kind of run folds further records. Raises as `apply`."""
 
 
 def forgiven(state: RunFold, names: Iterable[str]) -> list[WorkerForgiven]:

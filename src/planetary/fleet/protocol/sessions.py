@@ -30,11 +30,11 @@ WORKER_SESSION: Table = {
     (Phase.LOADING, "job replaced"): Phase.COMPILING,
     (Phase.READY, "job replaced"): Phase.COMPILING,
 }
-"""At the gateway. A session ends with its connection, in any phase."""
+"""At the gateway. A session ends with the connection, in any phase."""
 
 
 class InFlight(msgspec.Struct, kw_only=True):
-    """A task that a session has not answered yet.
+    """A task a session has not answered yet.
 
     Attributes:
         awaits: payloads that have not left the gateway and without which it cannot begin.
@@ -59,13 +59,13 @@ class TrainInFlight(InFlight):
     steps: int  # inner steps of all of them
     assigned_at: float
     progress_at: float
-    version: int  # version of its first parameters
-    mixes: int = -1  # the version that it waits for on the way; -1: none
-    after: int = 0  # the own task that it goes on from; 0: from the version
-    missed: tuple[int, ...] = ()  # versions that are mixed in at its start
+    version: int  # version of the first parameters
+    mixes: int = -1  # the version it waits for on the way; -1: none
+    after: int = 0  # the own task it goes on from; 0: from the version
+    missed: tuple[int, ...] = ()  # versions mixed in at the start
     early: bool = False  # it is of the round after `round`, which is open
     ended: Received | None = None  # the result of an early one that is trained
-    due_from: float = 0.0  # when its round was opened, if it was early
+    due_from: float = 0.0  # opening of the round of an early lease
     ends_early: bool = False  # the worker was asked for the steps trained so far
     step: int = 0
     started: bool = False
@@ -73,17 +73,17 @@ class TrainInFlight(InFlight):
 
     @property
     def known_round(self) -> int:
-        """The round that its worker was told, and names in its result."""
+        """The round named to the worker and in the result."""
         return self.round + self.early
 
     @property
     def mixed(self) -> int:
-        """The newest version in its worker's own values at the end of it."""
+        """The newest version in its worker's own values at the end."""
         return max(self.version, self.mixes)
 
     @property
     def since(self) -> float:
-        """From when its worker's time counts: an early one may pause for the round before it."""
+        """Start of the worker's counted time: an early lease may pause for the previous round."""
         return max(self.assigned_at, self.due_from)
 
 
@@ -109,28 +109,28 @@ class WorkerSession(msgspec.Struct):
     phase: Phase
     phase_at: float = 0.0  # when it began, monotonic
     artifact: str = ""
-    reference: str = ""  # digest of the reference for its device's results
+    reference: str = ""  # digest of the reference for the device's results
     device: str = ""  # device name from the driver
     trial: bool = False  # it never becomes ready
-    chosen: str = ""  # why its machine chose the backend, in words
+    chosen: str = ""  # reason of the machine's choice of the backend, in words
     roles: tuple[str, ...] = ()  # roles allowed by the operator; empty: all
     leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
     leaves_as: Leave = "moved"  # if it does
     verified: str = ""  # result of that comparison, in words
-    version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
+    version: int = -1  # the newest parameters sent on it, or that the worker made in the ring
     address: str = ""  # address of the worker
-    identity: str = ""  # public key of its machine; "" in a local run, and without TLS
-    invite: str = ""  # id of the invite that it came with
-    heard_at: float = 0.0  # when its newest message came; heartbeats are none
+    identity: str = ""  # public key of the machine; "" in a local run, and without TLS
+    invite: str = ""  # id of the invite it came with
+    heard_at: float = 0.0  # arrival of the newest message other than a heartbeat
     arriving: dict[int, float] = msgspec.field(default_factory=dict)  # message with tensors -> since when it comes in
     arrived_at: float = 0.0  # when the last of them was here
-    arrival_s: float = 0.0  # seconds that it took
-    mixed: int = -1  # the newest version that is in its own values, after its last lease that counts
+    arrival_s: float = 0.0  # seconds it took
+    mixed: int = -1  # newest version in the worker's own values, after the last counted lease
     failed_after: int = 0  # own task with whose end parameters a lease failed; 0: none did
     own: FragmentSteps | None = None  # steps of these values, where the run's workers keep them
     unanswered: int = 0  # leases in a row that came back from it without a sign
     train: TrainInFlight | None = None
-    next: TrainInFlight | None = None  # an early one behind `train`, that goes on from its end parameters
+    next: TrainInFlight | None = None  # early lease behind `train`, starting from the end parameters of `train`
     evaluate: EvalInFlight | None = None
 
     @property
@@ -148,7 +148,7 @@ class WorkerSession(msgspec.Struct):
         self.phase, self.phase_at = Phase(advance(WORKER_SESSION, self.phase, event)), now
 
     def may(self, role: str) -> bool:
-        """Whether its operator allows it a role."""
+        """Whether the operator allows a role."""
         return not self.roles or role in self.roles
 
 
@@ -158,6 +158,6 @@ class SupervisorSession(msgspec.Struct):
     session: int
     worker: str
     node: str
-    child_pid: int = 0  # 0: its worker process is not running
+    child_pid: int = 0  # 0: the worker process is not running
     restart_expected: bool = True
-    identity: str = ""  # public key of its machine
+    identity: str = ""  # public key of the machine

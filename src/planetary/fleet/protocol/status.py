@@ -19,21 +19,21 @@ RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "
 finishing: last evaluation and pictures; finished, failed and stopped are final."""
 
 Loss = Literal["", "crashed", "silent", "disconnected", "stuck", "refused", "banned", "replaced", "ended"]
-"""How a worker was lost. crashed: its process ended; silent: nothing came from it for too long; disconnected: its
-connection ended, or data for it could not be read; stuck: it made no progress, or failed, and its process is replaced;
-refused: its device computes wrongly; banned: it is not used any more; replaced: by a newer connection of its own;
+"""How a worker was lost. crashed: the process ended; silent: nothing came from it for too long; disconnected: the
+connection ended, or data for it could not be read; stuck: it made no progress, or failed, and the process is replaced;
+refused: the device computes wrongly; banned: it is not used any more; replaced: by a newer connection of the worker;
 ended: it took its leave; "": the journal of an older planetary."""
 
 Leave = Literal["moved", "drained", "restarted"]
 """How a worker left in good order. moved: the site's scheduler needs it elsewhere; drained: by the operator; restarted:
-its process is replaced at the operator's request."""
+the process is replaced at the operator's request."""
 
 Departure = Literal[Loss, Leave]
 """How a worker went that had joined."""
 
 WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "serving", "lost", "stopped", Leave]
-"""starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
-come back; stopped: it ended on purpose; the others: see `Leave`."""
+"""starting: the process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may come back;
+stopped: it ended on purpose; the others: see `Leave`."""
 
 MOST_EVENTS = 100  # limit of events in a status
 
@@ -50,33 +50,33 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # e.g. "host", "sm_80"
     device: str = ""  # device name from the driver
-    chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
+    chosen: str = ""  # reason of the machine's choice of the backend, in words; "": the operator chose
     verified: str = ""  # result of the step's check on this device, in words
     round: int = 0  # round under work; 0: none yet
-    step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
+    step: int = 0  # finished inner steps of the task; of a composer: since the previous round's end, for the shard
     loss: float | None = None  # loss of that inner step
     lost_count: int = 0  # how often it was lost in this run
     address: str = ""  # address of the worker
-    # Of its newest contribution; None before the first, and where the kind of run does not measure it
+    # Of the newest contribution; None before the first, and where the kind of run does not measure it
     last_contribution_at: float | None = None  # Unix time in seconds
     step_s: float | None = None  # seconds of an inner step
-    transfer_s: float | None = None  # time until its parameters had left the gateway, and for its result to arrive
+    transfer_s: float | None = None  # time for the parameters to leave the gateway, and for the result to arrive
     share: float | None = None  # fraction of the round's time in inner steps and transfers
-    version_lag: int | None = None  # how many versions older than the newest its parameters are
+    version_lag: int | None = None  # staleness of the parameters, in versions
     slow: str = ""  # why it is slower than the others; "": it is not
     # Of a served model; None in other runs
-    texts: int | None = None  # texts that it continues
-    cache_used: float | None = None  # part of the pages of its cache that texts use, 0 to 1
+    texts: int | None = None  # texts it continues
+    cache_used: float | None = None  # fraction of the cache's pages in use, 0 to 1
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One shard of a mixture in one round."""
 
-    loss: float | None  # mean cross-entropy of its composer's steps, nats per token
-    surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
+    loss: float | None  # mean cross-entropy of the composer's steps, nats per token
+    surrogate_error: float | None  # mean relative error of the surrogates at the last fit
     surrogate_step: int  # step of the surrogates
-    # Steps of the run since the others' surrogates that its composer uses were fitted, mean; negative where these are
-    # further on; None: its composer is away, or uses none
+    # Steps of the run since the others' surrogates its composer uses were fitted, mean; negative where these are
+    # further on; None: the composer is away, or uses none
     surrogate_age: float | None
     # Held-out, with own experts and the others' surrogates: of the first batch, after the last round of all of them,
     # so it compares with that of other shards and not with `eval_loss`; None: not evaluated in this round
@@ -91,7 +91,7 @@ class KindMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Those that every display shows beside the losses, by name, in order; None: this round does not have it."""
+        """Those every display shows beside the losses, by name, in order; None: this round does not have it."""
         return {}
 
 
@@ -101,13 +101,13 @@ class MixtureMetrics(KindMetrics, frozen=True, kw_only=True):
     shards: tuple[ShardMetrics, ...]
     refused: dict[str, int]  # contributions that did not count, by reason: "stale", "fenced", "regression", "unusable"
     merges: dict[str, int]  # merges by tier
-    merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
+    merge_s: dict[str, float]  # mean seconds from a merge's first publication to the result, by tier
     sketch_bytes: int = 0  # size of all composers' sketches for expert workers
     updates: dict[str, int] = {}  # expert updates by expert workers: "accepted", and reasons of refusals
     refused_sketches: dict[str, int] = {}  # composers' refused sketches by reason: "stale", "future"
     seconds: float = 0.0  # duration of the round
     # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
-    routing_overlap: float | None = None  # part of the chosen experts that both chose
+    routing_overlap: float | None = None  # part of the chosen experts both chose
     routing_divergence: float | None = None  # KL of the router's probabilities, nats
 
 
@@ -115,11 +115,11 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
     """One round of reinforcement learning."""
 
     imitates: bool = False  # it trained on answers: there are no rewards
-    reward: float | None = None  # mean over the completions that the round was composed of
+    reward: float | None = None  # mean over the completions the round was composed of
     held_out_reward: float | None = None  # mean reward of held-out prompts' likeliest completions, after the round
     staleness: dict[int, int] = {}  # how many groups were sampled by weights of how many versions ago
     groups_dropped: dict[str, int] = {}  # dropped groups by reason: "equal", "stale", "unusable"
-    divergence: float | None = None  # KL of the sampling policies and the weights that the round began with, nats
+    divergence: float | None = None  # KL of the sampling policies and the weights the round began with, nats
     entropy: float | None = None  # entropy of those weights' distributions at own tokens, nats
     reference_divergence: float | None = None  # KL to the reference policy; None: there is none
     tokens_sampled: int = 0  # generated since the round before, evaluations included
@@ -136,7 +136,7 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A number of every round that a kind of run shows beside its losses.
+    """A number of every round a kind of run shows beside losses.
 
     Attributes:
         name: as displays print it.
@@ -152,8 +152,8 @@ class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str  # URL of the HTTP interface and the chat page
     model: str  # model name in requests; "": not loaded yet
-    version: int  # the round that the parameters are of; 0: they are of no run
-    running: int  # texts that a worker continues
+    version: int  # the round the parameters are of; 0: they are of no run
+    running: int  # texts a worker continues
     waiting: int  # texts without a worker
     cache_used: float  # part of the workers' caches that texts use, 0 to 1
 
@@ -169,7 +169,7 @@ class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
     controller: str  # "training", "rl" or "inference"
     kind: str  # kind of run
     state: str  # one of PLACED_STATES
-    site: str  # site with the job, or the newest offer of it; "": none. Over several sites: those of its parts
+    site: str  # site with the job, or the newest offer of it; "": none. Over several sites: those of the parts
     why: str  # it is at that site; of a waiting job: why no site has it
     reason: str  # why it ended, is to end, or waits again
     attempt: int  # how many sites were asked, the present one included
@@ -177,12 +177,12 @@ class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
     name_there: str  # name of the site's own job
     strays: dict[str, str]  # sites where an earlier attempt may still run -> "recalled", or "away"
     priority: int | None  # None: as the site has it
-    by: str  # name of the token that it was submitted with
+    by: str  # name of the token it was submitted with
     submitted_at: float  # Unix time in seconds, as these
     placed_at: float | None  # start of the job's time at a site; None: none has had it
     ended_at: float | None
-    whole: str = ""  # job over several sites that it is a part of; "": none
-    parts: tuple[str, ...] = ()  # jobs that are its parts; empty: it is for one site
+    whole: str = ""  # job over several sites it is a part of; "": none
+    parts: tuple[str, ...] = ()  # jobs of the parts; empty: a job for one site
     progress: str = ""  # progress of the hub's own run of a job over several sites, in words
 
 
@@ -193,7 +193,7 @@ class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     address: str  # address of the site; "": the site is away
     jobs: tuple[str, ...]  # jobs of the hub at the site, certain or possible
-    controllers: dict[str, str]  # controllers that take jobs: "2 of 3 jobs" with its own
+    controllers: dict[str, str]  # controllers taking jobs, each with "2 of 3 jobs"
     workers: tuple[str, ...]  # groups of workers that are alike, in words
     data_sets: tuple[str, ...]  # data sets at the site
     policy: str  # policy in words
@@ -216,13 +216,13 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage: str = ""  # the activity, for users, while the state is preparing, waiting or finishing
     stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
-    reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
+    reducing: int = 0  # overlap: previous round during the reduction of its results; 0: none
     rounds: int = 0  # planned rounds; 0: the length of the run is not known yet
     rounds_finished: int = 0
     inner_steps: int = 0  # per round and worker
     loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
     eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
-    figures: tuple[Figure, ...] = ()  # figures of this kind of run beside its losses, as rewards
+    figures: tuple[Figure, ...] = ()  # figures of this kind of run beside losses, as rewards
     tokens_total: int = 0
     tokens_per_s: float = 0.0
     bytes_up: int = 0
@@ -254,25 +254,25 @@ class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     worker: str
     loss: float  # mean training loss as it reports it, nats per token
-    seconds: float | None = None  # duration of its inner steps; None: its result was refused
-    grad_norm: float | None = None  # norm at its last inner step
-    delta_norm: float | None = None  # Euclidean norm of the start of the round minus its end parameters; ring: None
-    cosine: float | None = None  # cosine of its delta and the mean of all that count; ring: None
+    seconds: float | None = None  # duration of the inner steps; None: refused
+    grad_norm: float | None = None  # norm at the last inner step
+    delta_norm: float | None = None  # Euclidean norm of the start of the round minus the end parameters; ring: None
+    cosine: float | None = None  # cosine of the delta and the mean of all that count; ring: None
     refused: str = ""  # why it does not count; "": it does
-    transfer_s: float | None = None  # time until its parameters had left the gateway, and for its result to arrive
+    transfer_s: float | None = None  # time for the parameters to leave the gateway, and for the result to arrive
     share: float | None = None  # fraction of the round's time in inner steps and transfers
     waited_s: float | None = None  # time in which the round waited for it alone
-    version_lag: int | None = None  # how many versions older than the newest its parameters were
+    version_lag: int | None = None  # staleness of the parameters, in versions
 
 
 class MergedMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The merged delta of one round, as the star's gateway sees it.
 
     Attributes:
-        delta_norm: its Euclidean norm.
+        delta_norm: Euclidean norm of the delta.
         radial_ratio: that over the mean norm of the deltas, weighted by tokens: 1 / √M for a mean of M orthogonal ones,
             about 1 with radial-directional averaging; None: nothing moved.
-        autocorrelation: ρ, its cosine with that of the round before; None: unknown.
+        autocorrelation: ρ, cosine with the previous round's delta; None: unknown.
         effective_rate: η (1 + μ / (1 − μρ)), which a long run moves per unit of delta; None: ρ is unknown, or the
             optimizer is Adam, whose steps do not depend on the length of the delta.
     """
@@ -307,7 +307,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_kind(self) -> KindMetrics:
-        """The numbers that only its kind of run has."""
+        """The numbers of one kind of run."""
         return self.mixture or self.policy or KindMetrics()
 
 

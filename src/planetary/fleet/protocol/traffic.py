@@ -1,4 +1,4 @@
-"""How many bytes each round cost: every message is counted for the round that it belongs to.
+"""How many bytes each round cost: every message is counted for the round it belongs to.
 
 Messages of a role name no round: they count for the round whose metrics are written next.
 """
@@ -9,9 +9,9 @@ from planetary.fleet.protocol import messages as m
 
 
 def round_of(message: m.Message) -> int | None:
-    """The round that a message belongs to; None for messages of no round (hello, artifact, heartbeat).
+    """The round a message belongs to; None for messages of no round (hello, artifact, heartbeat).
 
-    Round v + 1 starts from the parameters after round v, and its workers evaluate them.
+    Round v + 1 starts from the parameters after round v, and that round's workers evaluate them.
     """
     match message:
         case m.Reduce() | m.ReduceDone() | m.ReduceFailed():
@@ -60,7 +60,7 @@ class WorkerTraffic:
         return counts[0], counts[1]
 
     def of_ring(self, round_: int) -> int:
-        """Payload that the workers sent each other in a round."""
+        """Payload the workers sent each other in a round."""
         return self._ring.get(round_, 0)
 
     def _add(self, message: m.Message, direction: int, nbytes: int) -> None:

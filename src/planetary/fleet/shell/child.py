@@ -1,8 +1,8 @@
-"""A child process that dies with its parent, on every system.
+"""A child process that dies with the parent, on every system.
 
 The parent holds the write end of the child's standard input and never writes to it. When the parent dies, however it
-dies, the child reads the end of the file and ends too: `end_with_parent`. So killing any process of the tree takes
-down everything below it, and no process is left to compete with its own replacement.
+dies, the child reads the end of the file and ends too: `end_with_parent`. So killing any process of the tree takes down
+everything below it, and no process is left to compete with a replacement.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def planetary_command(*arguments: str) -> list[str]:
 
 
 class ChildProcess(Protocol):
-    """A running child process, as its parent sees it; see `Child`."""
+    """A running child process, as the parent sees it; see `Child`."""
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         ...
 
     async def wait(self) -> int:
-        """Wait for its end; return the exit status, negative for a signal."""
+        """Wait for the end; return the exit status, negative for a signal."""
         ...
 
     def kill(self) -> None:
@@ -88,11 +88,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for its end; return the exit status, negative for a signal."""
+        """Wait for the end; return the exit status, negative for a signal."""
         return await self._process.wait()
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class Child:
             self._process.kill()
 
     def kill_group(self) -> None:
-        """SIGKILL, and to all that it has started in its session."""
+        """SIGKILL to the whole session."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

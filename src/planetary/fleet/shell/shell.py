@@ -1,7 +1,7 @@
 """Drive a machine on an event loop: events in from anywhere, instructions out, ticks on time, messages in order.
 
-A `Shell` drives a machine. `SendQueues` lie in front of each of its connections. The shell of a participant that has
-one connection, to its gateway, is a `ClientShell`: it dials, sends and ends for its machine. That of a gateway is a
+A `Shell` drives a machine. `SendQueues` lie in front of each connection. The shell of a participant with one
+connection, to the gateway, is a `ClientShell`: it dials, sends and ends for the machine. That of a gateway is a
 `ServerShell`: it has a session for each peer, and answers instructions in threads.
 """
 
@@ -55,13 +55,13 @@ Result = TypeVar("Result")
 AnyGreeting = TypeVar("AnyGreeting", bound=Greeting)
 
 TensorSource = Callable[[], Mapping[str, np.ndarray]]
-"""Gives the tensors when their turn has come, so that a queue of messages holds no memory."""
+"""Gives the tensors when their turn has come, so a queue of messages holds no memory."""
 
 Sent = Callable[[Message, int, bool], None]
-"""Called with a message, the bytes of its frames, and whether it had tensors."""
+"""Called with a message, the size of the frames, and whether there were tensors."""
 
 Read = Callable[[int, ReceivedMessage], Awaitable[Event]]
-"""Makes the event of a session's message: its tensors are checked, and held until an instruction names them."""
+"""Makes the event of a session's message: tensors are checked, and held until an instruction names them."""
 
 Answer = Callable[[Any], Event]
 """Carries out an instruction, blocking, and returns the event that answers it."""
@@ -70,7 +70,7 @@ _Queue = asyncio.Queue[tuple[Message, TensorSource | None]]
 
 
 class Shell(Generic[Result]):
-    """Feeds a machine, one event at a time, until its instructions are answered with a result."""
+    """Feeds a machine, one event at a time, until the instructions are answered with a result."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Shell(Generic[Result]):
     ) -> None:
         """`carry_out` must not block; it returns something else than None to end `run` with that.
 
-        `observe` is called with the machine after each event that it handled.
+        `observe` is called with the machine after each event it handled.
         """
         self._machine = machine
         self._carry_out = carry_out
@@ -104,7 +104,7 @@ class Shell(Generic[Result]):
             return False
 
     async def run(self) -> Result:
-        """Go on until `carry_out` returns a result; events that are queued by then are not handled."""
+        """Go on until `carry_out` returns a result; events queued by then are not handled."""
         self._loop = asyncio.get_running_loop()
         result = self._handle(Tick())
         while result is None:
@@ -144,7 +144,7 @@ class SendQueues:
         sent: Sent | None = None,
         unreadable: Callable[[str], None] | None = None,
     ) -> None:
-        """Start sending; `sent` is called for each message that had to wait for its turn.
+        """Start sending; `sent` is called for each message that had to wait.
 
         When the tensors of a message cannot be read, `unreadable` is called with the reason and the connection is
         dropped: the receiver would wait for the message for ever.
@@ -241,10 +241,10 @@ def signed(hello: AnyGreeting, address: Address, trust: Trust) -> AnyGreeting:
 
 
 class ClientShell(Shell[Exit]):
-    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send`, `Close` and `Exit`.
+    """The shell of a participant with one connection, at the machine's request: `Dial`, `Send`, `Close` and `Exit`.
 
     Attributes:
-        tensors: returns those of a payload that the machine sends; None: it sends none.
+        tensors: returns those of a payload the machine sends; None: it sends none.
     """
 
     def __init__(
@@ -364,14 +364,14 @@ class ClientShell(Shell[Exit]):
 
 
 class Background:
-    """Tasks beside a machine, for whose end an orderly end waits. Its methods are called on the event loop."""
+    """Tasks beside a machine, for whose end an orderly end waits. Methods are called on the event loop."""
 
     def __init__(self) -> None:
         """Start with no task."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, work: Coroutine[Any, Any, None], *, cancels: bool = False) -> None:
-        """Begin a task; with `cancels`, `finish` cancels it instead of waiting for its result."""
+        """Begin a task; with `cancels`, `finish` cancels it instead of waiting for the result."""
         task = asyncio.get_running_loop().create_task(work, name="cancels" if cancels else None)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -390,12 +390,12 @@ class SessionTerms:
     """The terms on which a peer is attended.
 
     Attributes:
-        limits: of its messages; None: those of the protocol.
+        limits: message limits; None: those of the protocol.
         allocate: as of `net.connect`.
         heartbeat_s: as of `Connection.keep_alive`.
         silent_after_s: as of `Connection.keep_alive`.
         traffic: counts the peer's bytes; None: they are not counted.
-        on_loan: whether the peer goes on with other runs, so that a `Shutdown` only ends its connection.
+        on_loan: whether the peer goes on with other runs, so a `Shutdown` only ends the connection.
     """
 
     limits: Limits | None = None
@@ -431,9 +431,9 @@ class ServerShell(Shell[Result]):
             observe: as of `Shell`.
             read: makes the event of a peer's message.
             answers: by class of instruction, exactly.
-            source: returns the tensors of a message that the machine sends.
+            source: returns the tensors of a message the machine sends.
             background: gets answers and closing connections.
-            shutdown_s: until a closing peer has to have taken its last messages, in seconds.
+            shutdown_s: limit for a closing peer to take its last messages, in seconds.
         """
         super().__init__(machine, self._carry_out_own, clock, observe)
         self._carry_out_other = carry_out
@@ -444,7 +444,7 @@ class ServerShell(Shell[Result]):
         self._queues: dict[int, SendQueues] = {}
 
     async def attend(self, connection: Connection, hello: Message, terms: SessionTerms) -> None:
-        """Attend a peer, whose first message is `hello`, until its connection ends. Raises as `Connection.receive`."""
+        """Attend a peer, whose first message is `hello`, until the connection ends. Raises as `Connection.receive`."""
         self._sessions += 1
         session = self._sessions
         traffic = terms.traffic

@@ -1,4 +1,4 @@
-"""Ports of a shell to the machine it runs on, beside its event loop: the simulator passes simulated parts."""
+"""Ports of a shell to the machine it runs on, beside the event loop: the simulator passes simulated parts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from planetary.net.network import TCP, Network
 
 
 def one_thread(name: str) -> Executor:
-    """Return an executor that runs its calls one after the other in a thread of its own."""
+    """Return an executor that runs calls one after the other in a separate thread."""
     return ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
 def daemon_thread(name: str, work: Callable[[], object]) -> None:
-    """Call `work` in a detached thread of its own."""
+    """Call `work` in a detached thread."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
@@ -38,19 +38,19 @@ def unobserved(machine: Validated) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One machine as its shells see it.
+    """One machine as shells see it.
 
     Attributes:
         clock: for deadlines, durations and dates.
         network: dials and listens.
         files: of journals, checkpoints, blobs and locks.
-        threads: makes an executor with one thread, from a name; its thread may block.
+        threads: makes an executor with one thread, from a name; the thread may block.
         aside: calls a function in a detached thread, from a name.
         start_child: starts a child process.
         pid: returns the id of the calling process.
         entropy: returns so many bytes that cannot be predicted.
         memory: returns the bytes that programs can still take; None: not known.
-        observe: is called with a machine after each event that it handled.
+        observe: is called with a machine after each event it handled.
     """
 
     clock: Clock = field(default_factory=SystemClock)

@@ -1,7 +1,7 @@
 """The supervisor as a pure machine: it keeps one worker process alive and the gateway informed.
 
-Its connection to the gateway and its worker's life are independent: the connection stays up while the worker
-restarts, and the worker runs on while the connection is made again.
+The connection to the gateway and the worker's life are independent: the connection stays up while the worker restarts,
+and the worker runs on while the connection is made again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planetary.machine.state_table import Table, advance
 
 
 class SupervisorPhase(StrEnum):
-    """The life of the worker process. The connection has states of its own: `machine.redial.LinkState`."""
+    """The life of the worker process. The connection has separate states: `machine.redial.LinkState`."""
 
     WAITING = "waiting"  # pause before the next start
     STARTING = "starting"

@@ -100,7 +100,7 @@ class NodeManager:
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not ended.done():
-            # A supervisor gives its worker `shutdown_s` to end, and needs a moment itself.
+            # A supervisor gives the worker `shutdown_s` to end, and needs a moment itself.
             await child.end(2 * self._options.shutdown_s)
         return await ended
 

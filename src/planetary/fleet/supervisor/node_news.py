@@ -1,7 +1,7 @@
-"""News of a node manager: whether its workers have a gateway, and since when not. Pure, but for reading files.
+"""News of a node manager: whether the workers have a gateway, and since when not. Pure, but for reading files.
 
 Each supervisor writes a `SupervisorReport` whenever it changes; the node manager reads them and makes one line of the
-reports that agree, so that a node with eight workers logs one line instead of eight.
+reports that agree, so a node with eight workers logs one line instead of eight.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Restarts:
     def pause_after(self, code: int, lived_s: float, *, is_ordered: bool = False) -> float | None:
         """Seconds until the next start after an exit with `code` (negative: a signal); None: no more starts.
 
-        `is_ordered`: the operator asked for the exit, so that it is no failure.
+        `is_ordered`: the operator asked for the exit, so it is no failure.
         """
         if code in self._final_codes:
             return None

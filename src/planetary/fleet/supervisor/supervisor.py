@@ -107,7 +107,7 @@ class SupervisorShell:
         if path is None:
             return
         report = self._machine.report(self._system.clock.monotonic())
-        # Seconds that pass are no news; a new attempt is, and so is its end.
+        # Passing seconds are no news; the start and the end of an attempt are.
         if self._reported is None or _without_time(report) != _without_time(self._reported):
             self._reported = report
             with contextlib.suppress(PlanetaryError):  # it is for people alone

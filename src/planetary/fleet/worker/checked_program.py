@@ -1,4 +1,4 @@
-"""A compiled program of several functions on this worker's device, checked there against its reference."""
+"""A compiled program of several functions on this worker's device, checked there against the reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_checked_program(
     The blobs of the job are in the store. The comparison runs once for each artifact and device.
 
     Raises:
-        CompileError: the device cannot run the artifact, or its results differ from the reference.
+        CompileError: the device cannot run the artifact, or results differ from the reference.
     """
     options = place.options
     run = open_program(

@@ -29,7 +29,7 @@ class RoleMachine(Protocol):
 
 
 class LoadJob(Instruction, frozen=True):
-    """Make the role of a job from its blobs.
+    """Make the role of a job from the blobs.
 
     Answer with `JobLoaded`, `BlobMissing`, `DeviceIsWrong` or `JobBroke`, or `StopRequested` for a job without work.
     """
@@ -38,11 +38,11 @@ class LoadJob(Instruction, frozen=True):
 
 
 class RoleConnected(Instruction, frozen=True):
-    """Tell a role that decides by itself that the gateway can be spoken to."""
+    """Tell an independent role that the gateway is connected."""
 
 
 class RoleDisconnected(Instruction, frozen=True):
-    """Tell a role that decides by itself that the gateway is out of reach; it goes on with the tasks that it has."""
+    """Tell an independent role that the gateway is out of reach; current tasks go on."""
 
 
 class IndependentMachine:
@@ -58,7 +58,7 @@ class IndependentMachine:
         return []
 
     def validate(self) -> None:
-        """The role's own machine checks its invariants."""
+        """The role's machine checks the invariants."""
 
 
 class JobLoaded(Event, frozen=True):
@@ -91,7 +91,7 @@ class UseParameters(Instruction, frozen=True):
     """The parameters of `version` are those of the next tasks.
 
     Star: the tensors that came with `Parameters(version)`, now or before; older ones may be forgotten. Ring: those of
-    an outer state that the worker has. In both less the part of the tasks `ahead` in the round under reduction.
+    an outer state the worker has. In both less the part of the tasks `ahead` in the round under reduction.
     """
 
     version: int
@@ -132,7 +132,7 @@ class StartReduce(Instruction, frozen=True):
 
 
 class FollowRing(Instruction, frozen=True):
-    """Reduce under the master that the newest job names, on its terms: a restarted gateway may have another port."""
+    """Reduce under the master the newest job names, on the job's terms: a restarted gateway may have another port."""
 
     ring: RingJob
 
@@ -168,7 +168,7 @@ class StartTraining(Instruction, frozen=True):
 
 
 class MixIn(Instruction, frozen=True):
-    """Go on with a task that has paused, once its version is mixed in; answer as to `StartTraining`."""
+    """Resume a paused task, once the task's version is mixed in; answer as to `StartTraining`."""
 
     task: TrainTask
 
@@ -194,7 +194,7 @@ class EndPaused(Instruction, frozen=True):
 
 
 class TrainingPaused(Event, frozen=True):
-    """A task has taken the inner steps before the version that it mixes in; it waits for `MixIn`."""
+    """A task has taken the inner steps before the version it mixes in; it waits for `MixIn`."""
 
     task: int
 
@@ -212,7 +212,7 @@ class StopTask(Instruction, frozen=True):
 
 
 class FinishTraining(Instruction, frozen=True):
-    """End the train task under way after the current inner step; its result has the steps that are trained."""
+    """End the train task under way after the current inner step; the result has the trained steps."""
 
     task: int
 

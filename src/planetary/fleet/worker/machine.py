@@ -19,7 +19,7 @@ from planetary.machine.state_table import Table, advance
 
 
 class WorkerPhase(StrEnum):
-    """How far a worker has loaded a job. Its connection has states of its own: `machine.redial.LinkState`."""
+    """How far a worker has loaded a job. The connection has separate states: `machine.redial.LinkState`."""
 
     WITHOUT_JOB = "without a job"
     LOADING = "loading"  # blobs are fetched, the role is made

@@ -1,7 +1,7 @@
 """A worker's role in a run, and the loaders that make the role of a job.
 
-A kind of run has a job, a message; a worker has a table of loaders, one for each job that it can be given. The
-shell and its machine know connections, blobs and this interface, and no role.
+A kind of run has a job, a message; a worker has a table of loaders, one for each job it can be given. Shell and machine
+know connections, blobs and this interface, and no role.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """The resources of a worker that its role uses.
+    """The resources of a worker for a role.
 
     Attributes:
         options: of the process.
@@ -67,7 +67,7 @@ class Workplace:
 
 
 class Role(Protocol):
-    """A worker's part in one kind of run. It lives longer than a connection; its methods return at once."""
+    """A worker's part in one kind of run. It lives longer than a connection; methods return at once."""
 
     @property
     def machine(self) -> RoleMachine:
@@ -88,7 +88,7 @@ class Role(Protocol):
         ...
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        """Take a message that is the role's, with all its tensors."""
+        """Take a message of the role, with all tensors."""
         ...
 
     def sent(self, message: m.Message) -> None:
@@ -108,7 +108,7 @@ class RoleLoader(Protocol):
     """Makes the role of one kind of job."""
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """Return the digests of the blobs that the role is made of. Raises `NothingToDo`."""
+        """Return the digests of the blobs the role is made of. Raises `NothingToDo`."""
         ...
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:

@@ -1,4 +1,4 @@
-"""The worker process: the worker machine on real connections, with the role that its job asks for.
+"""The worker process: the worker machine on real connections, with the job's role.
 
 It needs numpy and the runtime only; no framework and no compiler.
 """
@@ -40,7 +40,7 @@ MAX_BLOB_BYTES = 4 << 30
 
 
 class WorkerShell:
-    """The worker's side of its machine: messages, blobs, and the role that its job asks for."""
+    """The worker's side of the machine: messages, blobs, and the job's role."""
 
     shell_type: ClassVar[type[ClientShell]] = ClientShell
 
@@ -138,7 +138,7 @@ class WorkerShell:
     # --- arrivals ---------------------------------------------------------------------------------------------
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        """Say where a tensor goes, or refuse it before its bytes are taken."""
+        """Say where a tensor goes, or refuse it before the bytes are taken."""
         expected: TensorSpec | None = None
         if isinstance(message, m.BlobData):
             if spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:

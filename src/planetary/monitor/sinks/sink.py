@@ -18,7 +18,7 @@ from planetary.machine.journal import Record
 
 
 class SinkRun(msgspec.Struct, frozen=True):
-    """The run that a sink gets."""
+    """The run a sink gets."""
 
     name: str
     folder: Path
@@ -49,7 +49,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, run: SinkRun) -> None:
-        """Begin, or continue the record that an earlier gateway of the same run folder began."""
+        """Begin, or continue the record an earlier gateway of the same run folder began."""
 
     def wants(self, item: RoundMetrics | Record) -> bool:
         """Whether the sink uses its input."""
@@ -66,7 +66,7 @@ class Sink(ABC):
 
 
 def extra_module(module: str, extra: str) -> ModuleType:
-    """Import a module that an extra brings. Raises `UserError` with the extra's name when it is not installed."""
+    """Import a module an extra brings. Raises `UserError` with the extra's name when it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -20,7 +20,7 @@ from planetary.monitor import human_numbers as human
 MIB, GIB = 1 << 20, 1 << 30
 LEAST_DISK, SOME_DISK = 1 * GIB, 10 * GIB  # limits: below is bad, and worth a warning
 LEAST_MEMORY, SOME_MEMORY = 512 * MIB, 2 * GIB
-LEAST_FILES, SOME_FILES = 256, 1024  # open files that a process may have
+LEAST_FILES, SOME_FILES = 256, 1024  # open files a process may have
 CLOCK_WRONG_S, CLOCK_OFF_S = 60.0, 2.0  # invites and certificates are valid by the clock
 SLOW_LINK = 1e6  # bytes/s
 LONG_WAY_S = 0.3
@@ -173,7 +173,7 @@ def judge_packages(versions: Mapping[str, str]) -> list[Finding]:
 
 
 def judge_device(backend: str, devices: Sequence[str], error: str) -> Finding:
-    """Judge the devices that the driver of a backend lists; `error`: why it could not be asked."""
+    """Judge the devices the driver of a backend lists; `error`: why it could not be asked."""
     check = f"backend {backend}"
     remedy = f"install the driver of {backend}, or take another --backend"
     if error:

@@ -173,7 +173,7 @@ def compile(
 ) -> CompiledStep:
     """Differentiate a model, put the optimizer around it, compile it for a target and verify it.
 
-    One training and one evaluation step on random numbers must equal XLA's. The compiler runs in a process of its own.
+    One training and one evaluation step on random numbers must equal XLA's. The compiler runs in a separate process.
 
     Args:
         model: a `Model`, one of the zoo by name, "module:function", a StableHLO file, or an exported folder.
@@ -214,7 +214,7 @@ def compile(
     differentiated = time.monotonic() - began
     what = ModelToCompile(train_step, loaded.start, loaded.initial("buffer"))
     made = CompileTarget(wanted.backend, wanted.name, wanted.features)
-    # On a thread of its own: an event loop may be running on this one.
+    # On a separate thread: an event loop may be running on this one.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         published = pool.submit(asyncio.run, compile_apart(what, made, place)).result()
     store = BlobStore(place / "blobs")

@@ -36,7 +36,7 @@ class PretrainedExport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: for `from_pretrained`.
-        architecture: class of `transformers` that it is.
+        architecture: class of `transformers` it is.
         round: that the parameters are of.
         param_count: number of trained scalars.
         no_tokenizer: why the folder has no tokenizer; "" where it has one.

@@ -1,4 +1,4 @@
-"""The small files of the pretrained folder and of the tokenizer that a run started from, kept in the run's folder.
+"""The small files of the pretrained folder and of the tokenizer a run started from, kept in the run's folder.
 
 Settings of the tokenizer, chat templates, generation settings and unknown keys of the configuration belong to the
 trained model as well. They are copied when the run starts, because the folder may change or vanish before the export.
@@ -67,7 +67,7 @@ def kept_files(config: Config, run: Path) -> dict[str, Path]:
 def source_files(config: Config) -> dict[str, Path]:
     """Return the small files of the folders that `model.weights` and `data.tokenizer` name, by their names.
 
-    Files of a tokenizer are those of the one that the run uses, so that none are there for bytes and characters.
+    Files of a tokenizer are those of the one the run uses, so none are there for bytes and characters.
     """
     folder, tokenizer = Path(config.model.weights or "/nowhere"), Path(config.data.tokenizer)
     is_own = config.data.tokenizer not in BUILT_IN_TOKENIZERS

@@ -1,5 +1,5 @@
-"""The model that a gateway serves: a run's newest checkpoint, one of its checkpoints, a compiled graph, a pretrained
-folder, or the folder of an exported served model.
+"""The model a gateway serves: a run's newest checkpoint, one of its checkpoints, a compiled graph, a pretrained folder,
+or the folder of an exported served model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def load_served(config: Config) -> ServedModel:
 
 
 def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
-    """Return a model, and every later version of it, with the fields that its operator has set."""
+    """Return a model, and every later version of it, with the fields its operator has set."""
     refresh = model.refresh
 
     def refreshed(version: int) -> ServedModel | None:
@@ -197,7 +197,7 @@ def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
 
 
 def _filled(source: str, config: Config, params: Mapping[str, np.ndarray]) -> Any:
-    """Return the pytree that a model's code expects, with a checkpoint's parameters, as float32."""
+    """Return the pytree a model's code expects, with a checkpoint's parameters, as float32."""
     _, template, _ = find_builder(source)(**builder_options(config, source))
     filled = fill_tree(template, all_values(config, tree_names(template), params), source)
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), filled)
@@ -210,7 +210,7 @@ def _graph_values(
 
 
 def _graph(name: str, source: str, logits: Logits, values: dict[str, np.ndarray], **texts: Any) -> TracedModel:
-    """Return a model whose only function is its loss, with the logits that are found in it."""
+    """Return a model whose only function is its loss, with the logits found in it."""
     batch, length, vocabulary = logits.shape
     return TracedModel(
         name=name,
@@ -252,7 +252,7 @@ def _spec(name: str, value: np.ndarray) -> TensorSpec:
 
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> TracedModel:
-    """Return a mixture with surrogates in place of all experts, or of those that a composer does not own."""
+    """Return a mixture with surrogates in place of all experts, or of those a composer does not own."""
     from planetary.runs.mixture.results.inference import experts_named, model_with
     from planetary.runs.mixture.results.run_state import read_run
 
@@ -274,7 +274,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts
 def _texts_of(run: Path, config: Config) -> dict[str, Any]:
     """Return a run's window, tokenizer, template and end tokens, as keyword arguments of a served model.
 
-    The template and more end tokens are those of the pretrained folder that the run started from.
+    The template and more end tokens are those of the pretrained folder the run started from.
     """
     tokenizer = tokenizer_of_run(run, config)
     end = tokenizer.end_of_document

@@ -1,4 +1,4 @@
-"""A model with its verified serving functions, as a folder that is served without its code."""
+"""A model with its verified serving functions, as a folder served without its code."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Itera
         UserError: the prompt is empty.
         NumericsError: the logits are not finite.
     """
-    # An empty prompt stays one, which is refused: the tokens that a tokenizer adds are no text.
+    # An empty prompt stays one, which is refused: the tokens a tokenizer adds are no text.
     text = [int(token) for token in model.tokenizer.encode(prompt.encode())]
     ids = [*model.tokenizer.added[0], *text] if text else []
     size = model.tokenizer.vocab_size  # a model may have more tokens than there is text for
@@ -43,9 +43,9 @@ def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Itera
 
 
 def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
-    """Yield text as tokens arrive. A character that is spread over several tokens is held back until it is whole.
+    """Yield text as tokens arrive. A character spread over several tokens is held back until it is whole.
 
-    `before`: tokens that the text continues; some tokenizers leave out a space that begins a text.
+    `before`: tokens the text continues; some tokenizers leave out a space that begins a text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ids = list(before)

@@ -37,7 +37,7 @@ class TrainedModel:
     """A trained model and its tokenizer, ready to continue a text."""
 
     logits: Callable[[Any, np.ndarray], jax.Array]  # (params, tokens i32 [1, T]) -> float [1, T, V], compiled
-    params: Any  # the pytree that the model's code expects
+    params: Any  # the pytree the model's code expects
     tokenizer: Tokenizer
     window: int  # tokens of a training sequence
     round: int  # round of the parameters; 0 for a file of weights
@@ -54,7 +54,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
     the surrogates beside the file `checkpoint`. A saved training can stand for a run.
 
     Raises:
-        UserError: no run, no checkpoint, a model that has no such function, or no such experts.
+        UserError: no run, no checkpoint, a model without such function, or no such experts.
         TrustError: the checkpoint is damaged.
     """
     from planetary.runs.mixture.results.inference import experts_named
@@ -92,7 +92,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
 
 
 def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
-    """Return the tokenizer that a run's data was made with.
+    """Return the tokenizer a run's data was made with.
 
     Raises:
         UserError: it cannot be read, or the data was tokens from the start, more of them than bytes, and nothing says
@@ -115,7 +115,7 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
 def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """Return the values of all tensors of a run's model, by dotted names.
 
-    A tensor that was not trained (`model.roles`, or frozen by its author) has the value that it has in the run: that of
+    A tensor that was not trained (`model.roles`, or frozen by its author) has the value it has in the run: that of
     `model.weights`, or its initial one.
 
     Args:
@@ -267,7 +267,7 @@ def compiled_model(config: Config) -> Model:
 
 
 def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logits, dict[str, np.ndarray]]:
-    """Return the logits of a run's compiled graph, and the values that they take: these parameters, and its buffers.
+    """Return the logits of a run's compiled graph, and the values they take: these parameters, and its buffers.
 
     Raises:
         UserError: parameters are missing, or the graph has no logits.

@@ -21,7 +21,7 @@ class Announcement(msgspec.Struct, frozen=True):
     token: str
     folder: str  # run folder
     endpoint: str = ""  # URL at which a served model answers
-    # SHA-256 of the certificate that an HTTPS page shows, and of its authority, which a TOKEN@FINGERPRINT names;
+    # SHA-256 of the certificate an HTTPS page shows, and of its authority, which a TOKEN@FINGERPRINT names;
     # hexadecimal; "": the page is plain HTTP
     certificate: str = ""
     authority: str = ""

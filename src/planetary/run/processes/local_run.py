@@ -148,7 +148,7 @@ class RunObserver(Protocol):
 
 
 class LocalRun:
-    """One gateway, one node manager, and the processes that they start."""
+    """One gateway, one node manager, and the processes they start."""
 
     def __init__(self, config: Config, options: LocalRunOptions, observer: RunObserver | None = None) -> None:
         self._config = config
@@ -179,7 +179,7 @@ class LocalRun:
                     node = LocalNode(self._start, node_flags(self._config, announcement, *place), self._logs)
                     await self._follow(gateway, node)
             finally:
-                code = await gateway.end(STOP_LIMIT_S)  # first, so that it can close its sessions
+                code = await gateway.end(STOP_LIMIT_S)  # first, so it can close its sessions
                 if node is not None:
                     await node.end(STOP_LIMIT_S * 3 / 4)
             if self._observer is not None:

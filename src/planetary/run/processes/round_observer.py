@@ -16,7 +16,7 @@ class RoundObserver:
     """Follows `metrics.jsonl`, and knows the dashboard's address; a `planetary.run.processes.local_run.RunObserver`."""
 
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:
-        """Follow the run in `folder`; rounds that it holds already are not reported."""
+        """Follow the run in `folder`; rounds it holds already are not reported."""
         self.dashboard = ""  # URL; "" until the gateway listens
         self._folder = folder
         self._on_round = on_round
@@ -28,7 +28,7 @@ class RoundObserver:
         self.dashboard = announcement.dashboard
 
     async def look(self) -> None:
-        """Report the rounds that ended since the last look, and those that were trained again."""
+        """Report the rounds that ended since the last look, and those trained again."""
         path = self._folder / METRICS
         size = path.stat().st_size if path.exists() else -1
         if self._on_round is None or size == self._size:

@@ -21,7 +21,7 @@ class Border:
     """A part of a site's controller; a pure machine as that is.
 
     Attributes:
-        anchor: the hub's version that the site trains from; None before the first.
+        anchor: the hub's version the site trains from; None before the first.
         offered: the last contribution, until a newer version shows whether it counted.
         task: the hub's request; None: nothing.
         failure: why the site cannot go on with this hub; "" while it can.
@@ -60,7 +60,7 @@ class Border:
             self.task = None
 
     def taken(self, anchor: Anchor, now: float) -> None:
-        """The site has the parameters that it asked for."""
+        """The site has the parameters it asked for."""
         self.anchor, self.offered, self._adopting = anchor, None, None
         self._waits_until, self._went_on_at = None, now
         why, self._why = self._why, ""
@@ -86,7 +86,7 @@ class Border:
         """Handle the end of the newest round; return whether the next one may begin.
 
         Asked again after every event while no round is open. `evaluates`: whether the newest parameters still are;
-        `is_last`: whether no round follows, so that whatever there is is offered.
+        `is_last`: whether no round follows, so whatever there is is offered.
         """
         state = self._desk.state
         if self._adopting is not None or self._keeping or self.failure:
@@ -106,7 +106,7 @@ class Border:
         return self._is_over(now)
 
     def is_due(self, round_: int) -> bool:
-        """Whether the parameters of a round may not be those that the next one begins with."""
+        """Whether the parameters of a round may not be those the next one begins with."""
         task, anchor = self.task, self.anchor
         return self.is_adopting or (task is not None and anchor is not None and round_ - anchor.round >= task.steps)
 
@@ -156,7 +156,7 @@ class Border:
         return True
 
     def _base_of(self, arrived: s.VersionArrived, anchor: Anchor, offered: Offered | None) -> Anchor | Offered | None:
-        """Return where the tokens begin that are put on top of a version; None: nothing is."""
+        """Return where the tokens begin put on top of a version; None: nothing is."""
         is_offered = offered is not None and arrived.counted == offered.tokens
         if arrived.version > anchor.version:
             return offered if is_offered else anchor

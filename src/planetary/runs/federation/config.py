@@ -1,4 +1,4 @@
-"""Keys that a hub and its sites honour."""
+"""Keys a hub and its sites honour."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from planetary.runs.rounds.preparation.preparation import Prepared
 
 
 def facts_of(config: Config, prepared: Prepared) -> Facts:
-    """Return the facts that both sides of a federation must share."""
+    """Return the facts both sides of a federation must share."""
     model, data = msgspec.to_builtins(config.model), prepared.data
     for values in ("weights", "weights_optional", "smaller"):
         del model[values]

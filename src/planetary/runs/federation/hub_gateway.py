@@ -131,7 +131,7 @@ class HubGateway(RoundsGateway):
         )
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        """Sites compile for their own workers, so that nothing is made for them; for a worker of the hub it is."""
+        """Sites compile for their own workers, so nothing is made for them; for a worker of the hub it is."""
         assert self._start is not None
         policy = self._start.policy
         assert isinstance(policy, HubPolicy)

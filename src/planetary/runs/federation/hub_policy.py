@@ -115,7 +115,7 @@ def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub
 
 
 def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
-    """Return the seconds that the parameters take to the site with the slowest line, and back."""
+    """Return the seconds the parameters take to the site with the slowest line, and back."""
     bits = 8 * sum(spec.nbytes for spec in masters_of(policy.spec.params))
     return max((2 * bits / (1e6 * site.mbit_per_s) for site in config.federation.sites if site.mbit_per_s), default=0.0)
 

@@ -14,13 +14,13 @@ from planetary.fleet.protocol import messages as m
 def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the specs of tensors that cross a border for these parameters: their float32 masters.
 
-    In a narrower type the low bits that an outer step adds would be lost at each border.
+    In a narrower type the low bits an outer step adds would be lost at each border.
     """
     return tuple(TensorSpec(spec.name, "f32", spec.shape) for spec in specs)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that a hub and its sites must share, beside the parameters' names, types and shapes."""
+    """Facts a hub and its sites must share, beside the parameters' names, types and shapes."""
 
     model: str  # digest of the loss: `[model]` without its initial values
     vocabulary: int

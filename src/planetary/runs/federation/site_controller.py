@@ -120,7 +120,7 @@ class SiteController(Controller):
             self._end(*self._over)
 
     def _retreats(self, now: float) -> bool:
-        """End when parameters are of no use: the hub has the tokens behind them, so that the site cannot go back."""
+        """End when parameters are of no use: the hub has the tokens behind them, so the site cannot go back."""
         damage = None if self.training.ended is not None else self.guard.damage()
         if damage is not None:
             self._end("numerics", damage[1])

@@ -57,7 +57,7 @@ class AdoptVersion(Instruction, frozen=True):
     version: int
     round: int  # newest round of the site
     tokens: int  # tokens of the site in the version
-    base: Anchor | Offered | None  # where the tokens begin that are put on top; None: there are none
+    base: Anchor | Offered | None  # where the tokens begin put on top; None: there are none
 
 
 class OfferParameters(Instruction, frozen=True):

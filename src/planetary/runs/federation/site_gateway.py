@@ -103,7 +103,7 @@ class SiteGateway(RoundsGateway):
         )
 
     def _unfit(self, made: Prepared) -> str:
-        """The facts that the hub compares at a border must not change."""
+        """The facts the hub compares at a border must not change."""
         assert self.prepared is not None
         if facts_of(made.config, made) == facts_of(self.config, self.prepared):
             return ""

@@ -31,7 +31,7 @@ _VERSION, _START = "version.", "start."  # prefixes of tensors' names
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of the hub that a site trains from."""
+    """The version of the hub a site trains from."""
 
     hub: str  # identity of the hub's run
     terms: SiteTerms
@@ -69,7 +69,7 @@ class SitePoints:
         self._read()
 
     def began_with(self, round_: int) -> Tensors | None:
-        """Return the parameters that the site went on with after `round_`, None where they are its own."""
+        """Return the parameters the site went on with after `round_`, None where they are its own."""
         return self._start if self.anchor is not None and self.anchor.round == round_ else None
 
     def is_anchor(self, version: int, params: Tensors) -> bool:
@@ -88,13 +88,13 @@ class SitePoints:
             self.offered, self._ends = None, {}
 
     def adopt(self, anchor: Anchor, params: Tensors, newest: Tensors, base: Anchor | Offered | None) -> Tensors:
-        """Let a version be the anchor; return the masters that the site goes on with.
+        """Let a version be the anchor; return the masters the site goes on with.
 
         Args:
             anchor: the new one.
             params: the version, float32 masters.
             newest: the site's own masters.
-            base: where the tokens begin that are put on top of the version; None: nothing is.
+            base: where the tokens begin put on top of the version; None: nothing is.
 
         Raises:
             ResourceError: the disk is full.

@@ -17,7 +17,7 @@ class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool
     joined: bool  # ready for contributions
     tokens: int  # tokens of this site in the newest version
-    task_rounds: int | None  # rounds done of those that it was asked for; None: it was asked for none
+    task_rounds: int | None  # rounds done of those it was asked for; None: it was asked for none
     lost: int  # how often it was
     banned: str  # why it is not used any more; "": it is
 
@@ -27,9 +27,9 @@ class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str  # "hub" or "site"
     hub: str  # identity of the hub's run; "": not known to the site yet
-    version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
+    version: int | None  # newest of the hub, or the one the site trains from; None: it has none yet
     tokens_total: int  # tokens in the hub's version; of a site: its trained tokens
-    uncounted: int  # site only: its tokens that the version it trains from does not contain
+    uncounted: int  # site only: its tokens the version it trains from does not contain
     waits: str  # site only: reason of a wait between two rounds, "" without a wait
     sites: tuple[FederatedSite, ...]  # hub only: sites in the order of its configuration
 

@@ -208,7 +208,7 @@ class SiteWork:
         self.arrived: tuple[int, Tensors] = (-1, {})
 
     def use_version(self, event: s.VersionArrived, params: Tensors) -> None:
-        """Let a version of the hub be the next one that the site goes on from."""
+        """Let a version of the hub be the next one the site goes on from."""
         self.arrived = (event.version, params)
         self._post(event)
 
@@ -300,7 +300,7 @@ class SiteRole(TrainingRole):
 
 
 def _kind_of(end: Exit) -> EndKind:
-    """Return how a site's run ends that its hub does not take."""
+    """Return how a site's run ends its hub does not take."""
     error = end.error or PlanetaryError
     if issubclass(error, UserError):
         return "data"

@@ -1,9 +1,9 @@
-"""Messages of a mixture that is trained over composers, between composers, expert workers and the gateway.
+"""Messages of a mixture trained over composers, between composers, expert workers and the gateway.
 
-A `payload` comes with its message as one tensor of bytes, "payload", and is named by its kind and
-sha256. A shard is the experts that one composer owns; every grant of it has a higher `epoch`, and messages under an
-older one are stale. `step` counts the steps that a shard has taken, `progress` those of the run: the mean over all
-shards, as far as the sender knows. The schedule of the learning rate goes by the latter.
+A `payload` comes with its message as one tensor of bytes, "payload", and is named by its kind and sha256. A shard is
+the experts that one composer owns; every grant of it has a higher `epoch`, and messages under an older one are stale.
+`step` counts the steps a shard has taken, `progress` those of the run: the mean over all shards, as far as the sender
+knows. The schedule of the learning rate goes by the latter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class GrantShard(RoleMessage, frozen=True, kw_only=True):
     shard: int
     epoch: int
     step: int  # step of the attached state
-    payload: str  # "": go on with the state that you have
+    payload: str  # "": go on with the state you have
     speaks: tuple[int, ...]  # shards as in `AssignSpeaker`
     steps: tuple[int, ...]  # steps of every shard
 
@@ -57,7 +57,7 @@ class AssignSpeaker(RoleMessage, frozen=True, kw_only=True):
 
 
 class StandBy(RoleMessage, frozen=True, kw_only=True):
-    """The worker owns no shard; one that it had belongs to another composer."""
+    """The worker owns no shard; one it had belongs to another composer."""
 
     reason: str
 
@@ -137,7 +137,7 @@ class StepTaken(RoleMessage, frozen=True, kw_only=True):
     step: int  # how many it has taken
     loss: float  # cross-entropy of that step, nats per token
     seconds: float  # duration of the work
-    # Steps of the run since the others' surrogates that it has were fitted, mean; None: it has none
+    # Steps of the run since the others' surrogates it has were fitted, mean; None: it has none
     surrogate_age: float | None = None
 
 
@@ -191,7 +191,7 @@ class EvaluateMixture(RoleMessage, frozen=True, kw_only=True):
     """Evaluate the assembled model, which comes along, on held-out batches; answer with `EvalResult`."""
 
     task: int
-    version: int  # the round that it is from
+    version: int  # the round it is from
     payload: str
 
 
@@ -241,7 +241,7 @@ class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     base: int = -1  # -1: the weights whole
     step: int  # index of the step whose sketches were last used; -1: none yet
     arrived: int  # index of the step whose sketch of that layer came last on this connection; -1: none yet
-    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer that have no answer, of all its owners
+    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer without answer, of all its owners
     payload: str
 
 

@@ -61,7 +61,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
         training: how it is trained; `batch_size` is that of all composers together.
         owners: ownership map.
         order: of the training tokens: a lease is one step of all composers.
-        held_out: batches that the assembled model is evaluated on.
+        held_out: batches the assembled model is evaluated on.
         steps: of the whole run: so many of each composer, or as many in all where some are faster than others.
         steps_per_round: of the run, after which losses are reported and the model may be evaluated.
         pace: whether participants wait for each other.
@@ -109,7 +109,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
 
     @property
     def window(self) -> int:
-        """Sketches of a layer that a composer may have unanswered: versions that an update may lag behind, but one."""
+        """Sketches of a layer a composer may have unanswered: versions an update may lag behind, but one."""
         return max(1, (self.training.acceptance or Policy()).window)
 
     @property
@@ -143,7 +143,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
         return found
 
     def takes_part(self, number: int, key: tuple[Tier, int]) -> bool:
-        """Whether a composer has a fragment: all but those of experts that it does not own."""
+        """Whether a composer has a fragment: all but those of experts it does not own."""
         tier, fragment = key
         held = held_shards(number, self.training.composers, self.training.replicas)
         return tier is not Tier.EXPERTS or fragment in held
@@ -160,7 +160,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
 
 
 def model_of(config: Config) -> LatentMoeConfig:
-    """Return the model's sizes that a configuration gives. Raises `UserError` for another model or a wrong size."""
+    """Return the model's sizes a configuration gives. Raises `UserError` for another model or a wrong size."""
     if config.model.source != MODEL:
         raise UserError(
             f'a run with moe.composers trains model.source = "{MODEL}", whose experts can be divided; found '
@@ -180,7 +180,7 @@ def keys_of(moe: MoeConfig, struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def cadence_of(moe: MoeConfig) -> Cadence:
-    """Return the horizons that a configuration gives. Raises `UserError` where they are not in order."""
+    """Return the horizons a configuration gives. Raises `UserError` where they are not in order."""
     return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
 
 

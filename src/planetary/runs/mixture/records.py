@@ -1,4 +1,4 @@
-"""The syncer's journal: records of a mixture beside the fabric's, and the state that they fold to."""
+"""The syncer's journal: records of a mixture beside the fabric's, and the state they fold to."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Shard(msgspec.Struct):
         surrogate_change: payload of their changes to those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
         round_step: how many steps its composer had taken at the end of the last finished round.
-        marks: its first state at or after the end of rounds that are not finished yet.
+        marks: its first state at or after the end of rounds not finished yet.
     """
 
     payload: str = ""
@@ -173,7 +173,7 @@ class Experts(msgspec.Struct):
 
 
 class MixtureState(RunFold, kw_only=True):
-    """Everything that the journal of a mixture determines.
+    """Everything the journal of a mixture determines.
 
     Attributes:
         steps_per_round: of each shard, on average.
@@ -199,7 +199,7 @@ class MixtureState(RunFold, kw_only=True):
         return self.round == rounds and rounds not in self.evals
 
     def needed(self) -> set[str]:
-        """Return the names of all payloads that the run may still ask for."""
+        """Return the names of all payloads the run may still ask for."""
         names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
         names |= {s.surrogate_change for s in self.shards}
         names |= {kept.payload for s in self.shards for kept in s.marks.values()}
@@ -240,8 +240,8 @@ class MixtureState(RunFold, kw_only=True):
                         f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
                     )
                 shard.epoch, shard.owner = record.epoch, record.worker
-                # Where steps are lost that no saved state has, the run goes back. A state that was saved when they
-                # counted ends no later round: its composer saves another one when that round is over.
+                # Where steps are lost no saved state has, the run goes back. A state that was saved when they counted
+                # ends no later round: its composer saves another one when that round is over.
                 last = record.progress // self.steps_per_round
                 shard.marks = {round_: kept for round_, kept in shard.marks.items() if round_ <= last}
             case SpeakerChanged():

@@ -59,7 +59,7 @@ NEW = HonouredKeys(
 
 
 def honoured(config: Config) -> HonouredKeys:
-    """Return the keys that a run of this configuration honours."""
+    """Return the keys a run of this configuration honours."""
     return STARTED if config.rl.start else NEW
 
 

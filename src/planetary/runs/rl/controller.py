@@ -72,7 +72,7 @@ LAST_CHECKPOINT_TRIES = 5
 HOPELESS_GROUPS = 16
 """So many groups in a row without any reward end the run: the environment fails on whatever the policy writes."""
 MOST_REPLACED = 3
-"""Groups with equal rewards that are replaced in a round, as a multiple of its groups."""
+"""Groups with equal rewards replaced in a round, as a multiple of its groups."""
 
 
 class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
@@ -81,7 +81,7 @@ class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
 
 @dataclass
 class SamplingTask:
-    """A task that a worker samples, or whose texts are being judged."""
+    """A task a worker samples, or whose texts are being judged."""
 
     task: int
     worker: WorkerSession
@@ -103,14 +103,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     """
 
     def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float, newest: RoundMetrics | None = None) -> None:
-        """`newest`: metrics of the version that a resumed run begins with."""
+        """`newest`: metrics of the version a resumed run begins with."""
         super().__init__(desk, grace_s, now)
         self.pool = Pool()
         self.round: PolicyRound | None = None
         self.sampling: dict[int, SamplingTask] = {}
         self.judging: dict[int, SamplingTask] = {}
         self._next_group, self._next_task = desk.state.next_group, desk.state.next_task
-        self._versions: dict[int, int] = {}  # session -> the weights that it has
+        self._versions: dict[int, int] = {}  # session -> the weights it has
         self._has_reference: set[int] = set()
         self._slowest: dict[tuple[int, str], float] = {}
         self._dropped: Counter[str] = Counter()  # groups dropped since the last round, by reason
@@ -424,7 +424,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             opened.shares.append(Share(tuple(group.number for group in part), tuple(group.version for group in part)))
 
     def _compose(self, opened: PolicyRound) -> list[PromptGroup] | None:
-        """Return the groups that the round trains; None: there are not enough yet."""
+        """Return the groups the round trains; None: there are not enough yet."""
         policy = self.desk.policy
         stale = [group for group in self.pool.of(GroupPhase.READY) if self.version - group.version > policy.lag]
         self._drop(stale, "stale")

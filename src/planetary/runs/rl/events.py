@@ -18,7 +18,7 @@ class GroupOutcome(e.Event, frozen=True):
     """The verdict of the environment on a group's texts.
 
     Attributes:
-        goes_on: whether a dialogue of it goes on, so that there are no rewards yet.
+        goes_on: whether a dialogue of it goes on, so there are no rewards yet.
         rewards: one a completion; None: the environment gave none.
         problems: of the environment, each once.
     """
@@ -105,7 +105,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         merge: rule of the outer step, of `sync.merge.MERGE_RULES`.
         groups: prompts of a round.
         completions: of each prompt.
-        lag: how many versions the weights that sampled a text may be behind those that it trains.
+        lag: how many versions the weights that sampled a text may be behind those it trains.
         ahead: rounds for which texts are sampled before the round before them is trained.
         equal: use of groups with equal rewards.
         imitated: rounds at the start that train on answers.

@@ -73,7 +73,7 @@ MakeJudges = Callable[[str, JudgeLimits], Judges]
 
 
 async def compile_policy(prepared: PreparedPolicy, target: CompileTarget, cache: Path) -> PublishedArtifact:
-    """Compile and verify a policy's program in a process of its own."""
+    """Compile and verify a policy's program in a separate process."""
     below = prepared.shape.serving.integers_below
     return await compile_program_apart(prepared.program, prepared.model.name, below, target, cache)
 
@@ -355,9 +355,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return TextsJudged(task, outcomes, tokens=tokens)
 
     def _chosen(self, dialogues: list[Dialogue]) -> list[Dialogue]:
-        """Return the texts that are computed again: `rl.verified` of them, on average one at least.
+        """Return the texts computed again: `rl.verified` of them, on average one at least.
 
-        The choice is drawn from the machine's entropy after the texts have come, so that no worker can foresee it.
+        The choice is drawn from the machine's entropy after the texts have come, so no worker can foresee it.
         """
         if not self.config.rl.verified or not dialogues:
             return []

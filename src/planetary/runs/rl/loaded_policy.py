@@ -66,7 +66,7 @@ class TextStart:
 
 @dataclass
 class Completion:
-    """Generated tokens, and the log-probability that the model gave each."""
+    """Generated tokens, and the log-probability the model gave each."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -83,8 +83,8 @@ def sample(
 ) -> list[Completion]:
     """Continue all texts and return their completions, in order.
 
-    Tokens are drawn from the whole distribution at temperature 1, so that a token's log-probability is that with which
-    it was drawn. The token that ends a text is the last of its completion.
+    Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
+    was drawn. The token that ends a text is the last of its completion.
     """
     scheduler = Scheduler(shape, vocabulary)
     scheduler.join(_SEAT)
@@ -137,8 +137,8 @@ class Learned:
 
 
 def divergence_of(samples: np.ndarray, others: np.ndarray, own: np.ndarray) -> float:
-    """Return an estimate of KL(samples, others) over own tokens, in nats: the mean of exp(d) - d - 1 with
-    d = others - samples, both log-probabilities of tokens that the first drew.
+    """Return an estimate of KL(samples, others) over own tokens, in nats: the mean of exp(d) - d - 1 with d = others -
+    samples, both log-probabilities of tokens the first drew.
     """
     away = (others - samples)[own].astype(np.float64)
     return float(np.mean(np.exp(away) - away - 1)) if away.size else 0.0
@@ -279,7 +279,7 @@ class LoadedPolicy:
                 raise LocalProtocolError(f"the weights that came have no {spec.name!r} of the shape {list(spec.shape)}")
 
     def _restore_state(self, round_: int) -> None:
-        """Have the optimizer's state on the device that a round begins with."""
+        """Have the optimizer's state on the device a round begins with."""
         if self._round == round_ - 1 and self._persists:
             return
         if self._round is not None and self._round < round_ and self._persists:
@@ -294,5 +294,5 @@ class LoadedPolicy:
 
     @property
     def shape(self) -> PolicyShape:
-        """The sizes that the policy is compiled for."""
+        """The sizes the policy is compiled for."""
         return self._shape

@@ -36,12 +36,12 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
 
     @staticmethod
     def plan_of(shape: PolicyShape) -> str:
-        """Return the plan: the sizes that the policy is compiled for."""
+        """Return the plan: the sizes the policy is compiled for."""
         return msgspec.json.encode(shape).decode()
 
     @property
     def shape(self) -> PolicyShape:
-        """The sizes that the policy is compiled for."""
+        """The sizes the policy is compiled for."""
         return msgspec.json.decode(self.plan, type=PolicyShape)
 
     @property

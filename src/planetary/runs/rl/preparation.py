@@ -41,7 +41,7 @@ class PreparedPolicy:
 
     Attributes:
         model: the policy, with its initial parameters.
-        reference: parameters that it is compared with from the start; None: those at the end of the imitation.
+        reference: parameters it is compared with from the start; None: those at the end of the imitation.
         objective: of the rounds after the imitation.
         state: of the optimizer.
     """
@@ -114,7 +114,7 @@ def objective_of(config: Config) -> Objective:
 
 
 def shape_of(model: TracedModel, config: Config) -> PolicyShape:
-    """Return the sizes that a policy is compiled for.
+    """Return the sizes a policy is compiled for.
 
     Raises:
         UserError: the batch or the text's length is missing or too long for the model, or the cache too small.

@@ -140,7 +140,7 @@ class PolicyRound:
     staleness: dict[int, int] = field(default_factory=dict)
 
     def share_of(self, session: int) -> Share | None:
-        """Return the share that a worker trains now."""
+        """Return the share a worker trains now."""
         return next((one for one in self.shares if one.session == session and one.result is None), None)
 
     @property

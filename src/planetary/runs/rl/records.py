@@ -1,4 +1,4 @@
-"""Records of reinforcement learning beside the fabric's, and the state that they fold to."""
+"""Records of reinforcement learning beside the fabric's, and the state they fold to."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ReinforcementRecord = (
 
 
 class ReinforcementState(RunFold):
-    """The state that the journal determines.
+    """The state the journal determines.
 
     Attributes:
         next_group: number of the next group; none is sampled twice, also after a resume.

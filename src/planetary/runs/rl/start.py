@@ -39,7 +39,7 @@ REFERENCE_FILE = "reference.safetensors"
 
 @dataclass
 class PolicyStart:
-    """The state that the gateway goes on from; see `RunStart`."""
+    """The state the gateway goes on from; see `RunStart`."""
 
     policy: PolicyOfRun
     state: ReinforcementState

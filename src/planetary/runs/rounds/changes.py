@@ -37,7 +37,7 @@ class Offer(msgspec.Struct, frozen=True):
     """One form of a version for one worker.
 
     Attributes:
-        nbytes: of its tensors; 0: not counted.
+        nbytes: size of the tensors; 0: not counted.
         why: the reason for this form, where there was a choice.
     """
 
@@ -66,12 +66,12 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     whole_bytes: int = 0
 
     def offer(self, version: int, since: int, own: Collection[int]) -> Offer:
-        """Return the form for a worker that has the version before.
+        """Return the form for a worker with the version before.
 
         Args:
             version: the newest.
             since: the version before.
-            own: tasks of the worker, on its present connection, that are in the change.
+            own: tasks of the worker's present connection in the change.
         """
         return self.whole(version, since)
 
@@ -94,7 +94,7 @@ WHOLE = Change()
 
 
 def unchanged(compression: m.Compression, specs: Sequence[TensorSpec]) -> Change:
-    """Return the change to a version that a run begins from, or goes on from."""
+    """Return the change to a version a run begins from, or goes on from."""
     return Change(whole_bytes=sum(4 * spec.size for spec in specs)) if compression.down == RELAY else WHOLE
 
 
@@ -102,7 +102,7 @@ class CodedChange(Change, frozen=True, kw_only=True):
     """A change in a codec, or the tensors of a fragment.
 
     Attributes:
-        digest: of its bytes; "": it comes as tensors.
+        digest: digest of the bytes; "": it comes as tensors.
     """
 
     digest: str = ""

@@ -1,11 +1,11 @@
-"""Keys that a run in rounds honours, in a star and in a ring."""
+"""Keys a run in rounds honours, in a star and in a ring."""
 
 from __future__ import annotations
 
 from planetary.core.configuration.honoured import HonouredKeys
 
 SECTIONS = ("run.*", "model.*", "data.*", "train.*", "optimizer.*", "outer.*", "fabric.*", "checkpoint.*", "eval.*")
-"""Sections that a run in rounds honours wherever its workers are."""
+"""Sections a run in rounds honours wherever the workers are."""
 
 _OF_RING = 'only workers of a ring have an effect of it: set sync.topology = "ring"'
 _OF_STAR = 'only the star has an effect of it: set sync.topology = "star"'

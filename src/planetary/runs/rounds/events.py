@@ -67,7 +67,7 @@ class OuterStepDone(Event, frozen=True):
     round: int
     delta_norm: float  # Euclidean norm of the merged delta
     autocorrelation: float | None = None  # autocorrelation of the merged delta with the previous round's
-    change: Change = WHOLE  # the form in which workers that have the version before get it
+    change: Change = WHOLE  # the form in which workers with the version before get it
 
 
 class OuterStepFailed(Event, frozen=True):
@@ -122,7 +122,7 @@ class EndParametersOf(Payload, frozen=True):
 
 
 class OuterStateOf(Payload, frozen=True):
-    """The outer state of one version: the one that the sender holds."""
+    """The outer state of one version: the one the sender holds."""
 
     version: int
 

@@ -63,7 +63,7 @@ class AcceptedLease(msgspec.Struct):
     version_lag: int = 0
     through: int = 0
     more: tuple[int, ...] = ()  # leases trained after `lease`
-    untrained: int = 0  # leases of the task that the deadline cut off
+    untrained: int = 0  # leases of the task the deadline cut off
 
     stale: int = 0
     share: float = -1.0
@@ -123,7 +123,7 @@ class OpenRound(msgspec.Struct):
 
 
 class ControllerState(RunFold):
-    """Everything that the journal of a run in rounds determines.
+    """Everything the journal of a run in rounds determines.
 
     Attributes:
         version: the newest global parameters.
@@ -134,7 +134,7 @@ class ControllerState(RunFold):
         durable_round: the newest round with a checkpoint.
         lengths: of the deltas that counted, by round; see `sync.judgement.Judgement`.
         refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
-        retreats: versions that the run went back from because they were of no use.
+        retreats: versions the run went back from because they were of no use.
         slow: why each slow worker is.
         counted: of a hub: how many of each site's tokens, since its run began, are in the newest version, or were given
             up with a later one that was of no use.

@@ -1,4 +1,4 @@
-"""Keys that a served model honours."""
+"""Keys a served model honours."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GRAPH = HonouredKeys(
 
 
 def honoured(config: Config) -> HonouredKeys:
-    """Return the keys that a run of this configuration honours."""
+    """Return the keys a run of this configuration honours."""
     return GRAPH if is_graph(Path(config.serve.model)) else CODED
 
 

@@ -1,4 +1,4 @@
-"""The controller of a served model: a scheduler of texts over the workers that the base admits, equips and loses."""
+"""The controller of a served model: a scheduler of texts over the workers the base admits, equips and loses."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
 
 
 class ServingState(RunFold):
-    """The state that the journal determines: that of every kind of run."""
+    """The state the journal determines: that of every kind of run."""
 
 
 class ServingDesk(Desk[ServingPolicy, ServingState]):
@@ -121,7 +121,7 @@ class ServingDesk(Desk[ServingPolicy, ServingState]):
 
 @dataclass
 class UnderWay:
-    """A call that a worker computes."""
+    """A call a worker computes."""
 
     number: int
     call: Call

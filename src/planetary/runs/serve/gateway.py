@@ -118,7 +118,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         *,
         system: System = SYSTEM,
     ) -> None:
-        """`load` reads the model that the configuration names; in a thread."""
+        """`load` reads the model the configuration names; in a thread."""
         super().__init__(config, options, security, system=system)
         self._load = load
         self._texts = 0

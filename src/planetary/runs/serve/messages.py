@@ -78,7 +78,7 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     starts: tuple[int, ...]  # position of the first of them
     pages: tuple[tuple[int, ...], ...]  # pages of the text, in order
     full: bool  # send the log-probabilities of all tokens, beside the likeliest
-    ahead: int = 0  # further calls with tokens that the worker draws itself, unless a text ends before
+    ahead: int = 0  # further calls with tokens the worker draws itself, unless a text ends before
     drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `ahead`
     vocabulary: int | None = None  # bound of sampled tokens with `ahead`; None: all
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
@@ -93,7 +93,7 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
 
     call: int
     seconds: float  # duration on the device
-    last: bool = True  # no further results of this call follow, of tokens that the worker drew itself
+    last: bool = True  # no further results of this call follow, of tokens the worker drew itself
 
 
 SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)

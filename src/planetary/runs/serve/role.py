@@ -64,7 +64,7 @@ def load(job: ServingJob, place: Workplace) -> Role:
 
 
 class RecalledTexts(msgspec.Struct, frozen=True):
-    """The texts whose pages were copied for a decoding function, with the tokens that its calls have added since.
+    """The texts whose pages were copied for a decoding function, with the tokens its calls have added since.
 
     Pages are the truth: every call writes them, and the copy is made again for any other calls than the next ones of
     the same texts.
@@ -131,7 +131,7 @@ class LoadedModel:
                 f"{texts} of {[len(one) for one in message.tokens]} tokens and {[len(p) for p in message.pages]} pages"
             )
         arrays = {name: specs[name].zeros() for name in ("tokens", "start", "length", "pages")}
-        arrays["length"][:] = 1  # places without a text: a token that is written to page 0
+        arrays["length"][:] = 1  # places without a text: a token written to page 0
         for place, (new, start, pages) in enumerate(zip(message.tokens, message.starts, message.pages, strict=True)):
             arrays["tokens"][place, : len(new)] = new
             arrays["pages"][place, : len(pages)] = pages

@@ -122,7 +122,7 @@ class NetworkHere:
 
 
 _HELD_BYTES = 64 * 1024  # size of a connection's receive buffer; the sender waits while it is full
-_CUT_SHORT = 0.05  # chance that a read or write is short although it could be whole
+_CUT_SHORT = 0.05  # chance a read or write is short although it could be whole
 
 
 class SimulatedDataConnection(DataConnection, asyncio.Protocol):

@@ -1,8 +1,8 @@
-"""The ports of masters and peers in a simulated process: its threads, and the locks that they wait with.
+"""The ports of masters and peers in a simulated process: its threads, and the locks they wait with.
 
 One thread runs at any time, and another one follows where it waits. With a `preempt_chance` it may also be stopped for
-a moment before it takes a lock, so that other threads and the event loop get between any two critical sections, and
-into the outer one of two nested ones.
+a moment before it takes a lock, so other threads and the event loop get between any two critical sections, and into the
+outer one of two nested ones.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ class GroupObservation:
     Attributes:
         events: number of events that machines handled.
         outcomes: (key of the group, number of an operation) -> whether it succeeded, as members saw it.
-        decided: (peer, call) of small operations that the master let succeed.
+        decided: (peer, call) of small operations the master let succeed.
         most_operations: most operations that ran in a group at once.
-        most_threads: most threads that a peer had at once.
+        most_threads: most threads a peer had at once.
     """
 
     events: int = 0
@@ -270,7 +270,7 @@ class SimulatedGroup:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Record an exception, so that the shells, which handle it, do not hide it."""
+        """Record an exception, so the shells, which handle it, do not hide it."""
         try:
             yield
         except Exception as error:
@@ -323,7 +323,7 @@ GroupFault = Literal[
     "hang_thread",  # one thread of a peer does nothing for a while
     "drop_links",  # all connections of a peer's machine break
     "cut_pair",  # nothing arrives from one peer's machine at another one's for a while; both reach the master
-    "mute",  # nothing that a peer's machine sends arrives for a while; it still receives
+    "mute",  # nothing a peer's machine sends arrives for a while; it still receives
     "deafen",  # nothing arrives at a peer's machine for a while; its messages arrive
     "slow_node",  # packets from and to a peer's machine take fifty times as long for a while
     "join",  # a peer is started

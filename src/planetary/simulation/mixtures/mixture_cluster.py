@@ -62,7 +62,7 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
         training: the numerics.
         gateway_type: class of its gateways.
         queue: of expert work, of the gateway that began last.
-        most_kept: most results of expert workers that the gateway kept at once.
+        most_kept: most results of expert workers the gateway kept at once.
     """
 
     gateway_type: ClassVar[type[MixtureGateway]] = MixtureGateway

@@ -50,7 +50,7 @@ class PolicyCluster(SimulatedCluster[PolicyGateway]):
     Attributes:
         training: the computing part.
         lies: of workers.
-        most_kept: most versions of the parameters that the gateway kept at once.
+        most_kept: most versions of the parameters the gateway kept at once.
     """
 
     records = ReinforcementRecord

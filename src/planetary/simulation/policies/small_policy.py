@@ -168,7 +168,7 @@ def _trained(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 class SmallPolicy:
-    """A run of `SmallPolicyProgram`s, and the results that its journal determines."""
+    """A run of `SmallPolicyProgram`s, and the results its journal determines."""
 
     def __init__(self, config: Config) -> None:
         serving = ServingShape(
@@ -331,7 +331,7 @@ class SmallPolicy:
 
 
 def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Return the parameters that a run compares with from its start: its teacher's, or its own."""
+    """Return the parameters a run compares with from the start: its teacher's, or its own."""
     if config.rl.objective == "distillation":
         return {"table": np.cos(np.arange(TABLE.size, dtype=np.float32)).reshape(TABLE.shape)}
     return None if config.rl.imitated_rounds else {"table": table}

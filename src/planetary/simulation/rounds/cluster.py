@@ -100,7 +100,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         training: the computation of its workers.
         gossip: the liars' knowledge of the other workers.
         sums: of a ring, see `SmallTraining.replay`.
-        most_kept: most versions and most results that the gateway kept at once.
+        most_kept: most versions and most results the gateway kept at once.
     """
 
     records = AnyRecord

@@ -63,7 +63,7 @@ SIZE = 8
 PARAMS = (TensorSpec("w", "f32", (SIZE,)),)
 _TOKENS = tuple(TensorSpec(name, "i32", (BATCH, LENGTH)) for name in ("inputs", "targets"))
 STEPS = {character * 64: pull for character, pull in zip("0123", (0.1, 0.06, 0.15, 0.08), strict=True)}
-"""Digests of the steps that a run may have, and how far each draws the parameters; the first is that of the start."""
+"""Digests of the steps a run may have, and how far each draws the parameters; the first is that of the start."""
 SPEC = StepSpec("simulated", PARAMS, (), (), _TOKENS, "0" * 64)
 
 
@@ -91,7 +91,7 @@ SOURCE_TOKENS = 6000
 
 
 class SmallExecutor:
-    """Eight parameters that every batch draws towards a goal of its own; see `Executor`."""
+    """Eight parameters every batch draws towards a separate goal; see `Executor`."""
 
     device_name = "none"
 
@@ -129,11 +129,11 @@ class SmallExecutor:
 
 
 GOAL = np.linspace(3, 1, 8, dtype=np.float32)
-LEAST_LOSS = 8.0  # so high that the outer momentum's overshoot is no damage (`sync.sanity`)
+LEAST_LOSS = 8.0  # so high the outer momentum's overshoot is no damage (`sync.sanity`)
 
 
 def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the target of a batch: the common goal plus a term of its own."""
+    """Return the target of a batch: the common goal plus a separate term."""
     number = int(batch[0].sum()) + 31 * int(batch[1][0, 0]) + 1
     return GOAL + np.float32(0.3) * np.sin(np.arange(8, dtype=np.float32) * np.float32(number % 997))
 
@@ -320,8 +320,8 @@ class SmallTraining:
 
         Args:
             journal: of the run.
-            received: with a lossy codec, the deltas that the gateway received, by task: the rest that a worker keeps
-                back depends on results that the journal does not know.
+            received: with a lossy codec, the deltas the gateway received, by task: the rest a worker keeps back depends
+                on results the journal does not know.
             sums: of a ring, as the workers received them: the journal does not know the order of additions. Each one
                 that is taken is the sum of the shares in one of the possible orders.
         """
@@ -436,7 +436,7 @@ def _small_data() -> PreparedData:
 
 
 def small_config() -> Config:
-    """Return the configuration that the data of small runs depends on."""
+    """Return the configuration the data of small runs depends on."""
     train = TrainConfig(batch_size=BATCH, sequence_length=LENGTH)
     return Config(data=DataConfig(source=str(_source())), train=train)
 

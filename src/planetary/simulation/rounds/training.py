@@ -32,7 +32,7 @@ class Training(Protocol):
         ...
 
     def prepared_with(self, own: StepRecord | None) -> Prepared:
-        """Return the same for a run that goes on with a step of its own."""
+        """Return the same for a run that goes on with a separate step."""
         ...
 
     def another_step(self, overrides: Sequence[str]) -> Prepared:

@@ -1,1 +1,1 @@
-"""The control API of a site: groups of operations, and the application that they make."""
+"""The control API of a site: groups of operations, and the application they make."""

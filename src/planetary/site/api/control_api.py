@@ -71,7 +71,7 @@ def control_api(
 
 
 def page_of(site: Site) -> PageOperations:
-    """Return the page of the newest run, or of the one that its address names with `?job=`."""
+    """Return the page of the newest run, or of the one its address names with `?job=`."""
 
     def job(request: Request) -> Job | None:
         name = request.query_params.get("job", "")

@@ -199,7 +199,7 @@ class JobOperations:
 
 
 def job_of(site: Site, request: Request) -> Job:
-    """Return the job that a request's path names. Raises `ApiError` (404) when there is none."""
+    """Return the job a request's path names. Raises `ApiError` (404) when there is none."""
     name = request.path_params["job"]
     try:
         return site.job(name)
@@ -221,7 +221,7 @@ async def status_of(site: Site, job: Job) -> RunStatus:
 def _checked(
     asked: Submission, controller: ControllerOptions, folder: Path | None, data_sets: Mapping[str, str]
 ) -> Config:
-    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
+    """Return the configuration asked for. In a thread. Raises `ApiError` and `UserError`."""
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:
         raise wrong(given[1], f"{' and '.join(given)} are given: expected one of them")

@@ -33,9 +33,9 @@ from planetary.web.operations import EVENTS as EVENT_STREAM
 from planetary.web.operations import Operation, Parameter, event_line, event_stream
 
 TOGETHER = 64
-"""Events that are sent at once, from a journal with more of them."""
+"""Events sent at once, from a journal with more of them."""
 KEEP_ALIVE_S = 15.0
-"""A stream without events has a comment in this time, so that nothing on the way takes it for dead."""
+"""A stream without events has a comment in this time, so nothing on the way takes it for dead."""
 
 
 class ObservingOperations:
@@ -191,7 +191,7 @@ async def event_lines(
     """Yield the events of a journal after the first `after`, until nothing more can come."""
     tail, number, quiet_s = JsonLinesTail(path), 0, 0.0
     while True:
-        over = is_over()  # before the last look, so that lines appended until then are delivered
+        over = is_over()  # before the last look, so lines appended until then are delivered
         try:
             records = await asyncio.to_thread(tail.poll)
         except UserError as error:

@@ -1,4 +1,4 @@
-"""Jobs that a hub places on sites: submit, list, show, cancel; and the sites with their jobs."""
+"""Jobs a hub places on sites: submit, list, show, cancel; and the sites with their jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from planetary.web.operations import Operation, Parameter, event_stream
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job that a hub is asked to place: one of `config` and `toml`."""
+    """A job a hub is asked to place: one of `config` and `toml`."""
 
     config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
     toml: str | None = None  # the text of one
@@ -58,7 +58,7 @@ class HubSiteList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementOperations:
-    """Operations on jobs that a hub places. A gateway that is no hub refuses them (409)."""
+    """Operations on jobs a hub places. A gateway that is no hub refuses them (409)."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -175,9 +175,9 @@ class PlacementOperations:
 
 
 def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path | None) -> Config:
-    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`.
+    """Return the configuration asked for. In a thread. Raises `ApiError` and `UserError`.
 
-    `data_sets`, `runs`: of the hub, which has a run of its own for a job over several sites.
+    `data_sets`, `runs`: of the hub, which has a separate run for a job over several sites.
     """
     if (asked.config is None) == (asked.toml is None):
         raise wrong("config", "expected the configuration of a job: config (tables) or toml (a text), one of the two")
@@ -194,7 +194,7 @@ def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path
 
 
 def hub_run_status(site: Site) -> RunStatus:
-    """Return the status that the hub's page shows."""
+    """Return the status the hub's page shows."""
     hub = site.hub
     assert hub is not None
     jobs = tuple(_job_status(site, job) for job in hub.book.jobs.values())
@@ -285,7 +285,7 @@ def _group_in_words(group: WorkerGroup) -> str:
 
 
 def policy_in_words(policy: SitePolicy) -> str:
-    """Describe the jobs that a site may be given."""
+    """Describe the jobs a site may be given."""
     texts = [f"roles {', '.join(policy.roles)}" if policy.roles else "all roles"]
     texts += [] if ANY_DATA in policy.data_sets else [f"reads {', '.join(policy.data_sets) or 'no data set'}"]
     texts += [f"{policy.gb_per_day:g} GB a day"] if policy.gb_per_day else []

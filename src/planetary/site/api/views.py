@@ -44,7 +44,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float  # Unix time in seconds
     started_at: float | None
     ended_at: float | None
-    by: str  # name of the token that it was submitted with
+    by: str  # name of the token it was submitted with
     reason: str  # why it ended, or is to end
     workers: tuple[str, ...]  # workers of the job
     endpoint: str = ""  # endpoint of a served model
@@ -57,14 +57,14 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file that was sent to the gateway."""
+    """A file sent to the gateway."""
 
     digest: str  # sha256
     name: str
 
 
 class FileView(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the gateway keeps for submissions."""
+    """A file the gateway keeps for submissions."""
 
     digest: str  # sha256
     name: str
@@ -72,7 +72,7 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job that is asked for: one of `config`, `toml`, `resume`, or none for the controller's own configuration."""
+    """A job asked for: one of `config`, `toml`, `resume`, or none for the controller's own configuration."""
 
     config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
     toml: str | None = None  # the text of one
@@ -96,10 +96,10 @@ class SiteWorker(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     node: str
     job: str  # job of the worker; "": none
-    moving_to: str  # job that it works for when its task has ended; "": it stays
+    moving_to: str  # job it works for when its task has ended; "": it stays
     why: str  # it is there, or goes there
     drained: bool
-    controller: str  # the only one that it works for; "": any
+    controller: str  # the only one it works for; "": any
     roles: tuple[str, ...]  # roles allowed by the operator; empty: all
     connected: bool
     address: str
@@ -113,7 +113,7 @@ class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The only controller that a worker is to work for; "": any."""
+    """The only controller a worker is to work for; "": any."""
 
     controller: str
 
@@ -135,7 +135,7 @@ class InvitesView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InviteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An invite that is asked for."""
+    """An invite asked for."""
 
     expires_in_s: float = 7 * 86400.0  # 0: never
     node: str = ""
@@ -159,7 +159,7 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     features: str
     nbytes: int
     compiler: str  # version of IREE; "": XLA compiles it on the worker
-    stablehlo: str  # sha256 of the module that it was compiled from
+    stablehlo: str  # sha256 of the module it was compiled from
     verified: str  # finding of its check; "": none is known
 
 
@@ -181,13 +181,13 @@ class ArtifactUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArtifactHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """Artifacts that a job's run published, oldest first."""
+    """Artifacts a job's run published, oldest first."""
 
     history: tuple[ArtifactUse, ...]
 
 
 class RollOutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Another training step that is asked for."""
+    """Another training step asked for."""
 
     overrides: tuple[
         str, ...
@@ -196,7 +196,7 @@ class RollOutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An earlier training step that is asked for."""
+    """An earlier training step asked for."""
 
     step: str = ""  # digest, or its beginning; "": the one before
     reason: str = ""  # reason for the journal

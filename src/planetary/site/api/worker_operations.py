@@ -101,7 +101,7 @@ class WorkerOperations:
         return self._view(self._name(request), self._statuses())
 
     def _name(self, request: Request) -> str:
-        """Return the worker that a path names. Raises `ApiError` (404) when it is not known."""
+        """Return the worker a path names. Raises `ApiError` (404) when it is not known."""
         name = request.path_params["worker"]
         try:
             self._site.require_worker(name)

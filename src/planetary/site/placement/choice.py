@@ -5,14 +5,14 @@ A site can take a job unless one of these holds, in this order:
 1. its policy forbids it (roles, data sets, trust), or the job names another site: for good,
 2. it refused this job for a reason that lasts: for good,
 3. it is away, or an earlier attempt of the job may still run there,
-4. it has no such controller, not the data that the job reads, or too few workers of the role, backend and memory,
+4. it has no such controller, not the data the job reads, or too few workers of the role, backend and memory,
 5. its line has carried the bytes of the day,
 6. its controller has as many jobs as it runs at once.
 
 Of several sites the one with the most idle workers that fit gets it, then the one with the most workers, then with the
 fewest jobs of the hub, then the first by name.
 
-A job over several sites is divided into parts. Its parts are placed together, each on a site of its own: `choose_sites`
+A job over several sites is divided into parts. Its parts are placed together, each on a separate site: `choose_sites`
 finds none before there is one for every part. Later a part is placed like any job, but not on a site that has, or had,
 another part: a site's tokens in the merged model belong to one part of the data.
 """
@@ -53,10 +53,10 @@ class SiteNow(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: SitePolicy
     news: SiteNews | None  # None: it is away
-    placed: int = 0  # jobs of the hub that its controller has
+    placed: int = 0  # jobs of the hub its controller has
     refused: str = ""  # why it refused this job for good
     rests: str = ""  # why it is not asked again for a while
-    part: str = ""  # another part of the same job that it has or had; "": none
+    part: str = ""  # another part of the same job it has or had; "": none
     stray: bool = False  # an earlier attempt of this job may still run there
     nbytes: int = 0  # traffic of its line today
 
@@ -124,14 +124,14 @@ def choose_sites(parts: Sequence[PlaceableJob], sites: Sequence[SiteNow]) -> Sit
     left, chosen, obstacles = list(sites), list[SiteChoice](), dict[str, Obstacle]()
     for part in parts:
         choice = choose_site(part, left)
-        passing = {name for name, one in obstacles.items() if not one.lasting}  # to a part that was named for the site
+        passing = {name for name, one in obstacles.items() if not one.lasting}  # to a part named for the site
         obstacles |= {name: one for name, one in choice.obstacles.items() if name not in passing}
         if choice.site:
             chosen.append(choice)
             left = [site for site in left if site.policy.name != choice.site]
     if len(chosen) == len(parts):
         return SitesChoice(sites=tuple(one.site for one in chosen), why=tuple(one.why for one in chosen))
-    # A site of the chosen ones is no obstacle, though it could not take the part that it was named for.
+    # A site of the chosen ones is no obstacle, though it could not take the part it was named for.
     names = {one.site for one in chosen}
     blocked = {name: one for name, one in obstacles.items() if name not in names}
     possible = sum(not one.lasting for one in blocked.values()) + len(chosen)

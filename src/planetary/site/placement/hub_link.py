@@ -1,7 +1,7 @@
 """A gateway's own link to its hub: a pure machine, and the shell that dials for it.
 
-The machine knows the attempts that the gateway's journal has, so that an offer that comes again is answered and not
-taken again. The gateway takes and ends jobs; every change of one becomes a `JobReport`.
+The machine knows the attempts the gateway's journal has, so an offer that comes again is answered and not taken again.
+The gateway takes and ends jobs; every change of one becomes a `JobReport`.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class HubLinkMachine:
     """A gateway's link to its hub, as a pure machine. The first event is a `Tick`.
 
     Attributes:
-        hub: identity of the hub that the attempts are of; "" before the first connection of the gateway's life.
-        reports: the newest one of each attempt that the gateway has.
+        hub: identity of the hub the attempts are of; "" before the first connection of the gateway's life.
+        reports: the newest one of each attempt the gateway has.
         connected: whether the hub has taken this gateway.
         away: why it is not connected; "" while it is, and before the first attempt.
         ended: why it is not dialled any more; "": it is.

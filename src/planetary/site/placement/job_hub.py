@@ -211,7 +211,7 @@ class JobHub:
     async def attend_uplink(
         self, connection: Connection, hello: Hello, attend: Callable[[Connection, Hello], Awaitable[None]]
     ) -> None:
-        """Have the hub's run of a job attend a site that has a part of it, and count the bytes of its line."""
+        """Have the hub's run of a job attend a site with a part of it, and count the bytes of its line."""
         terms = HubTerms(self.book.hub, tuple(self.machine.policies))
         if (refusal := refusal_of(hello, terms, self.book, {})) is not None:
             log.warning("the site %s is refused by the run %s: %s", hello.worker, hello.run, refusal.reason)
@@ -262,7 +262,7 @@ class JobHub:
             by: name of the token.
 
         Raises:
-            UserError: it is of a kind that no site hosts, or the policies of too many sites forbid it.
+            UserError: it is of a kind no site hosts, or the policies of too many sites forbid it.
             ConflictError: the name is taken.
         """
         sites = sites_wanted(config, needs)
@@ -379,11 +379,11 @@ class JobHub:
         return self.machine.sites[name]
 
     def nbytes_today(self, name: str) -> int:
-        """Return the bytes that a site's line has carried today, both ways."""
+        """Return the bytes a site's line has carried today, both ways."""
         return self.machine.nbytes_today(name)
 
     def address_of(self, name: str) -> str:
-        """Return the host that a site connected from; "": it is away."""
+        """Return the host a site connected from; "": it is away."""
         session = self.site(name).session
         return self._lines[session].connection.peer_host if session in self._lines else ""
 
@@ -431,7 +431,7 @@ class JobHub:
 
 
 def data_sets_of(config: Config) -> tuple[str, ...]:
-    """Return the names of the data sets of its site that a job reads, each once."""
+    """Return the names of the data sets of its site a job reads, each once."""
     sources = [*(part.source for part in config.data.parts), config.rl.prompts]
     names = [source.removeprefix(DATA_SCHEME) for source in sources if source.startswith(DATA_SCHEME)]
     return tuple(dict.fromkeys(names))

@@ -1,17 +1,16 @@
 """A hub that places jobs, as a pure machine: sites come and go, jobs are offered, lost, returned and cancelled.
 
 Every decision is a record of the hub's journal before its message is sent. A site that comes is asked again for every
-job that it has, or may have: an offer of the same attempt changes nothing there and is answered with the job's state.
-So the loss of a message, a connection, a site or the hub loses no job. A job is offered to another site only once its
-own was away for longer than its patience. The attempt that was given up is a *stray*: while it may still run, the job
-is not offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the job if no
-other site was asked in the meantime.
+job it has, or may have: an offer of the same attempt changes nothing there and is answered with the job's state. So the
+loss of a message, a connection, a site or the hub loses no job. A job is offered to another site only once its own was
+away for longer than its patience. The attempt that was given up is a *stray*: while it may still run, the job is not
+offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the job if no other
+site was asked in the meantime.
 
-A job over several sites is a *whole* with *parts*. The hub trains it in a run of its own, whose workers are the sites
-that have its parts; it begins once there is a site for every part, and its end is the end of the whole. A part is
-offered, lost, returned and cancelled like any job. The whole goes on while one part does: a part that its site ended
-is not placed again. Parts that outlive their whole are cancelled, after a while in which their sites can take the last
-version.
+A job over several sites is a *whole* with *parts*. The hub trains it in a separate run, whose workers are the sites
+with its parts; it begins once there is a site for every part, and its end is the end of the whole. A part is offered,
+lost, returned and cancelled like any job. The whole goes on while one part does: a part its site ended is not placed
+again. Parts that outlive their whole are cancelled, after a while in which their sites can take the last version.
 
 A site that alternates between two states (queued and running, there and away, taking a job and declining it) does not
 grow the journal at the rate of its connection: offers, losses and changes of a job's state there are *paced*, and of
@@ -52,9 +51,9 @@ from planetary.site.placement.placed_jobs import (
 )
 
 REST_S = 30.0
-"""Time after which a site is asked again for a job that it declined for a passing reason."""
+"""Time after which a site is asked again for a job it declined for a passing reason."""
 MOST_REASON = 2000
-"""Characters that are kept of a site's reason."""
+"""Characters kept of a site's reason."""
 PACE_S, BURST = 60.0, 20
 """Offers, losses and changes of state of a job: `BURST` at once, then one each `PACE_S` seconds; most have four."""
 SETTLE_S = 60.0
@@ -108,7 +107,7 @@ class SiteSession(msgspec.Struct):
         session: its connection; 0: none.
         news: its newest report on this connection.
         away_since: monotonic time in seconds since which it has no connection.
-        carried: bytes of today that the journal has not.
+        carried: bytes of today the journal has not.
     """
 
     away_since: float
@@ -180,7 +179,7 @@ class PlacementMachine:
         )
 
     def _other_part(self, site: str, job: PlacedJob) -> str:
-        """Return the part of the same job that a site has, or had, if it is another one than this."""
+        """Return the part of the same job a site has, or had, if it is another one than this."""
         if not job.whole:
             return ""
         whole = self.book.job(job.whole)
@@ -188,7 +187,7 @@ class PlacementMachine:
         return "" if number == job.part else whole.parts[number - 1]
 
     def nbytes_today(self, name: str) -> int:
-        """Return the bytes that a site's line has carried today, both ways."""
+        """Return the bytes a site's line has carried today, both ways."""
         day, used = self.book.used.get(name, (0, 0))
         return self.sites[name].carried + (used if day == self._day else 0)
 
@@ -267,7 +266,7 @@ class PlacementMachine:
                     self._append(StrayEnded(job=job.job, attempt=message.attempt, reason=why))
 
     def _ask_for_all(self, name: str, now: float) -> None:
-        """Ask a site that has come for the state of every job that it has, or may have."""
+        """Ask a site that has come for the state of every job it has, or may have."""
         for job in self.book.jobs.values():
             for attempt, stray in list(job.strays.items()):
                 if stray.site != name:
@@ -445,7 +444,7 @@ class PlacementMachine:
         return bool(job.whole) and self.book.job(job.whole).state is not PlacementState.PLACED
 
     def _spread(self, whole: PlacedJob, now: float) -> None:
-        """Offer every part of a job to a site of its own, once there are enough."""
+        """Offer every part of a job to a separate site, once there are enough."""
         parts = [part for part in self.book.parts_of(whole) if not part.over]  # a user may have cancelled some
         if not parts:
             return

@@ -172,7 +172,7 @@ class PlacementCancelled(Record, frozen=True, kw_only=True, tag="placement_cance
 
 
 class LineUsed(Record, frozen=True, kw_only=True, tag="line_used"):
-    """Bytes that a site's line has carried on a day so far."""
+    """Bytes a site's line has carried on a day so far."""
 
     site: str
     day: int  # days since 1970-01-01, UTC
@@ -261,10 +261,10 @@ class PlacedJob(msgspec.Struct, kw_only=True):
         strays: by attempt.
         refused: site -> why it will never take it.
         why: it is at its site.
-        whole: job over several sites that it is a part of; "": none.
+        whole: job over several sites it is a part of; "": none.
         part: its number among the parts, from 1.
         parts: names of its own parts, in their order; empty: it is for one site.
-        members: of a job over several sites: site -> number of the part that it has, or had.
+        members: of a job over several sites: site -> number of the part it has, or had.
     """
 
     job: str
@@ -315,9 +315,9 @@ class PlacementBook:
     Attributes:
         hub: its identity; "" before the first record.
         jobs: by name, in the order in which they were submitted.
-        keys: site -> public key of the machine that its name belongs to.
+        keys: site -> public key of the machine its name belongs to.
         bans: of sites; a hub that places jobs bans none.
-        used: site -> day and bytes that its line has carried on it.
+        used: site -> day and bytes its line has carried on it.
     """
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ class PlacementBook:
         self.date(record)
 
     def date(self, record: HubRecord) -> None:
-        """Take the dates of a record that was applied before it had its own; no decision depends on them."""
+        """Take the dates of a record applied before it had its own; no decision depends on them."""
         if not record.t or isinstance(record, HubNamed | SiteJoined | SiteForgiven | LineUsed):
             return
         job = self.job(record.job)
@@ -363,7 +363,7 @@ class PlacementBook:
         return self.jobs[name]
 
     def at(self, site: str) -> list[PlacedJob]:
-        """Return the jobs that a site has, or may have."""
+        """Return the jobs a site has, or may have."""
         return [job for job in self.jobs.values() if job.is_at_site and job.site == site]
 
     def _add(self, record: PlacementAsked) -> None:

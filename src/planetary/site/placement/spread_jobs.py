@@ -20,7 +20,7 @@ from planetary.site.config import SitePolicy
 from planetary.site.placement.choice import JobNeeds, PlaceableJob
 
 KIND = "rounds"
-"""The kind of run that is divided among sites."""
+"""The kind of run divided among sites."""
 
 
 def sites_wanted(config: Config, needs: JobNeeds) -> int:
@@ -37,7 +37,7 @@ def outer_config(config: Config, sites: int) -> Config:
     """Return the configuration of the hub's own run of a job over so many sites.
 
     Raises:
-        UserError: it is none of a training in rounds, or one that a federation refuses.
+        UserError: it is none of a training in rounds, or one a federation refuses.
     """
     replace = msgspec.structs.replace
     named = config.federation.sites
@@ -65,7 +65,7 @@ def with_members(config: Config, members: Mapping[str, int], policies: Sequence[
     Args:
         config: of `outer_config`.
         members: site -> number of its part, from 1.
-        policies: of the hub: a site that is judged there is judged in the run.
+        policies: of the hub: a site judged there is judged in the run.
 
     Raises:
         UserError: a federation refuses it.
@@ -99,9 +99,9 @@ def part_config(config: Config, job: str) -> Config:
 
 
 def parts_of(placeable: PlaceableJob, named: Sequence[SiteEntry], sites: int) -> tuple[PlaceableJob, ...]:
-    """Return the parts of a job as their placement sees them; `named`: the sites that its configuration names.
+    """Return the parts of a job as their placement sees them; `named`: the sites its configuration names.
 
-    A site that the hub judges will do: the hub's run compares its contributions with the others'.
+    A site the hub judges will do: the hub's run compares its contributions with the others'.
     """
     needs = msgspec.structs.replace(placeable.needs, sites=1, trust="judged")
     sites_of = [entry.name for entry in named] or [needs.site] * sites

@@ -121,7 +121,7 @@ class Exponents(Codec):
     name = "fp4"
     _BLOCK = 128
     _LEVELS = np.array([0.0, *(2.0**power for power in range(-6, 1))], np.float32)
-    _LEAST = _LEVELS[1] / np.float32(2)  # smallest magnitude that is not rounded to zero
+    _LEAST = _LEVELS[1] / np.float32(2)  # smallest magnitude not rounded to zero
     _TOGETHER = 512  # blocks that numpy works on at a time: 256 KiB
 
     def nbytes(self, spec: TensorSpec) -> int:

@@ -1,12 +1,11 @@
 """The loops of the codecs, compiled by numba: one pass over memory, since a block stays in a core's first cache.
 
 The same bits as the codecs have in numpy. Optional (the `collectives` extra). Compiled at first use, kept in the cache
-beside this file, and run without the interpreter lock. Nothing is fused or reordered: a product is rounded before it
-is added to. The loops that encode form e of a `CodecInput` first, leave the remainder that the bytes drop, and return
-whether all of it is finite. Arrays are contiguous, of one dimension where no shape is given; empty ones stand for
-zeros.
+beside this file, and run without the interpreter lock. Nothing is fused or reordered: a product is rounded before it is
+added to. The loops that encode form e of a `CodecInput` first, leave the remainder the bytes drop, and return whether
+all of it is finite. Arrays are contiguous, of one dimension where no shape is given; empty ones stand for zeros.
 
-numba does not notice when another file's function changes, so that loops which share one are in this file.
+numba does not notice when another file's function changes, so loops which share one are in this file.
 """
 
 # numba has no types for its decorators.
@@ -28,7 +27,7 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
 Given = tuple[np.ndarray, np.ndarray, np.ndarray, np.float32, np.ndarray]
-"""The three of a `CodecInput`, β, and the array of the rest that the bytes leave."""
+"""The three of a `CodecInput`, β, and the array of the rest the bytes leave."""
 
 Grid = tuple[int, int, int, int, int, int]
 """See `sparse_codec._Chunks`."""

@@ -1,17 +1,17 @@
 """One bit a number: signs of a rotated tensor (DRIVE, arXiv:2105.08339, the scale of least error, with error feedback).
 
-A tensor is cut into blocks of 4096 numbers; the rest is filled with zeros to a power of two. The numbers of a block
-get random signs, the block is multiplied with the Hadamard matrix, and the signs of the products travel, with their
-mean magnitude m as float32. Whatever the numbers are, the products are nearly normal, so that ±m leaves a part 1 − 2/π
-of their energy, 36 %; large numbers among small ones, which error feedback makes, do not change that. 32 numbers in
-33 bits: 31.75 times fewer bytes than float32.
+A tensor is cut into blocks of 4096 numbers; the rest is filled with zeros to a power of two. The numbers of a block get
+random signs, the block is multiplied with the Hadamard matrix, and the signs of the products travel, with their mean
+magnitude m as float32. Whatever the numbers are, the products are nearly normal, so ±m leaves a part 1 − 2/π of their
+energy, 36 %; large numbers among small ones, which error feedback makes, do not change that. 32 numbers in 33 bits:
+31.75 times fewer bytes than float32.
 
 The random signs are those of a seed, the CRC of the tensor's first block, which travels too: with equal signs in every
 round the feedback would gather in numbers whose products are small.
 
-Products are sums in a fixed order, scaled by powers of two before, so that they neither overflow nor depend on the
-machine. The sums that decoding needs are of whole numbers, which is exact in any order. Once they are loaded
-the loops are `codec_kernels`'; the bits are the same.
+Products are sums in a fixed order, scaled by powers of two before, so they neither overflow nor depend on the machine.
+The sums that decoding needs are of whole numbers, which is exact in any order. Once they are loaded the loops are
+`codec_kernels`'; the bits are the same.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def random_signs(seed: int, length: int) -> np.ndarray:
 
 
 def _height(length: int) -> int:
-    """Return how many rows a block is in a kernel: about the root of its length, so that sums go over whole rows."""
+    """Return how many rows a block is in a kernel: about the root of its length, so sums go over whole rows."""
     return 1 << length.bit_length() // 2
 
 
@@ -147,7 +147,7 @@ def _encode(rows: np.ndarray, random: np.ndarray, scales: np.ndarray, signs: np.
         products = hadamard(blocks).reshape(-1, length)
         signs[part] = np.packbits(products < 0, axis=1, bitorder="little")
         sums = np.abs(products).astype(np.float64)
-        while sums.shape[1] > 1:  # halves, so that the order is one that loops can follow
+        while sums.shape[1] > 1:  # halves, so the order is one that loops can follow
             half = sums.shape[1] // 2
             sums = sums[:, :half] + sums[:, half:]
         scales[part] = sums[:, 0] / length

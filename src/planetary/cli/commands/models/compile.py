@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load_given_model(args: argparse.Namespace) -> Model:
-    """Return the model that the arguments of `add_model_arguments` name."""
+    """Return the model the arguments of `add_model_arguments` name."""
     from planetary.cli.option_values import key_values
     from planetary.run.model.authoring import load
 

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared | ModelToCompile, int]:
-    """Return the step to tune and the threads that it runs on."""
+    """Return the step to tune and the threads it runs on."""
     from planetary.cli.commands.models.compile import given_step_options, load_given_model
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config

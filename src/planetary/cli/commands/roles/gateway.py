@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, default_api_port: int) -> None:
-    """Add the flags that every gateway has; the two ports are those that it has by default."""
+    """Add the flags every gateway has; the two ports are those it has by default."""
     from planetary.cli.key_flags import add_key_flag
     from planetary.cli.run_flags import add_folder_flags, add_preset_flag
 
@@ -297,7 +297,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
         raise UserError("gateway: --checkpoint says where to resume from, so it needs --resume RUN")
     if args.forgive and args.resume is None:
         raise UserError("gateway: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
-    # In the run, so that a resumed gateway listens where its workers dial.
+    # In the run, so a resumed gateway listens where its workers dial.
     listens = [] if args.host is None else [f"fabric.host={args.host}"]
     listens += [f"fabric.port={args.port}"] if args.port and args.announce is None else []
     if args.resume is not None:

@@ -1,4 +1,4 @@
-"""`planetary master`: the master of `planetary.collectives` as a process of its own. Needs the base install only."""
+"""`planetary master`: the master of `planetary.collectives` as a separate process. Needs the base install only."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if args.backend != "auto":
         require_backend(args.backend, args.island)
         check_device(args.backend, 0, args.threads or None)
-        node_flags.target_of(args)  # raises for one that no worker could have
+        node_flags.target_of(args)  # raises for one no worker could have
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))
     node = node_flags.node_name(args)

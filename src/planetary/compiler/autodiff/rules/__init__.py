@@ -45,7 +45,5 @@ _COMPOSITE = "stablehlo.composite @"
 
 
 def composite_names() -> list[str]:
-    """Names of the composites that have an entry of their own; all others are replaced by their
-    decomposition.
-    """
+    """Names of the composites with an entry of their own; all others are replaced by their decomposition."""
     return [name.removeprefix(_COMPOSITE) for name in rule_table.entries() if name.startswith(_COMPOSITE)]

@@ -12,7 +12,7 @@ from planetary.core.errors import UnsupportedOpError
 
 
 def single_operation(block: Block) -> str | None:
-    """The name of the one binary operation that a two-argument body applies to its arguments, else None."""
+    """The name of the one binary operation a two-argument body applies to its arguments, else None."""
     body = ir.operations(block)
     if len(body) != 2 or len(body[0].operands) != 2 or len(block.arguments) != 2:
         return None
@@ -61,7 +61,7 @@ def _written(value: Value, arguments: Mapping[Value, str]) -> str:
 
 
 def returned_argument(block: Block) -> int | None:
-    """The position of the argument that a body returns unchanged, else None."""
+    """The position of the argument a body returns unchanged, else None."""
     body = ir.operations(block)
     if len(body) != 1 or len(body[0].operands) != 1:
         return None
@@ -74,7 +74,7 @@ def returned_argument(block: Block) -> int | None:
 def vectorized(block: Block, arguments: Sequence[Value]) -> list[Value]:
     """Apply a scalar body elementwise to tensors of one shape, emitting at the insertion point.
 
-    Values that the body uses from outside must be scalars; they are broadcast.
+    Values the body uses from outside must be scalars; they are broadcast.
 
     Raises:
         UnsupportedOpError: the body holds an operation that is not elementwise.

@@ -1,8 +1,7 @@
 """Rules of `while` with a known number of iterations, and of `if` and `case`.
 
-A loop saves, per iteration, the loop-carried values that its backward pass needs, and recomputes the rest
-of the iteration from them; a branch is recomputed from the values it uses. The graph does not grow with
-the number of iterations.
+A loop saves, per iteration, the loop-carried values for the backward pass, and recomputes the rest of the iteration
+from them; a branch is recomputed from the inputs. The graph does not grow with the number of iterations.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ def _branch_activity(op: Operation, active: Set[Value]) -> list[Value]:
 class _LoopBackward:
     """Emits the backward loop of one `while`.
 
-    Loop-carried values that every iteration hands on unchanged are treated like values used from outside:
-    their cotangents are gathered over the iterations in one accumulator each.
+    Loop-carried values every iteration hands on unchanged are treated like values used from outside: their cotangents
+    are gathered over the iterations in one accumulator each.
     """
 
     def __init__(self, site: ReverseSite, cts: list[Value | None], count: int) -> None:
@@ -80,7 +79,7 @@ class _LoopBackward:
         self._analyse()
 
     def _analyse(self) -> None:
-        """Find the loop-carried values that have a cotangent, and the outside values that gather one."""
+        """Find the loop-carried values with a cotangent, and the outside values that gather one."""
         site, tape = self.site, ir.operations(self.body)[:-1]
         captured = [v for v, need in self._outside_inputs() if need]
         varied, active = _varied(site.op, {k for k in range(len(self.carried)) if site.needs[k]}, captured)
@@ -113,7 +112,7 @@ class _LoopBackward:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any cotangent changes on its way back through the iterations."""
+        """Whether any cotangent changes on the way back through the iterations."""
         return bool(self.moving or self.gathering)
 
     def emit(self) -> Sequence[Contribution]:

@@ -124,7 +124,7 @@ def _by_lhs(x: Value, kernel: Value, ct: Value, how: Convolution) -> Value:
         how.precision,
     )
     if how.batch_groups > 1:
-        # Each batch group met its own slice of the output features: treat the groups as feature groups.
+        # Each batch group met a separate slice of the output features: treat the groups as feature groups.
         kernel_in = _split_outputs(turned, how)
         found = _emit(ct, kernel_in, back, ir.element_of(ct))
         return _move_groups(found, how.lhs[1], how.lhs[0], how.batch_groups)
@@ -132,7 +132,7 @@ def _by_lhs(x: Value, kernel: Value, ct: Value, how: Convolution) -> Value:
 
 
 def _split_outputs(kernel: Value, how: Convolution) -> Value:
-    """With batch groups, output feature o belongs to group o // (O / groups): its inputs become outputs."""
+    """With batch groups, output feature o belongs to group o // (O / groups): the group's inputs become outputs."""
     return _move_groups(kernel, how.kernel[1], how.kernel[0], how.batch_groups)
 
 

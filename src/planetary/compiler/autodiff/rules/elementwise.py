@@ -12,7 +12,7 @@ from planetary.compiler.ir import Value
 
 
 def factor_rule(name: str, factor: Callable[[Value, Value], Value], note: str = "") -> None:
-    """Register a one-operand op by its derivative: `factor(x, f(x))`."""
+    """Register a one-operand op by the derivative: `factor(x, f(x))`."""
 
     def apply(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
         return [ops.multiply(ct, factor(site.x, site.y))]
@@ -193,8 +193,8 @@ def _select(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     condition, x, y = site.inputs
     zero = ops.zeros_like(ct)
     if x == y:
-        # JAX puts such a choice before each branch of a `cond` under `vmap`. Where the branch is not taken its
-        # cotangent is zero, but may have become 0 * inf = NaN on the way; JAX stops it here.
+        # JAX puts such a choice before each branch of a `cond` under `vmap`. On a branch not taken the cotangent is
+        # zero, but may have become 0 * inf = NaN on the way; JAX stops it here.
         others = ops.select(ops.compare(ct, ct, "EQ"), ct, zero)
         return [None, ops.select(condition, ct, others), None]
     return [

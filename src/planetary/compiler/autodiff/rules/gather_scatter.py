@@ -27,7 +27,7 @@ class Window:
         collapsed: operand dimensions of window size 1 that are left out of the slices tensor.
         operand_batch: operand dimensions that go with `indices_batch`, also left out.
         indices_batch: dimensions of the indices that go with `operand_batch`.
-        index_map: operand dimension that each component of an index vector moves along.
+        index_map: operand dimension each component of an index vector moves along.
         vector_dim: dimension of the indices that holds the index vectors (may be one past the last).
         sizes: window size per operand dimension.
     """
@@ -124,7 +124,7 @@ def _in_bounds(window: Window, operand: Value, indices: Value, updates: Value) -
 
 
 def _masked_gather(window: Window, source: Value, indices: Value, like: Value, inside: Value) -> Value:
-    """Emit the values that a scatter with the same numbers would have written, zero where it dropped the update."""
+    """Emit the values a scatter with the same numbers would have written, zero where it dropped the update."""
     kind = ir.tensor(ir.shape_of(like), ir.element_of(source))
     taken = ops.gather(source, indices, window.gather_numbers(), window.sizes, kind)
     return ops.select(inside, taken, ops.zeros(kind))

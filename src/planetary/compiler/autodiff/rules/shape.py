@@ -32,7 +32,7 @@ def _broadcast_in_dim(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
 
 
 def unbroadcast(ct: Value, shape: Sequence[int], dimensions: Sequence[int]) -> Value:
-    """Sum over the dimensions that a broadcast of a tensor of `shape` made or stretched."""
+    """Sum over the dimensions a broadcast of a tensor of `shape` made or stretched."""
     wide = ir.shape_of(ct)
     kept = [d for n, d in zip(shape, dimensions, strict=True) if n == wide[d]]
     total = ops.reduce_sum(ct, [d for d in range(len(wide)) if d not in kept])

@@ -114,7 +114,7 @@ def _reduce_window(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contr
 
 
 def _sum_backward(ct: Value, x: Value, windows: Windows) -> Value:
-    """Every element gathers the cotangents of the windows that it lies in: again a windowed sum."""
+    """Every element gathers the cotangents of the windows it lies in: again a windowed sum."""
     low, high = [], []
     for d, n in enumerate(ir.shape_of(x)):
         window = _dilated(windows.size[d], windows.dilation[d])
@@ -130,7 +130,7 @@ def _sum_backward(ct: Value, x: Value, windows: Windows) -> Value:
 
 
 def _to_the_first(x: Value, ct: Value, windows: Windows, direction: str) -> Value:
-    """The cotangent of every window goes to the first of its greatest (GE) or least (LE) elements.
+    """The cotangent of every window goes to the window's first greatest (GE) or least (LE) element.
 
     Padding is laid out before, as JAX does it: with padding of its own, XLA's select_and_scatter takes another one than
     the first of several equal elements.
@@ -219,7 +219,7 @@ def _patches(x: Value, fill: Value, windows: Windows) -> Value:
     for d in range(rank):
         rows = np.arange(windows.size[d])[:, None] * windows.dilation[d]
         table = rows + np.arange(places[d])[None, :] * windows.stride[d]
-        # By now d new dimensions stand in front, each before its own.
+        # By now d new dimensions stand in front, each before the matching dimension.
         x = _take(x, table.astype(np.int32), d + d)
     # Now ordered [w0, p0, w1, p1, ...].
     order = [2 * d for d in range(rank)] + [2 * d + 1 for d in range(rank)]

@@ -1,4 +1,4 @@
-"""The tokens that a composer trains and evaluates on: read by itself, or from the gateway, some steps ahead."""
+"""The tokens a composer trains and evaluates on: read by itself, or from the gateway, some steps ahead."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class GrantArrived(Event, frozen=True):
     """The gateway grants a shard, from a step on. Only from now on does anything count that is sent.
 
     Attributes:
-        held: fragments that came with the shard's saved state; None: the composer goes on with the state that it has.
+        held: fragments that came with the shard's saved state; None: the composer goes on with the state it has.
         speaks: shards whose surrogates it publishes; None: its own.
     """
 
@@ -43,7 +43,7 @@ class SpeakerAssigned(Event, frozen=True):
 
 
 class StepsReported(Event, frozen=True):
-    """The gateway reports the steps that every shard has taken."""
+    """The gateway reports the steps every shard has taken."""
 
     steps: tuple[int, ...]
 
@@ -136,7 +136,7 @@ class Publish(Instruction, frozen=True):
 
 
 class Adopt(Instruction, frozen=True):
-    """Take a merged version of a fragment; `carry`: with the progress that was made since it was published."""
+    """Take a merged version of a fragment; `carry`: with the progress made since it was published."""
 
     key: Key
     version: int
@@ -144,7 +144,7 @@ class Adopt(Instruction, frozen=True):
 
 
 class Fit(Instruction, frozen=True):
-    """Fit the surrogates of the experts that it speaks for and publish them."""
+    """Fit the surrogates of the experts it speaks for and publish them."""
 
 
 class Keep(Instruction, frozen=True):

@@ -80,22 +80,22 @@ class MixtureLoader:
 def roles_on(
     program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
 ) -> tuple[tuple[str, ...], str, float]:
-    """Compare a device's results with the job's reference; return the roles that it can have, and words about it.
+    """Compare a device's results with the job's reference; return the roles it can have, and words about it.
 
-    And the seconds that it takes for the largest function of a composer; 0: not measured.
+    And the seconds it takes for the largest function of a composer; 0: not measured.
 
-    Only parts of the program that an allowed role needs are run, so a device that compiles functions at their first
-    call compiles no others.
+    Only parts of the program an allowed role needs are run, so a device that compiles functions at their first call
+    compiles no others.
 
     Args:
         program: the job's, on the device.
         job: with its reference in the worker's store; without one nothing is compared.
-        roles: of the run, with the parts of the program that each needs.
+        roles: of the run, with the parts of the program each needs.
         place: the worker; its options have the allowed roles.
 
     Raises:
         CompileError: there is no role whose functions the device computes rightly.
-        ResourceError: nor one that its memory suffices for.
+        ResourceError: nor one its memory suffices for.
         TrustError: the blob is no reference of this program.
     """
     from planetary.runs.mixture.training.expert_optimizer import COMPOSER

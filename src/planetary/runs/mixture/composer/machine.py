@@ -1,7 +1,7 @@
 """When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
 
-Its driver (`runs.mixture.composer.role`) hands it events and carries out the instructions that it answers with. What
-it waits for, and in which order it publishes and adopts, is decided by the pace (`runs.mixture.methods.pace`).
+Its driver (`runs.mixture.composer.role`) hands it events and carries out the instructions it answers with. What it
+waits for, and in which order it publishes and adopts, is decided by the pace (`runs.mixture.methods.pace`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class SketchWindow:
         return waiting is not None and len(self._sent[layer] | waiting) < self._window
 
     def unanswered(self, layer: int) -> set[int]:
-        """Return the steps of a layer's sketches that have no answer, as far as the gateway has reported."""
+        """Return the steps of a layer's sketches without answer, as far as the gateway has reported."""
         return self._sent[layer] | (self._waiting[layer] or set())
 
     def offered(self, layer: int, step: int) -> None:
@@ -166,8 +166,8 @@ class ComposerMachine:
         phase: named state; only `handle` changes it.
         shard: that it composes; -1: none.
         epoch: of the grant; messages under another one are stale.
-        done: steps that the shard has taken.
-        held: fragments that it takes part in, and their versions.
+        done: steps the shard has taken.
+        held: fragments it takes part in, and their versions.
         speaks: shards whose surrogates it publishes.
         versions: of each shard's surrogates in the bank; -1: none are here.
         fitted_at: progress of the run at the fit of each shard's surrogates.
@@ -214,9 +214,9 @@ class ComposerMachine:
     def progress(self) -> int:
         """Steps of the run that are done: the mean over its shards, as far as is known here.
 
-        The learning rate's schedule, rounds and the end go by it. The others take over
-        steps that a composer misses, and one that comes back late goes on with the learning rate that the others have.
-        All of them are done when the gateway reports so.
+        The learning rate's schedule, rounds and the end go by it. The others take over steps a composer misses, and one
+        that comes back late goes on with the learning rate the others have. All of them are done when the gateway
+        reports so.
         """
         return self.plan.steps if self.finished else min(self.plan.steps - 1, self._mean_steps)
 
@@ -347,7 +347,7 @@ class ComposerMachine:
         return [UsePayload()]
 
     def unanswered_sketches(self, layer: int) -> set[int]:
-        """Return the steps of a layer's sketches that have no answer yet; see `SketchWindow`."""
+        """Return the steps of a layer's sketches without answer yet; see `SketchWindow`."""
         return self._sketches.unanswered(layer)
 
     def may_offer(self, layer: int) -> bool:
@@ -403,7 +403,7 @@ class ComposerMachine:
             yield "expert workers"
 
     def _missing_merges(self, *tiers: Tier) -> Iterator[str]:
-        """Yield the fragments of some tiers that were published at this step and whose merges have not arrived."""
+        """Yield the fragments of some tiers published at this step and whose merges have not arrived."""
         for key, held in self.held.items():
             if key[0] in tiers and held.published == self.done and key not in self._merged:
                 yield f"the merge of {key[0]} fragment {key[1]}"
@@ -451,7 +451,7 @@ class ComposerMachine:
         return found
 
     def _ask_for_tokens(self) -> list[Instruction]:
-        """Ask for half of the steps that may be ahead, so that the rest lasts while they are under way."""
+        """Ask for half of the steps that may be ahead, so the rest lasts while they are under way."""
         ahead, plan = self._tokens_until - self.done, self.plan
         count = min(plan.steps_ahead - ahead, plan.most_steps - self._tokens_until)
         if not self.connected or self._tokens_requested or self.finished or count <= 0 or ahead > plan.steps_ahead // 2:

@@ -1,8 +1,8 @@
 """A composer that carries out its machine's instructions, one boundary and one step at a time, and the worker's role
-that runs it in a thread of its own, on a connection that may come and go.
+that runs it in a separate thread, on a connection that may come and go.
 
-Messages are left in an inbox from any thread and taken between two steps only, so that no event on the network holds a
-step up. Long work besides the step goes to background threads: packing, and everything about surrogates
+Messages are left in an inbox from any thread and taken between two steps only, so no event on the network holds a step
+up. Long work besides the step goes to background threads: packing, and everything about surrogates
 (`runs.mixture.composer.surrogate_traffic`).
 """
 
@@ -129,7 +129,7 @@ class ComposerDriver:
             before the next step; None: do it at once.
         packing: for packing and sending, one message after the other; None: do it at once.
         clock: monotonic seconds.
-        observe: is called with the machine after each event that it handled for the driver.
+        observe: is called with the machine after each event it handled for the driver.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class ComposerDriver:
                 pass
 
     def _own(self, message: mm.GrantShard, payload: Packed) -> None:
-        if self._surrogates is not None:  # before the machine has the shard that it speaks for
+        if self._surrogates is not None:  # before the machine has the shard it speaks for
             self._surrogates.speak_for(message.speaks)
         self._handle(c.StepsReported(message.steps))
         if not message.payload:
@@ -410,7 +410,7 @@ class ComposerDriver:
         if self.composer is None or self.bank is None:
             return
         held_out = self._data.held_out()
-        # At the end no step waits for this composer; before, one batch is all the time that it gets.
+        # At the end no step waits for this composer; before, one batch is all the time it gets.
         used = held_out if self.machine.finished else held_out[:1]
         view = composer_view(self.composer, self.plan.model, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
@@ -560,7 +560,7 @@ class ComposerRole:
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Report the failure and drop the state: the one that the gateway has saved counts."""
+        """Report the failure and drop the state: the one the gateway has saved counts."""
         step = self._driver.machine.done
         kind = "internal"
         if isinstance(error, NumericsError):

@@ -57,11 +57,11 @@ class Refresh(msgspec.Struct, frozen=True):
 
 
 class ComposerSurrogates:
-    """The surrogates that a composer holds, and which of them others are known to hold, too.
+    """The surrogates a composer holds, and which of them others are known to hold, too.
 
-    A change of surrogates is of use to a peer that has the surrogates before it. So for every shard this keeps the
-    payload that was sent or received last on the present connection; the gateway keeps the same, and both drop it at
-    the same messages. A bank that was handed out never changes: a change makes another one.
+    A change of surrogates is of use to a peer with the surrogates before it. So for every shard this keeps the payload
+    that was sent or received last on the present connection; the gateway keeps the same, and both drop it at the same
+    messages. A bank handed out never changes: a change makes another one.
     """
 
     def __init__(self, plan: MixturePlan) -> None:
@@ -81,7 +81,7 @@ class ComposerSurrogates:
     def speak_for(self, before: Sequence[int], now: Sequence[int]) -> None:
         """On a connection, other shards' surrogates are published from here now than before.
 
-        These begin whole, and so do those that are not published from here any more.
+        These begin whole, and so do those not published from here any more.
         """
         self._speaks, self._connected = tuple(now), True
         for shard in {*before, *now}:
@@ -113,7 +113,7 @@ class ComposerSurrogates:
         return newer
 
     def refreshed(self, steps: ComposerSteps, state: ComposerState, step: int) -> Iterator[list[Refresh] | None]:
-        """Fit the surrogates of the experts that are spoken for and take them.
+        """Fit the surrogates of the experts spoken for and take them.
 
         Yields None after every layer, when other work may go first, and at last the refreshes to publish.
 
@@ -163,7 +163,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 class Refreshed(msgspec.Struct, frozen=True):
-    """Surrogates that were fitted here are in the bank.
+    """Surrogates fitted here are in the bank.
 
     Attributes:
         refreshes: one for each shard.
@@ -261,7 +261,7 @@ class SurrogateTraffic:
         self._do(partial(self._apply, partial(self._held.speak_for, self._machine.speaks, shards)))
 
     def fit(self, state: ComposerState) -> None:
-        """Fit the surrogates of the experts that are spoken for, one such refresh at a time: the next one comes.
+        """Fit the surrogates of the experts spoken for, one such refresh at a time: the next one comes.
 
         Raises as `ComposerSurrogates.refreshed`, or leaves that error.
         """
@@ -291,7 +291,7 @@ class SurrogateTraffic:
                 continue  # another owner speaks for it by now
             machine.handle(SurrogatesInstalled(new.shard, new.version, found.progress))
             one = new.publication
-            # On another connection, or under other speakers, it may be a change of surrogates that the gateway has not.
+            # On another connection, or under other speakers, it may be a change of surrogates the gateway has not.
             if one is not None and found.generation == self._generation_begun:
                 fields = {"payload": one.payload, "change": one.change, "base": one.base, "error": one.error}
                 fields |= {"of": new.shard, "step": new.version, "progress": found.progress}

@@ -75,13 +75,13 @@ class StoredPayload(Payload, frozen=True):
 
 
 class WeightsOf(Payload, frozen=True):
-    """The experts in a payload as composers get them: the weights that they compute with."""
+    """The experts in a payload as composers get them: the weights they compute with."""
 
     experts: str
 
 
 class NothingNew(Payload, frozen=True):
-    """In place of the weights of experts that a composer was sent before."""
+    """In place of the weights of experts a composer was sent before."""
 
 
 class SliceTokens(Payload, frozen=True):
@@ -193,7 +193,7 @@ class WorkOf(Payload, frozen=True):
 
 
 class JudgeExperts(Instruction, frozen=True):
-    """Judge an expert worker's result against the experts that it improved; answer with `ExpertsJudged`."""
+    """Judge an expert worker's result against the experts it improved; answer with `ExpertsJudged`."""
 
     task: int
     shard: int
@@ -205,7 +205,7 @@ class JudgeExperts(Instruction, frozen=True):
     base_version: int = 0  # version of the experts that made the sketches
     used: tuple[str, ...] = ()  # payloads of the worker's sketches
     audited: bool = False
-    other: str = ""  # payload of a sketch that it had not; "": there is none
+    other: str = ""  # payload of a sketch it had not; "": there is none
     fits: bool = False  # the work was to fit surrogates
     progress: int = 0  # progress of the run before the sketches' step
 

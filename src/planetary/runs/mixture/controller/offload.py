@@ -1,11 +1,11 @@
 """The controller's part about expert workers: which sketches become work, who does it, and how results are used.
 
 Workers without a shard improve experts. The experts' weights and moments live in the payload store, in one stream of
-versions per shard and layer; a composer uses the newest that it has, and never waits for the next. An update of which
+versions per shard and layer; a composer uses the newest it has, and never waits for the next. An update of which
 nothing counts makes no version; its composer is answered all the same.
 
-A sketch names the version of its composer's experts that it was made with, and so does its work. One that lags behind
-by more than the window is refused when it is offered, when it is leased, and when its result is judged.
+A sketch names the version of its composer's experts it was made with, and so does its work. One that lags behind by
+more than the window is refused when it is offered, when it is leased, and when its result is judged.
 
 Some work is checked: audited where it is judged, or made by two workers, who must agree. Where there is no second one,
 the first one's result is judged alone.
@@ -83,7 +83,7 @@ class JudgedWork(msgspec.Struct, frozen=True):
 
 
 class WaitingSketches:
-    """Sketches that have no answer yet: the gateway's side of `runs.mixture.composer.machine.SketchWindow`.
+    """Sketches without answer yet: the gateway's side of `runs.mixture.composer.machine.SketchWindow`.
 
     Reports of a composer's steps come ahead of all payloads; so the gateway reports when sketches are too old.
 
@@ -174,7 +174,7 @@ class Offload:
         self._fitted: dict[tuple[int, int], int] = {}  # progress of the run at the last fit, by shard and layer
         self._asked: set[int] = set()
         self._may_have_work = bool(desk.state.experts)
-        self._changed_since_asked = False  # there may be work that the queue's next answer does not contain
+        self._changed_since_asked = False  # there may be work the queue's next answer does not contain
         self._next_task = desk.policy.first_task
         self._pool = _pool_of(desk.policy.plan)
         self._sent: dict[tuple[int, int, int], int] = {}  # version there, by session, shard and layer
@@ -333,7 +333,7 @@ class Offload:
         return answer
 
     def lost(self, session: int) -> None:
-        """A worker is gone; a result that it has sent is judged all the same."""
+        """A worker is gone; a result it has sent is judged all the same."""
         self._sent = {key: version for key, version in self._sent.items() if key[0] != session}
         self._waiting.lost(session)
         self._asked.discard(session)
@@ -345,7 +345,7 @@ class Offload:
             self._may_have_work = self._changed_since_asked = True
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
-        """Send a composer the newest experts of a layer, or their changes to those that it got on this connection."""
+        """Send a composer the newest experts of a layer, or their changes to those it got on this connection."""
 
         def newest() -> tuple[m.Message, e.Payload]:
             held = self._desk.state.experts[shard, layer]
@@ -419,7 +419,7 @@ class Offload:
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
     def _late(self, shard: int, layer: int, version: int) -> str:
-        """Return why a sketch that was made with that version of experts is not used, or ""."""
+        """Return why a sketch made with that version of experts is not used, or ""."""
         current = self._desk.state.experts[shard, layer].version
         made_with = self._desk.policy.plan.pace.made_with(current, version)
         refusal = lag_refusal(current, made_with, self._policy.window)

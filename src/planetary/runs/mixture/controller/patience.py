@@ -29,7 +29,7 @@ class Patience:
     """
 
     def __init__(self, least_s: float) -> None:
-        """`least_s`: the least time that every task has."""
+        """`least_s`: the least time every task has."""
         self._least_s = least_s
         self._waited: dict[Task, InFlight] = {}
         self._longest: dict[str, float] = {}

@@ -29,7 +29,7 @@ class Composing(InFlight):
     shard: int
     epoch: int
     step: int
-    granted: int  # the step that it went on from
+    granted: int  # the step it went on from
     progress_at: float
     loss: float | None = None
     step_s: float = 0.0
@@ -77,7 +77,7 @@ class MixtureRounds:
         self.assemble_at: float | None = None  # monotonic: when the last model is tried again; None: it is not
         self.unassembled = ""  # why that failed
         self._failures = 0  # failures of the last model
-        self._parts: frozenset[str] = frozenset()  # payloads of which that is put together
+        self._parts: frozenset[str] = frozenset()  # payloads of which put together
         self._evaluating: dict[int, Evaluating] = {}  # evaluations by round
         self._unreported: dict[int, RoundMetrics] = {}
         self._complete: set[int] = set()  # rounds among these that wait only for an earlier one
@@ -120,7 +120,7 @@ class MixtureRounds:
                 one.session = 0
 
     def report_all(self) -> None:
-        """Report the finished rounds that are not evaluated yet: the run ends."""
+        """Report the finished rounds not evaluated yet: the run ends."""
         for round_ in sorted(self._unreported):
             self._report(round_)
 

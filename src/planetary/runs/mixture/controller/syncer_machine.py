@@ -1,7 +1,7 @@
 """The syncer as a pure machine (PARALLAX, 4.4, 4.9, 14.4): who owns which shard, and when a fragment is merged.
 
 Composers never wait for it. Each publishes a fragment when its cadence has it due and pulls the merged version at a
-boundary of its own. A fragment is merged when every connected composer has published it, or when a quorum has and the
+separate boundary. A fragment is merged when every connected composer has published it, or when a quorum has and the
 grace time since the first publication is over. A publication counts only if it was trained from the version that is
 current: a later one is refused, and its composer goes on from the newer version.
 
@@ -106,7 +106,7 @@ class Publication(Event, frozen=True):
 
 
 class Merged(Event, frozen=True):
-    """A merge that was asked for is in the payload store; `failed`: why it is not."""
+    """A merge asked for is in the payload store; `failed`: why it is not."""
 
     tier: Tier
     fragment: int
@@ -280,7 +280,7 @@ class _Shard:
         epoch: number of the last grant.
         kept_until: when a lost owner loses it.
         speaker: the shard whose owner speaks for it.
-        behind: whether its owner came back and takes steps again that its surrogates have behind them.
+        behind: whether its owner came back and takes steps again its surrogates have behind them.
     """
 
     def __init__(self, number: int) -> None:
@@ -469,7 +469,7 @@ class SyncerMachine:
             if fragment.merging:
                 continue
             waited = now - fragment.first_at
-            # Not `waited >= grace` inside: a deadline that was handed out must count as reached.
+            # Not `waited >= grace` inside: a deadline handed out must count as reached.
             if fragment.published and now >= fragment.first_at + self.policy.grace_s:
                 waited = max(waited, self.policy.grace_s)
             quorum, concerned = self.policy.quorum_of(tier), self._concerned(tier, number)
@@ -509,7 +509,7 @@ class SyncerMachine:
         return GrantOwnership(name, number, shard.epoch, why)
 
     def _concerned(self, tier: Tier, fragment: int) -> list[str]:
-        """Return the connected composers that have a fragment, in the order of joining."""
+        """Return the connected composers with a fragment, in the order of joining."""
         if tier is not Tier.EXPERTS:
             return list(self._connected)
         owners = [self._shards[n].owner for n in holders(fragment, self.policy.shards, self.policy.replicas)]

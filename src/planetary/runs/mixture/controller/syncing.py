@@ -135,7 +135,7 @@ class Syncing:
         self.stepped(self.composing[session], now)
 
     def payload_sent(self, session: int, now: float) -> None:
-        """A payload that is sent in turn has left: a composer's first ones take long on a slow line."""
+        """A payload sent in turn has left: a composer's first ones take long on a slow line."""
         one = self.composing.get(session)
         if one is not None:
             one.sent(now)
@@ -261,7 +261,7 @@ class Syncing:
                 )
             )
         self.handle(Merged(*key, event.version, event.failed), now)
-        if event.failed:  # the version that they have already: they may publish again
+        if event.failed:  # the version they have already: they may publish again
             for one in self.composing.values():
                 if self.desk.policy.plan.takes_part(one.shard, key):
                     self.send_fragment(one.session, *key)

@@ -1,8 +1,8 @@
 """Each expert's versions, from a run's journal, and the proof that there is one stream of them. Pure.
 
-An expert belongs to one shard. Under direct ownership its versions are the shard's saved states, each under the
-shard's epoch; under offload they are the judged updates of its layer; with several owners they are the merges of their
-copies. Surrogates have the step that they were fitted after as their version, and come from the shard's speaker.
+An expert belongs to one shard. Under direct ownership its versions are the shard's saved states, each under the shard's
+epoch; under offload they are the judged updates of its layer; with several owners they are the merges of their copies.
+Surrogates have the step they were fitted after as their version, and come from the shard's speaker.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from planetary.runs.mixture.training.replicas import holders
 
 
 class ExpertVersion(msgspec.Struct, frozen=True):
-    """One version of an expert: its number, the steps that it has learned from, and who made it under which epoch.
+    """One version of an expert: its number, the steps it has learned from, and who made it under which epoch.
 
-    Of a merge of copies: the most steps that an owner's copy has learned from, the owners, and the epoch of the first.
+    Of a merge of copies: the most steps an owner's copy has learned from, the owners, and the epoch of the first.
     """
 
     version: int
@@ -50,7 +50,7 @@ def expert_streams(
     Raises:
         LocalProtocolError: there is more than one stream: a state or surrogates under an epoch that was over,
             surrogates of somebody who does not speak for the shard, a merge of copies of somebody who owns none, an
-            epoch or a version that was given twice or left out, or a step back.
+            epoch or a version given twice or left out, or a step back.
     """
     found = _Streams(owners, replicas)
     for record in records:

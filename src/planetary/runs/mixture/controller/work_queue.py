@@ -60,7 +60,7 @@ class ExpertWork(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Work that a worker holds until `until`. `number` tells this lease from earlier ones of the same work."""
+    """Work a worker holds until `until`. `number` tells this lease from earlier ones of the same work."""
 
     work: ExpertWork
     worker: str
@@ -124,7 +124,7 @@ class WorkQueue:
         self._db.close()
 
     def offer(self, work: Iterable[ExpertWork]) -> int:
-        """Add work and return how much of it is new: work that was offered before, done or not, is left as it is.
+        """Add work and return how much of it is new: work offered before, done or not, is left as it is.
 
         But work that is neither leased nor done gives way to an offer with newer experts: its composer has taken
         that step again.
@@ -185,7 +185,7 @@ class WorkQueue:
         return True
 
     def give_up(self, lease: Lease, *, again: bool = True) -> bool:
-        """Return work that a worker cannot do; another may try, until its attempts are used up.
+        """Return work a worker cannot do; another may try, until its attempts are used up.
 
         `again` False: no other worker tries, as its subject is over; its owner knows that (see `failed`).
         """
@@ -198,7 +198,7 @@ class WorkQueue:
         return done.rowcount == 1
 
     def failed(self) -> list[ExpertWork]:
-        """Return work that has no attempt left, each once: its owners wait for an answer."""
+        """Return work without attempt left, each once: its owners wait for an answer."""
         with self._writing("look for failed work"):
             rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'failed' AND NOT told").fetchall()
             if rows:
@@ -206,7 +206,7 @@ class WorkQueue:
         return [_work(row) for row in rows]
 
     def is_over(self, work: ExpertWork) -> bool:
-        """Whether work was done or has failed, so that offering it again comes to nothing."""
+        """Whether work was done or has failed, so offering it again comes to nothing."""
         with self._reading():
             found = self._db.execute("SELECT state FROM work WHERE key = ?", (work.key,)).fetchone()
         return found is not None and found[0] in {"done", "failed"}
@@ -221,7 +221,7 @@ class WorkQueue:
         return [(_work(row), result) for result, *row in rows]
 
     def add(self, work: ExpertWork, *, keep: int) -> list[ExpertWork]:
-        """Offer work and remove work that is old beside it; return the removed work that its owners wait for.
+        """Offer work and remove work that is old beside it; return the removed work its owners wait for.
 
         `keep`: Steps, of the run and of its owner, that older work may lie back; old output gradients mislead (12.10).
         """

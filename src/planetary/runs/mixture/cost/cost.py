@@ -28,7 +28,7 @@ class MoeShape(msgspec.Struct, frozen=True):
         latent: width of an expert's input and output (d_e).
         hidden: width inside an expert (h).
         rank: width inside a surrogate (r); 0: there are none.
-        active_params: parameters that a token touches, all kinds together.
+        active_params: parameters a token touches, all kinds together.
         expert_params: parameters of all routed experts; 0: computed from the shape.
         router_params, latent_params, backbone_params: of the tiers, for their traffic; all 0: unknown.
         matrices: of an expert: 2 of relu², 3 of SwiGLU. A surrogate has 2.
@@ -77,7 +77,7 @@ def all_expert_params(shape: MoeShape) -> float:
 
 
 def active_expert_params(shape: MoeShape) -> int:
-    """Parameters of the experts that a token touches: L k 2 d_e h (13.2), with SwiGLU L k 3 d_e h."""
+    """Parameters of the experts a token touches: L k 2 d_e h (13.2), with SwiGLU L k 3 d_e h."""
     return shape.layers * shape.active * one_expert_params(shape)
 
 

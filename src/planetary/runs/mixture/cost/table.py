@@ -54,7 +54,7 @@ class Workload(NamedTuple):
 
 
 def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[Row]:
-    """Return (label, one cell per composer count). Labels name the report's table or section that has the number.
+    """Return (label, one cell per composer count). Labels name the report's table or section with the number.
 
     Expert workers and several owners of an expert do not go together: with `replicas` above 1 there are no rows about
     offload.
@@ -279,10 +279,10 @@ def shape_of(name: str, config: LatentMoeConfig, *, rank: int, detach: bool = Tr
 
 
 def named_shape(name: str, *, rank: int) -> tuple[MoeShape, LatentMoeConfig]:
-    """Return the shape that a name stands for, and the model's sizes.
+    """Return the shape a name stands for, and the model's sizes.
 
     "20b" and "176b" are the report's, with its own rank: their routers and latent projections are those of the presets
-    of these names, and the backbone is the rest of the active parameters that the report counts.
+    of these names, and the backbone is the rest of the active parameters the report counts.
 
     Raises:
         UserError: there is no such name.

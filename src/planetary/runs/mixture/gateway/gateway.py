@@ -106,7 +106,7 @@ CompileFor = Callable[[PreparedMixture, CompileTarget, Path], Awaitable[Publishe
 
 
 async def compile_mixture(prepared: PreparedMixture, target: CompileTarget, cache: Path) -> PublishedArtifact:
-    """Compile and verify a mixture's program in a process of its own."""
+    """Compile and verify a mixture's program in a separate process."""
     return await compile_program_apart(prepared.program, "latent_moe", prepared.plan.model.vocab_size, target, cache)
 
 

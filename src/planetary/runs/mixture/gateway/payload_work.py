@@ -193,7 +193,7 @@ def _judged_fit(
 def assembled_model(
     store: PayloadStore, shards: Sequence[str], experts: Sequence[Sequence[str]], plan: MixturePlan
 ) -> dict[str, np.ndarray]:
-    """Return the ordinary model that the shards' saved states make, by the names of `models.latent_moe`.
+    """Return the ordinary model the shards' saved states make, by the names of `models.latent_moe`.
 
     `experts`: under offload, payloads of each shard's experts, by layer.
 
@@ -234,7 +234,7 @@ class PayloadChecks:
     def keep(self, store: PayloadStore, message: m.Message, data: Packed) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or its defect.
 
-        A change of surrogates is put there with the surrogates that it makes, and the name is that of these.
+        A change of surrogates is put there with the surrogates it makes, and the name is that of these.
         """
         change, whole = getattr(message, "change", ""), data
         try:

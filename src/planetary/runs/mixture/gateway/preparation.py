@@ -139,9 +139,9 @@ class PreparedMixture:
 
 
 def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) -> MixturePlan:
-    """Return the plan that a configuration makes.
+    """Return the plan a configuration makes.
 
-    `owners`: those that the run began with; None: those of the configuration.
+    `owners`: those the run began with; None: those of the configuration.
 
     Raises:
         UserError: its parts do not fit together.
@@ -200,8 +200,8 @@ def prepare_mixture(
 ) -> PreparedMixture:
     """Prepare data and program; `stage` is called with each stage in words. `owners`: as in `plan_of`.
 
-    A program that was made before from the same plan, files and packages is read back. `own`: the record of the run
-    that goes on, which counts whatever became of these.
+    A program made before from the same plan, files and packages is read back. `own`: the record of the run that goes
+    on, which counts whatever became of these.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
     """
@@ -333,7 +333,7 @@ STUCK_AFTER_S = 120.0
 
 @dataclass
 class MixtureStart:
-    """The state that the gateway goes on from."""
+    """The state the gateway goes on from."""
 
     policy: MixturePolicy
     state: MixtureState

@@ -40,7 +40,7 @@ class Policy(msgspec.Struct, frozen=True):
     """The limits.
 
     Attributes:
-        window: versions that an update may lag behind the expert's.
+        window: versions an update may lag behind the expert's.
         norm_ratio: ‖Δ‖ ≤ this times ‖θ‖, over all matrices of the expert together.
         spectral_ratio: largest singular value of each matrix's delta over that of the matrix; 0: not checked.
         need_gain: the worker's proxy must have fallen.

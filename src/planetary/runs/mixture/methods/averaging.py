@@ -23,7 +23,7 @@ class PublishedParameters(msgspec.Struct, frozen=True):
     """One composer's parameters at a synchronisation.
 
     Attributes:
-        composer: its number; the order of the sum, so that results do not depend on the order of arrival.
+        composer: its number; the order of the sum, so results do not depend on the order of arrival.
         tensors: float32 by name.
         tokens: trained since the last synchronisation.
         steps: taken since then.

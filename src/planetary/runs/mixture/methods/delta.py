@@ -76,7 +76,7 @@ def most_dropped(form: Form, keep: float, size: int) -> float:
 
 
 def expand(delta: Delta) -> np.ndarray:
-    """Return the float32 array that a message stands for, or raise `ProtocolError` where it cannot be read."""
+    """Return the float32 array a message stands for, or raise `ProtocolError` where it cannot be read."""
     try:
         if delta.form == "exact":
             return delta.parts[0].reshape(delta.shape)

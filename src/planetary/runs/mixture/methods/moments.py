@@ -1,8 +1,8 @@
 """Possible states of an expert's optimizer and residuals of lossy updates: pure, with the reason in words.
 
-Both travel with an expert from one worker to the next, and are not computed again. A defect in them outlives
-the update that it came with: a mean square far too large or too small makes the next honest steps so short or so long
-that none of them counts, and a refused update changes nothing. So a state that cannot come from gradients is refused.
+Both travel with an expert from one worker to the next, and are not computed again. A defect in them outlives the update
+it came with: a mean square far too large or too small makes the next honest steps so short or so long that none of them
+counts, and a refused update changes nothing. So a state that cannot come from gradients is refused.
 """
 
 from __future__ import annotations

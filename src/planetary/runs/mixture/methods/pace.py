@@ -24,11 +24,11 @@ class Pace(Protocol):
     Attributes:
         unused_keys: keys of `[moe]` that have no effect at this pace.
         works_in_background: whether composers fit, pack and unpack in threads beside their steps.
-        views_at_round_end: whether a composer views the model as soon as it ends a round; else with the state that it
-            saves next.
-        publishes_unchanged_fits: whether a refresh publishes expert workers' fits that were published before: the
-            others wait for them.
-        sketches_expire: whether sketches that no expert worker has begun become too old.
+        views_at_round_end: whether a composer views the model as soon as it ends a round; else with the state it saves
+            next.
+        publishes_unchanged_fits: whether a refresh publishes expert workers' fits published before: the others wait for
+            them.
+        sketches_expire: whether sketches no expert worker has begun become too old.
         detects_stuck_composers: whether a composer without a step for long is stuck, and not waiting for another one.
     """
 
@@ -88,11 +88,11 @@ class Pace(Protocol):
         ...
 
     def fits_after_merges(self, replicas: int) -> bool:
-        """Whether surrogates are fitted after the merges of the experts' copies that the same step has published."""
+        """Whether surrogates are fitted after the merges of the experts' copies the same step has published."""
         ...
 
     def holds_back(self, fitted: int, done: int) -> bool:
-        """Whether surrogates that were fitted after step `fitted` wait until a composer at step `done` is there."""
+        """Whether surrogates fitted after step `fitted` wait until a composer at step `done` is there."""
         ...
 
     # --- expert workers ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The rows that an owner remembers for calibrating surrogates: the inputs and gates of its last steps."""
+"""The rows an owner remembers for calibrating surrogates: the inputs and gates of its last steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RecentRows(msgspec.Struct, frozen=True):
 
     Attributes:
         inputs: float32 [capacity, d_e].
-        gates: float32 [capacity, experts]; all 0 in rows that are not filled yet.
+        gates: float32 [capacity, experts]; all 0 in rows not filled yet.
         next_row: where the next row goes.
     """
 
@@ -40,7 +40,7 @@ def remember(rows: RecentRows, inputs: np.ndarray, gates: np.ndarray) -> RecentR
 
 
 def calibration_rows(rows: RecentRows, experts: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the latest rows that were routed to each expert, and their weights g_e².
+    """Return the latest rows routed to each expert, and their weights g_e².
 
     Args:
         rows: the buffer.

@@ -6,14 +6,14 @@ from typing import NamedTuple, Protocol
 
 
 class OfferedSketch(NamedTuple):
-    """A sketch of one layer that a composer has sent.
+    """A sketch of one layer a composer has sent.
 
     Attributes:
         shard: of the composer.
         layer: of the model.
         step: of the composer.
         progress: steps of the run at that step.
-        version: of the experts that it was made with.
+        version: of the experts it was made with.
         payload: name in the payload store.
     """
 
@@ -26,7 +26,7 @@ class OfferedSketch(NamedTuple):
 
 
 class SketchBatch(NamedTuple):
-    """The sketches that improve one shard's experts of a layer, and the version that the shard's own was made with."""
+    """The sketches that improve one shard's experts of a layer, and the version the shard's own was made with."""
 
     shard: int
     version: int
@@ -37,7 +37,7 @@ class SketchPool(Protocol):
     """Collects sketches until they make work."""
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
-        """Take a sketch; return the work that it completes."""
+        """Take a sketch; return the work it completes."""
         ...
 
 

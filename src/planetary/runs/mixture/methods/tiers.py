@@ -13,7 +13,7 @@ from planetary.core.tensors import TensorSpec
 
 
 class Tier(StrEnum):
-    """A group of parameters with a cadence of its own; routed experts have owners instead."""
+    """A group of parameters with a separate cadence; routed experts have owners instead."""
 
     ROUTER = "router"
     LATENT = "latent"
@@ -25,7 +25,7 @@ _PATTERNS = ((Tier.ROUTER, "*router*"), (Tier.LATENT, "*latent*"), (Tier.EXPERTS
 
 
 def tier_of(name: str) -> Tier:
-    """Return the tier of a parameter of `planetary.models.latent_moe`, by its name."""
+    """Return the tier of a parameter of `planetary.models.latent_moe`, by name."""
     return next((tier for tier, pattern in _PATTERNS if fnmatch.fnmatchcase(name, pattern)), Tier.BACKBONE)
 
 

@@ -1,8 +1,7 @@
 """Payloads of experts under offload, as bytes and back: work, its result, and the experts that composers get.
 
 Expert workers get weights, moments and residuals. Composers get the weights that experts compute with, ternary ones in
-two bits, or what has changed of them in the form that the run's updates have. Moments and residuals always travel
-exactly.
+two bits, or what has changed of them in the form the run's updates have. Moments and residuals always travel exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def experts_from(data: Packed) -> HeldExperts:
 
 
 def weights_bytes(held: HeldExperts, config: LatentMoeConfig) -> memoryview:
-    """Return experts as a composer gets them: the weights that they compute with, ternary ones in two bits, and where
+    """Return experts as a composer gets them: the weights they compute with, ternary ones in two bits, and where
     workers fit them, their surrogates.
     """
     weights: Tensors = held.weights
@@ -116,7 +115,7 @@ def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: 
 
 
 def changed_from(data: Packed, before: Tensors) -> tuple[Tensors, Tensors]:
-    """Return the weights that a change makes of `before`, and surrogates, or raise `RemoteProtocolError`."""
+    """Return the weights a change makes of `before`, and surrogates, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "change")
     accepted = arrays.pop("accepted", np.zeros(0, np.uint8)).astype(bool)
     found = _parted(arrays, ("delta", "surrogates"))

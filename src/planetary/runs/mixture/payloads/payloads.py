@@ -1,6 +1,6 @@
 """Payloads that composers, syncer and expert workers exchange through the store, as bytes and back.
 
-A reader gets the same bits that a writer had. Claims in the bytes are checked where they are used: a sketch's digest by
+A reader gets the same bits a writer had. Claims in the bytes are checked where they are used: a sketch's digest by
 `sketch.decode`, a surrogate's checksum by `surrogate.newer_surrogate`, a payload's own digest by the store.
 """
 

@@ -1,7 +1,7 @@
 """A composer's shard as it was saved, put together from the payload store: its state, and under offload its experts.
 
 Under offload the experts are not in the state: expert workers improve them, and the newest version of every shard's and
-layer's is a payload of its own.
+layer's is a separate payload.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class HeldFragment(msgspec.Struct):
     """A composer's part in one fragment.
 
     Attributes:
-        base: the version that its parameters are trained from.
+        base: the version its parameters are trained from.
         since: the step after which they were exactly that version, or what they carried over on top of it.
         published: the step after which they were last published from this base; None: not yet.
         again: whether that publication may have been lost with its connection.

@@ -79,7 +79,7 @@ def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit])
 
 
 def changed_surrogates(data: Packed, held: Held, training: MoeTraining) -> list[SurrogateMessage]:
-    """Return the surrogates that a payload of kind `refresh` makes of those that are held.
+    """Return the surrogates a payload of kind `refresh` makes of those that are held.
 
     Their checksums are checked where they are used; they fail where what is held is not what was changed.
 

@@ -71,7 +71,7 @@ def mixture_program(
     experts: StepOptions,
     functions: tuple[str, ...],
 ) -> Program:
-    """Build the module of a mixture: the functions of all participants, so that one artifact serves every role.
+    """Build the module of a mixture: the functions of all participants, so one artifact serves every role.
 
     `composer_gradients`, `composer_update`, `composer_evaluate`; `expert_update`, and under offload `expert_gradients`
     and `expert_proxy`; `whole_evaluate`, of the assembled model with all experts.
@@ -118,8 +118,7 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
 
     Args:
         config: the model; its own batch_size is not used.
-        shape: of the composer.
-            Where it does not train its experts, it takes the weights that they compute with.
+        shape: of the composer. Where it does not train its experts, it takes the weights they compute with.
         options: of the optimizer of the dense parameters. Each tier is clipped by its own norm, because tiers
             synchronise at different times and a common norm would let one composer's backbone scale its router's step.
             With `micro_batches` the batch is taken in as many parts: loss and gradients are means over them, and a

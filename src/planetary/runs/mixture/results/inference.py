@@ -1,5 +1,5 @@
 """A trained mixture as a function from tokens to logits, with its real experts or with surrogates in their place; and
-the held-out losses of a run's mixture either way, beside those that the run reported.
+the held-out losses of a run's mixture either way, beside those the run reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from planetary.runs.mixture.training.saved import SavedTraining
 
 
 class ExpertSelection(msgspec.Struct, frozen=True):
-    """Which experts a model runs with: all real ones, surrogates for all, or those that a composer has."""
+    """Which experts a model runs with: all real ones, surrogates for all, or those a composer has."""
 
     kind: Literal["real", "surrogates", "composer"] = "real"
     composer: int = 0
@@ -55,7 +55,7 @@ class ExpertSelection(msgspec.Struct, frozen=True):
 class RunnableModel:
     """Attributes:
     logits: `logits(params, tokens i32 [B, T]) -> f32 [B, T, V]`.
-    params: the pytree that it takes.
+    params: the pytree it takes.
     config: of the model.
     decode: the same through a context; see `models.context`. No text depends on those beside it.
     """
@@ -208,7 +208,7 @@ class RunEvaluation(msgspec.Struct, frozen=True):
     run: name of its folder.
     steps: that every composer has done.
     round: that ends with them; 0: none does.
-    tokens: batches, sequences of a batch and tokens of a sequence that the losses are of.
+    tokens: batches, sequences of a batch and tokens of a sequence the losses are of.
     losses: of the newest saved state.
     reported: the run's own losses after that round, of the same tokens.
     """
@@ -230,7 +230,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 def evaluate_run(folder: Path, cache: Path) -> RunEvaluation:
-    """Evaluate the newest state that the composers of a run have saved, on its held-out tokens.
+    """Evaluate the newest state the composers of a run have saved, on its held-out tokens.
 
     Args:
         folder: of the run, which may be under way.

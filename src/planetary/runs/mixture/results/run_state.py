@@ -1,4 +1,4 @@
-"""The newest state that the composers of a run have saved, read from its folder: from journal and payload store."""
+"""The newest state the composers of a run have saved, read from its folder: from journal and payload store."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_mixture(folder: Path) -> SavedTraining:
 
 
 def read_run(folder: Path, config: Config) -> SavedTraining:
-    """Return the states that a run's composers have saved last: of a finished run their ends, else those of the last
+    """Return the states a run's composers have saved last: of a finished run their ends, else those of the last
     refresh, which composers reach at different times. `state.steps` are those of the run.
 
     Args:

@@ -1,13 +1,13 @@
 """Which of an expert worker's updates count: norms and moments of each (`accept_slots`), and audits (PARALLAX, 4.12 and
-its outlook), which recompute its gain on the sketches that it had and its effect on one that it had not, and compare it
-with the result of a second worker.
+its outlook), which recompute its gain on the sketches it had and its effect on one it had not, and compare it with the
+result of a second worker.
 
-Their power, measured on a small run: a gain that is computed again differs from an honest claim by less than
-10⁻⁴ of it, so that a false one is found at once, and with it an update in a wrong direction. A sketch of other tokens
-is weak evidence on one update: honest ones change the experts' outputs at a cosine of -0.03 ± 0.1 to those tokens'
+Their power, measured on a small run: a gain computed again differs from an honest claim by less than 10⁻⁴ of it, so a
+false one is found at once, and with it an update in a wrong direction. A sketch of other tokens is weak evidence on one
+update: honest ones change the experts' outputs at a cosine of -0.03 ± 0.1 to those tokens'
     output
 gradients late in training, where their opposite has 0.03 ± 0.1. So only a cosine far from both is refused. Two workers'
-results differ where a worker errs in the weights that it returns, whatever it claims.
+results differ where a worker errs in the weights it returns, whatever it claims.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from planetary.runs.mixture.training.settings import MoeTraining
 _KEYS = MixtureOptions()
 
 SAME_CLAIM = 0.01
-"""How far a claimed gain may be from the one that is computed again, relative to it."""
+"""How far a claimed gain may be from the one computed again, relative to it."""
 
 MOST_HARM = 0.3
 """Cosine between an update's effect and other tokens' output gradients; of 474 honest updates one had more."""
@@ -104,8 +104,8 @@ def audit(
         before: experts' weights, [slots, ...] by name.
         improved: the result. One that is not finite is left to `acceptance.judge`; in a lossy form its
             gain is not checked, as it is claimed for the update before it was made smaller.
-        used: the sketches that the worker had.
-        other: one that it had not.
+        used: the sketches the worker had.
+        other: one it had not.
         layer: for words.
         slots: experts in the slots.
         config: the model.
@@ -184,15 +184,15 @@ def judge_fit(
     config: LatentMoeConfig,
     count: int,
 ) -> JudgedFit:
-    """Return how well an expert worker's surrogates stand for the new weights, on the rows that it had.
+    """Return how well an expert worker's surrogates stand for the new weights, on the rows it had.
 
-    A fit keeps the best that it has seen, the first of which is the start with the best B for it: an honest one is no
-    worse than the surrogates before.
+    A fit keeps the best it has seen, the first of which is the start with the best B for it: an honest one is no worse
+    than the surrogates before.
 
     Args:
-        before: surrogates that the fit started from.
+        before: surrogates the fit started from.
         improved: experts and their new surrogates.
-        rows: tokens of the sketches that the worker had.
+        rows: tokens of the sketches the worker had.
         layer: for words.
         slots: experts in the slots.
         config: the model.
@@ -243,7 +243,7 @@ def accept_slots(
         training: how they are trained, and which updates count.
         layer, owner: whose they are.
         slots: which expert is in each slot.
-        versions: of these experts, and of those that the sketches were made with; equal in lock step.
+        versions: of these experts, and of those the sketches were made with; equal in lock step.
         doubts: by slot, defects that other checks found.
     """
     policy = training.acceptance or Policy()

@@ -76,8 +76,8 @@ class ComposerSteps:
         batch: sequences of one composer's step.
         composer: the composer's program.
         expert: the expert worker's program, whose optimizer direct ownership uses too.
-        masters: whether states hold the experts' masters; False: the weights that they compute with, as a
-            composer gets them whose experts are improved elsewhere. They differ where these are ternary.
+        masters: whether states hold the experts' masters; False: the weights they compute with, as a composer gets them
+            whose experts are improved elsewhere. They differ where these are ternary.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ComposerSteps:
     def _as_sent(self, held: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, list[Delta]]:
         """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.
 
-        A and B have the same sizes, so that both are sent whole or neither.
+        A and B have the same sizes, so both are sent whole or neither.
         """
         rank, form = self.training.delta_rank, self.training.refresh_form
         pairs = list(zip(held, new, strict=True))
@@ -312,7 +312,7 @@ def mean_error(fits: Sequence[LayerFit]) -> float:
 
 
 def owned_by(slots: np.ndarray, config: LatentMoeConfig) -> dict[str, np.ndarray]:
-    """Return the ownership matrices that a program takes, for slots i32 [layers, slots]."""
+    """Return the ownership matrices a program takes, for slots i32 [layers, slots]."""
     matrix = ownership.slot_matrix(slots, config.n_expert)
     return {in_layer(i, "surrogates", "ownership"): matrix[i] for i in range(config.n_layer)}
 
@@ -344,8 +344,8 @@ class ResidentComposer:
 
     Its transitions are those of `ComposerSteps`. Used by one thread at a time.
 
-    Everything that a step takes besides its batch is sent when it has changed on the host, and read when the host asks
-    for it. Experts are taken as they are: the masters, or under offload the computed weights.
+    Everything a step takes besides its batch is sent when it has changed on the host, and read when the host asks for
+    it. Experts are taken as they are: the masters, or under offload the computed weights.
 
     Args:
         steps: the same transitions from host to host.

@@ -139,7 +139,7 @@ def refitted(
     config: LatentMoeConfig,
     options: FitOptions,
 ) -> Improved:
-    """Return the experts with surrogates that were fitted to their new weights on the sketches' tokens (4.5, 4.8).
+    """Return the experts with surrogates fitted to their new weights on the sketches' tokens (4.5, 4.8).
 
     The start are the surrogates before. A result that is not finite keeps them, and is refused.
 

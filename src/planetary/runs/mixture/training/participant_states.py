@@ -21,11 +21,11 @@ class ComposerState(msgspec.Struct, frozen=True):
 
     Attributes:
         number: which one.
-        slots: experts that it owns, i32 [layers, slots].
+        slots: experts it owns, i32 [layers, slots].
         dense: everything but the routed experts, by name.
         dense_moments: of its optimizer.
-        experts: per layer, weights [slots, ...] by name; under offload a composer on the fabric has those that they
-            compute with, and the trainer the masters.
+        experts: per layer, weights [slots, ...] by name; under offload a composer on the fabric has those they compute
+            with, and the trainer the masters.
         expert_moments: per layer; under offload they live with the experts in the payload store, and
             a composer on the fabric has none; the trainer carries them along here.
         rows: per layer, recent inputs of the owned experts.
@@ -58,7 +58,7 @@ class ComposerState(msgspec.Struct, frozen=True):
         return {name: self.dense[name] if name in self.dense else held[name] for name in names}
 
     def with_named(self, tensors: Tensors) -> ComposerState:
-        """Return the composer with these values in place of its own; names that it does not hold are passed over."""
+        """Return the composer with these values in place of its own; names it does not hold are passed over."""
         experts = [dict(layer) for layer in self.experts]
         changed: set[tuple[int, str]] = set()
         for name, layer, weight, slot in self._copies():
@@ -72,7 +72,7 @@ class ComposerState(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, dense=dense, experts=tuple(experts))
 
     def _copies(self) -> Iterator[tuple[str, int, str, int]]:
-        """Name, layer, weight and slot of everything that its experts consist of."""
+        """Name, layer, weight and slot of everything its experts consist of."""
         for layer, weights in enumerate(self.experts):
             for slot, expert in enumerate(self.slots[layer]):
                 if expert != ownership.EMPTY:
@@ -165,8 +165,8 @@ def ternary(weights: np.ndarray) -> np.ndarray:
     """Return γ · clip(round(W / γ), −1, 1), γ = mean |W|, f32, for float matrices W [..., m, n]; ties round to even.
 
     Ternary expert weights (BitNet b1.58: Ma et al. 2024, arXiv:2402.17764). Training keeps the float masters and passes
-    the gradient straight through (`models/latent_experts.py`), as do saved states and checkpoints. Experts that a
-    composer gets from expert workers, and an exported model, have two bits a weight (`payloads/expert_payloads.py`,
+    the gradient straight through (`models/latent_experts.py`), as do saved states and checkpoints. Experts a composer
+    gets from expert workers, and an exported model, have two bits a weight (`payloads/expert_payloads.py`,
     `results/merged_export.py`, `artifacts/ternary_matrices.py`).
 
     A compiled program adds up γ in another order and may differ from this in its last bit.

@@ -2,8 +2,8 @@
 
 The report has one owner per expert (4.1). With R owners a shard is also held by the R − 1 composers after its first
 owner. Each trains its copy on its own tokens; whenever surrogates are refreshed the copies are merged as tiers are: a
-shard's experts are a fragment of their own. One owner, the first that lives, publishes surrogates, so that versions
-still come from one place; when it is lost the next one goes on from its own copy, and nothing has to be fetched.
+shard's experts are a fragment of their own. One owner, the first that lives, publishes surrogates, so versions still
+come from one place; when it is lost the next one goes on from its own copy, and nothing has to be fetched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def holders(shard: int, composers: int, replicas: int) -> tuple[int, ...]:
 
 
 def held_shards(number: int, composers: int, replicas: int) -> tuple[int, ...]:
-    """Return whose experts a composer owns, those that it is the first owner of first."""
+    """Return whose experts a composer owns, those it is the first owner of first."""
     return tuple((number - back) % composers for back in range(replicas))
 
 

@@ -18,7 +18,7 @@ class RoutingAgreement(msgspec.Struct, frozen=True):
     """Means over tokens and over ordered pairs of composers.
 
     Attributes:
-        overlap: part of the k chosen experts that both chose; 1 when all composers route alike.
+        overlap: part of the k chosen experts both chose; 1 when all composers route alike.
         divergence: KL(p_i ‖ p_j) of the router's probabilities, in nats; 0 when all are equal.
     """
 

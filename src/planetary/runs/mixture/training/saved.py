@@ -5,8 +5,8 @@
         training.json       the rest, with array numbers in place of arrays, and the sha256 of the file above
         COMMITTED           the sha256 of training.json
 
-The folder is written aside and renamed, so that it is there whole or not at all. A training that goes on from it gives
-the same bits as one that never stopped.
+The folder is written aside and renamed, so it is there whole or not at all. A training that goes on from it gives the
+same bits as one that never stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARRAYS, REST = "state.safetensors", "training.json"
 
 
 class SavedTraining(msgspec.Struct, frozen=True):
-    """Everything that a lock-step training goes on from.
+    """Everything a lock-step training goes on from.
 
     Attributes:
         config: the model.

@@ -1,4 +1,4 @@
-"""How a mixture is trained over composers: one value that the trainer and the roles read."""
+"""How a mixture is trained over composers: one value the trainer and the roles read."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ class StepReport(msgspec.Struct, frozen=True):
         cross_entropy: mean over the composers, before the update.
         sketch_bytes: of all sketches that were made.
         update_bytes: of the updates that expert workers returned.
-        surrogate_bytes: of the numbers that a refresh in this step sent, once for all receivers.
+        surrogate_bytes: of the numbers a refresh in this step sent, once for all receivers.
         surrogate_error: mean relative error on the calibration rows, of a refresh in this step; NaN without one.
         verdicts: on expert workers' updates.
-        merged: tiers and fragments that were merged after the step.
+        merged: tiers and fragments merged after the step.
     """
 
     cross_entropy: float

@@ -1,8 +1,8 @@
 """The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
 
-The process is of its own session, so that whatever it starts is ended with it. Its answers go through a pipe of their
-own: output of the environment does not reach the gateway. The environment can find that pipe, so that each answer
-repeats the random ticket of its request: a line without the ticket is no answer.
+The process is of its own session, so whatever it starts is ended with it. Its answers go through a pipe of their own:
+output of the environment does not reach the gateway. The environment can find that pipe, so each answer repeats the
+random ticket of its request: a line without the ticket is no answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planetary.core.errors import UserError
 from planetary.runs.rl.environments.judging import Judge, Judged, judge_of
 
 MOST_OUTPUT = 16 << 20
-"""Bytes that an environment may write into one file."""
+"""Bytes an environment may write into one file."""
 LEFT_RUNNING = "it left processes running"
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, frozen=True):
     """A line to the process. The first one has no case: the answer tells whether the environment can be loaded.
 
     Attributes:
-        ticket: random text that the answer repeats.
+        ticket: random text the answer repeats.
     """
 
     ticket: str
@@ -63,13 +63,13 @@ def limit(memory_bytes: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever a child leaves behind, so that it is seen; Linux only."""
+    """Become the parent of whatever a child leaves behind, so it is seen; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def has_children() -> bool:
-    """Whether a process that was started here still runs."""
+    """Whether a process started here still runs."""
     while True:
         try:
             found, _ = os.waitpid(-1, os.WNOHANG)

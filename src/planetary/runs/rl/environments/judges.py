@@ -49,7 +49,7 @@ class _JudgeProcess:
     """One process. Its group ends with it.
 
     Attributes:
-        cases: number of completions that it has judged.
+        cases: number of completions it has judged.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, send: int, reader: asyncio.StreamReader) -> None:
@@ -241,7 +241,7 @@ class JudgeProcesses:
 
 
 def check_environment(task: str, limits: JudgeLimits) -> None:
-    """Load an environment in a process of its own, within the limits, and end the process. Not for an event loop.
+    """Load an environment in a separate process, within the limits, and end the process. Not for an event loop.
 
     Raises:
         UserError: there is no such task, it cannot be loaded, or it does not take the arguments of a reward.

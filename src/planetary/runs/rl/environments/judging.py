@@ -2,8 +2,8 @@
 
 A reward function is `reward(prompt, completion, meta) -> float`. A class of dialogues is made for each with `prompt`
 and `meta`; its `reply(completion)` returns the text that follows, or None at the end, and its `reward()` a number.
-Whatever state it has is made again from the completions, so that a process that dies takes no dialogue with it: a class
-must be a function of its arguments.
+Whatever state it has is made again from the completions, so a process that dies takes no dialogue with it: a class must
+be a function of its arguments.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class DrawnProblems:
         return self._task.problem(np.random.default_rng((self._seed, 0, number)))
 
     def held_out(self, number: int) -> Problem:
-        """The same for every seed, so that runs can be compared."""
+        """The same for every seed, so runs can be compared."""
         return self._task.problem(np.random.default_rng((0, _HELD_OUT, number)))
 
 

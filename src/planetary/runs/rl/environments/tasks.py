@@ -15,7 +15,7 @@ class Problem:
     """A prompt.
 
     Attributes:
-        prompt: text that it continues.
+        prompt: text it continues.
         answer: that it may be taught; "": there is none.
         meta: arguments of the reward, as JSON has them.
     """

@@ -19,7 +19,7 @@ Equal = Literal["drop", "keep", "replace"]
 """The use of a group whose rewards are all equal, of which nothing can be learned."""
 
 STD_FLOOR = 1e-6
-"""Added to a group's standard deviation, so that equal rewards have the advantage 0."""
+"""Added to a group's standard deviation, so equal rewards have the advantage 0."""
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
@@ -71,9 +71,9 @@ class Objective:
         terms: of the loss.
         teacher: whether each token's advantage is a teacher's log-probability minus the policy's.
         equal: use of groups with equal rewards, unless the configuration names another.
-        staleness: how tokens of older versions are weighed. Their ratio is then that to the policy with which a task
-            of training begins (Hilton et al. 2022, arXiv:2110.00641), so that no bound counts how old they are; None:
-            it is that to the policy that drew them.
+        staleness: how tokens of older versions are weighed. Their ratio is then that to the policy with which a task of
+            training begins (Hilton et al. 2022, arXiv:2110.00641), so no bound counts how old they are; None: it is
+            that to the policy that drew them.
     """
 
     advantages: Callable[[np.ndarray], np.ndarray]

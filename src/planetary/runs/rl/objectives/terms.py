@@ -1,4 +1,4 @@
-"""The terms of a policy's loss, as numbers that the training step takes beside a text: it knows no algorithm."""
+"""The terms of a policy's loss, as numbers the training step takes beside a text: it knows no algorithm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 NEVER = 1e9
-"""A bound that no ratio reaches: nothing is clipped, nothing masked."""
+"""A bound no ratio reaches: nothing is clipped, nothing masked."""
 
 
 class LossTerms(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""One program of all functions of a policy, so that its parameters are on the device once, and its training's loss.
+"""One program of all functions of a policy, so its parameters are on the device once, and its training's loss.
 
 The loss of a policy's tokens: one formula, of which an objective is a choice of coefficients.
 

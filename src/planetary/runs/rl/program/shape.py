@@ -1,4 +1,4 @@
-"""The sizes that a policy is compiled for, and the functions of its program. Needs no JAX."""
+"""The sizes a policy is compiled for, and the functions of its program. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PolicyShape(msgspec.Struct, frozen=True):
         serving: of the functions that sample.
         rows: texts of one training batch.
         length: tokens of a text, the first one not counted.
-        micro_batches: equal parts that a batch is trained in.
+        micro_batches: equal parts a batch is trained in.
     """
 
     serving: ServingShape

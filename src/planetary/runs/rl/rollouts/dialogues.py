@@ -40,7 +40,7 @@ class TextLimits(msgspec.Struct, frozen=True):
 
 @dataclass
 class Turn:
-    """Tokens that were generated at once: `count` from the position `start` on, drawn with `seed`."""
+    """Tokens generated at once: `count` from the position `start` on, drawn with `seed`."""
 
     start: int
     count: int
@@ -192,7 +192,7 @@ class Texts:
 
     @staticmethod
     def cases(dialogues: Iterable[Dialogue]) -> list[Case]:
-        """Return the cases that the environment judges, one a dialogue."""
+        """Return the cases the environment judges, one a dialogue."""
         return [Case(one.problem.prompt, tuple(one.completions), dict(one.problem.meta)) for one in dialogues]
 
     def settle(self, dialogues: Iterable[Dialogue], verdicts: Iterable[Judged]) -> None:

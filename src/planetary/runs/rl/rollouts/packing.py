@@ -57,7 +57,7 @@ def pack(
         groups: a group's advantages are of its own rewards.
         objective: of all of them.
         shape: of the training step.
-        longest: tokens that a completion may have at most, for objectives whose weights have it.
+        longest: tokens a completion may have at most, for objectives whose weights have it.
     """
     rows: list[tuple[TrainedText, float]] = []
     for group in groups:

@@ -1,8 +1,8 @@
 """Whether texts were drawn from a policy: log-probabilities are computed again, and every draw is repeated.
 
-A token is a function of its distribution, the seed that the gateway has given, and its position. So a worker that uses
-other weights, invents log-probabilities, or copies another completion is found by one forward pass. It is computed with
-XLA at the gateway, and compared within a tolerance: workers may have any device of the same numeric class.
+A token is a function of its distribution, the seed the gateway has given, and its position. So a worker that uses other
+weights, invents log-probabilities, or copies another completion is found by one forward pass. It is computed with XLA
+at the gateway, and compared within a tolerance: workers may have any device of the same numeric class.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Recomputation:
             length: tokens of the longest text, the first one not counted.
             vocabulary: tokens below it can be drawn.
             tolerance: by which a log-probability may differ, in nats.
-            rows: texts that are computed at once.
+            rows: texts computed at once.
         """
         self._names = [spec.name for spec in specs]
         self._tree = jax.tree.structure(params)

@@ -35,7 +35,7 @@ class Checkpointing:
 
         Args:
             append: takes records of the run's journal.
-            write: has the newest round written, and returns its number.
+            write: has the newest round written, and returns the number.
             is_last: whether no round follows one.
             tries: of the last round's checkpoint.
             pause_s: between two tries.
@@ -57,7 +57,7 @@ class Checkpointing:
 
     @property
     def pauses(self) -> bool:
-        """Whether the run waits for its disk."""
+        """Whether the run waits for the disk."""
         return self.pending and self._missing and self._failures > 0
 
     @property
@@ -68,7 +68,7 @@ class Checkpointing:
 
     @property
     def stall(self) -> str:
-        """Why the run waits for its disk, "" while it does not."""
+        """Why the run waits for the disk, "" while it does not."""
         return "" if self.again_at is None else f"the run waits until its checkpoint can be written: {self.unkept}"
 
     def begin(self) -> None:

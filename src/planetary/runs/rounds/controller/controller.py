@@ -200,14 +200,14 @@ class Controller(RunController[RoundsDesk]):
             return
         known = failure.kind == "parameters" and not self.topology.lacks_parameters(worker)
         kind = self._record_failure(worker, failure, round_)
-        if known:  # the task was on its way already
+        if known:  # the task was already in flight
             return
         if kind == "numerics" and not self.guard.blames(worker.worker, version):
             return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
 
     def _refused(self, worker: WorkerSession, reason: str, now: float) -> None:
-        """Lose a worker whose reports on its state or a result were false: nothing else that it reported counts."""
+        """Lose a worker whose reports on its state or a result were false: nothing else it reported counts."""
         what = f"a false report: {reason}"
         why = self.membership.violated(worker, what)
         self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
@@ -248,7 +248,7 @@ class Controller(RunController[RoundsDesk]):
         return self.membership.whom_we_wait_for()
 
     def _advance(self, now: float) -> bool:
-        """Go on with the rounds; true when one came to an end, so that more may have become possible."""
+        """Go on with the rounds; true when one came to an end, so more may have become possible."""
         if self._offered is not None and self.training.may_open:
             self._replace_step(self._offered, now)
         self._supply(now)
@@ -264,7 +264,7 @@ class Controller(RunController[RoundsDesk]):
         return reduced is not None
 
     def _replace_step(self, offered: e.StepOffered, now: float) -> None:
-        """Go on with another training step. No round is under way, so that no task is; evaluations are begun again."""
+        """Go on with another training step. No round is under way, so no task is; evaluations are begun again."""
         self._offered, state, model = None, self.state, offered.spec.stablehlo_digest
         before = state.steps[-1]
         self.desk.append(
@@ -303,7 +303,7 @@ class Controller(RunController[RoundsDesk]):
         self.lines.add(self.training.outer_step_done(round_, now, self.evaluation.versions))
 
     def _supply(self, now: float) -> None:
-        """Give newcomers the parameters, or go back to those that the gateway has."""
+        """Give newcomers the parameters, or go back to those the gateway has."""
         back = self.topology.supply(now)
         if back is not None:
             newest = self.state.version
@@ -343,7 +343,7 @@ class Controller(RunController[RoundsDesk]):
     def _end_or_ban(self, end: str, bad: int, why: str, now: float) -> None:
         """End, unless all that is known comes from one worker while others are away: it may be a liar.
 
-        Then its machine is banned, and the run goes back and waits for the others.
+        Then the machine is banned, and the run goes back and waits for the others.
         """
         alone = list(self.desk.workers.values())
         if len(alone) != 1 or self.policy.local or not self.membership.absent:
@@ -426,10 +426,10 @@ class Controller(RunController[RoundsDesk]):
 
 
 class RoundTraining:
-    """The round that is trained, and the one that has ended. Whether a round closes is `sync.rounds`' decision.
+    """The round in training, and the ended round. Whether a round closes is `sync.rounds`' decision.
 
-    A round that is closed has *ended* until it is finished: its parameters are made, and saved where a checkpoint is
-    due. In lock-step nothing is trained meanwhile. With overlap the next round opens as soon as one closes.
+    A closed round has *ended* until it is finished: parameters are made, and saved where a checkpoint is due. In
+    lock-step nothing is trained meanwhile. With overlap the next round opens as soon as one closes.
     """
 
     def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
@@ -492,8 +492,8 @@ class RoundTraining:
     def advance(self, now: float, evaluated: Collection[int] = ()) -> int | Mark | None:
         """Hand out free leases, and close the round when it is due; `evaluated`: versions whose evaluation goes on.
 
-        Returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to go back
-        to when everything that was trained since is lost.
+        Returns the round whose parameters now exist (`outer_step_done` is to follow), or where to go back to when
+        everything trained since is lost.
         """
         self.ask_again_at, self.stall = None, self.checkpoint.stall
         self.leases.release_leaving()
@@ -529,7 +529,7 @@ class RoundTraining:
             self.stall = f"round {opened.round}: {verdict.why}"
 
     def _close_when_answered(self, opened: OpenRound, why: str, now: float) -> None:
-        """Close the round, once workers that still train have sent the steps that they have, where these count."""
+        """Close the round, once workers that still train have sent the steps they have, where these count."""
         self._why_closing = self._why_closing or why
         self.ask_again_at = self.leases.finish(opened, now)
         if self.ask_again_at is None:
@@ -575,7 +575,7 @@ class RoundTraining:
         return self._finish(durable=False, now=now)
 
     def _write_checkpoint(self) -> int:
-        """Have the round that has ended written; it is not finished before that, or before it is given up."""
+        """Have the ended round written; it is finished after that, or after giving up."""
         state = self._desk.state
         self._desk.out.append(e.WriteCheckpoint(state.mark(), self._guard.protected()))
         return state.round + 1
@@ -609,7 +609,7 @@ class RoundTraining:
     # --- losses -----------------------------------------------------------------------------------------------
 
     def withdraw_lost(self, now: float) -> None:
-        """Withdraw the contributions that a lost worker held; a reduction under way handles the loss itself."""
+        """Withdraw the contributions a lost worker held; a reduction under way handles the loss itself."""
         if self.trained is not None:
             self.leases.withdraw_lost(self.trained, now)
 

@@ -54,7 +54,7 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
     def is_last(self, round_: int) -> bool:
         """Whether, as far as is known, no round follows one whose leases are all trained or given back.
 
-        A result that is lost in its reduction makes a lease free again, and the run goes on.
+        A result lost in its reduction makes a lease free again, and the run goes on.
         """
         opened = self.state.open
         return round_ >= self.policy.length.most_rounds or not (

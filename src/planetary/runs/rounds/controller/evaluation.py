@@ -28,7 +28,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 def settle(said: Mapping[str, float], best: float | None, rise: float, others: int) -> Settled | None:
-    """Return the loss that is taken for the truth; None when another worker is to evaluate, too.
+    """Return the loss taken for the truth; None when another worker is to evaluate, too.
 
     The same parameters on the same tokens give the same loss on every device, up to rounding. So a loss that is unlike
     those before it, or has none before it, is computed again by others. It is believed when most of all workers say it,
@@ -36,7 +36,7 @@ def settle(said: Mapping[str, float], best: float | None, rise: float, others: i
 
     Args:
         said: worker -> loss, nats per token, finite; at least one.
-        best: the lowest loss of earlier versions; None: there is none, so that two have to say the same.
+        best: the lowest loss of earlier versions; None: there is none, so two have to say the same.
         rise: as of `sync.sanity.is_sane`.
         others: how many more workers could be asked.
     """
@@ -55,8 +55,8 @@ def _agree(one: float, other: float) -> bool:
 
 
 _FIRST_TASK = 1 << 40
-"""Eval tasks are numbered from here and the time of the start: they are not in the journal, so they must not use up its
-task numbers, and a worker may still run one of a gateway that was killed, whose number must be another one."""
+"""Eval tasks are numbered from here and the time of the start: they are not in the journal, so they must not use up
+journal numbers, and a worker may still run an evaluation of a killed gateway, under another number."""
 
 
 class _Version:
@@ -71,7 +71,7 @@ class _Version:
 
     @property
     def loss(self) -> float:
-        """Mean over all batches, summed in chunk order, so that it does not depend on who answered first."""
+        """Mean over all batches, summed in chunk order, so it does not depend on who answered first."""
         return sum(self.losses[i] * n for i, n in enumerate(self.batches)) / sum(self.batches)
 
 
@@ -97,8 +97,8 @@ class Evaluation:
     def begin(self, version: int) -> None:
         """Start evaluating a version if that is due.
 
-        An evaluation that was overtaken twice would only hold memory and workers: it is given up, and its number is
-        reported as missing.
+        An evaluation overtaken twice would only hold memory and workers: it is given up, and the loss is reported as
+        missing.
         """
         if not (self._desk.eval_due(version) and self._topology.is_evaluated):
             return

@@ -1,4 +1,4 @@
-"""Notices parameters that are of no use, and has the run go back to the newest that are."""
+"""Notices useless parameters, and has the run go back to the newest useful ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planetary.sync.sanity import MOST_RETREATS, PATIENCE, first_damaged
 
 
 class Guard:
-    """One per controller of a run in rounds. Its state is in the journal, but for failures of the version at hand.
+    """One per controller of a run in rounds. The state is in the journal, but for failures of the version at hand.
 
     Attributes:
         retreat: the version of no use and why it is, while the gateway goes back; None at other times.
@@ -42,7 +42,7 @@ class Guard:
         return self._failed_twice(worker, version) and not self._innocent(version)
 
     def take_guilty(self) -> list[str]:
-        """Return the workers that got NaN from a version that turned out to be fine; once for each time."""
+        """Return the workers with NaN from a fine version; once for each time."""
         fine = [version for version in self._failed if self._innocent(version)]
         return [worker for version in fine for worker in sorted(self._failed.pop(version))]
 

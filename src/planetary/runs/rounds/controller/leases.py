@@ -30,8 +30,8 @@ from planetary.sync.fragments import FragmentSteps
 from planetary.sync.rounds import RoundView, admits_latecomer, exponential_mean
 
 EARLY_FROM = 0.5
-"""Part of a lease that is trained when its worker gets the next one, where it is given early: a round trip before the
-end would do, and a lease that is lost with its worker before it begins costs nothing."""
+"""Trained fraction of a lease at which the worker gets the next one early: a round trip before the end would do, and an
+unbegun lease lost with the worker costs nothing."""
 MOST_RESULTS = 2
 """Of a worker in a round, on average, where orphans are shared: the gateway keeps all until the round closes."""
 
@@ -47,14 +47,14 @@ class Leases:
         """Start at monotonic time `now`, with no round open."""
         self._desk, self._topology, self._guard = desk, topology, guard
         self._began = self._orphaned_at = self._contributed_at = now  # times in the open round
-        self._seconds: dict[str, float] = {}  # worker -> seconds of its last task
+        self._seconds: dict[str, float] = {}  # worker -> seconds of the last task
         self._shares = SHARES[desk.policy.leases](desk.policy.length.parts)
         self._finish_until: float | None = None  # end of the wait for results of fewer steps
         self._counted_at: list[float] = []  # when the contributions to the open round were accepted
-        self._step_s: dict[str, float] = {}  # worker -> exponential mean of its seconds per inner step
+        self._step_s: dict[str, float] = {}  # worker -> exponential mean of seconds per inner step
         self._quorum_s: float | None = None  # exponential means; see `RoundView`
         self._sync_s: float | None = None
-        self._unanswered: dict[str, tuple[int, float]] = {}  # worker -> process, seconds of its unanswered leases
+        self._unanswered: dict[str, tuple[int, float]] = {}  # worker -> process, seconds of unanswered leases
         self.pace = WorkerPaces()
 
     def use_topology(self, topology: Topology) -> None:
@@ -63,7 +63,7 @@ class Leases:
     # --- handing out ------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """A round was opened: every worker gets its share of leases, while the run has any left."""
+        """A round was opened: every worker gets a share of leases, while the run has any left."""
         self._began = self._orphaned_at = self._contributed_at = now
         self._finish_until = None
         self._counted_at.clear()
@@ -99,7 +99,7 @@ class Leases:
     def give_early(self, opened: OpenRound, now: float) -> None:
         """Give workers their leases of the next round while this one stays open.
 
-        Those that have contributed begin at once; those that soon will do not wait for a lease then.
+        Contributors begin at once; workers about to contribute do not wait for a lease then.
         """
         overlap, delay = self._topology.overlap, self._desk.policy.fragments.delay
         if not overlap.gives_early or delay == 0 or not self._desk.goes_on_after(opened.round):
@@ -114,7 +114,7 @@ class Leases:
                 self._assign(worker, leases, now, early=True)
 
     def _soon_ends(self, worker: WorkerSession, opened: OpenRound) -> bool:
-        """Whether most of a worker's lease of the open round is trained, and all that its next one needs exists."""
+        """Whether most of a worker's lease of the open round is trained, and the next lease's inputs exist."""
         train, newest = worker.train, self._desk.state.version
         if train is None or worker.next is not None or train.known_round != opened.round:
             return False
@@ -185,7 +185,7 @@ class Leases:
         return self._counted_at[quorum - 1] if len(self._counted_at) >= quorum else None
 
     def synchronised(self, seconds: float) -> None:
-        """Take note of the time from the close of a round to its version."""
+        """Take note of the time from the close of a round to the version."""
         self._sync_s = exponential_mean(self._sync_s, seconds)
 
     def _carry(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
@@ -343,7 +343,7 @@ class Leases:
             )
 
     def result(self, worker: WorkerSession, result: m.TrainResult, event: Received, now: float) -> str | None:
-        """Accept or reject a result. Returns None when it is stale, "" when it counts, else its defect."""
+        """Accept or reject a result. Returns None when the result is stale, "" when it counts, else the defect."""
         known = self._topology.arrived(result.task, event)
         if known is not None:
             if known and any(t is not None and t.after == result.task for t in (worker.train, worker.next)):
@@ -354,7 +354,7 @@ class Leases:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
         if 0 < result.round < train.known_round and self._topology.overlap.carries:
-            self._drop(event.attachment)  # the word that it counts in a later round was on its way: it is given again
+            self._drop(event.attachment)  # the news of a later round was in flight: the result is given again
             return ""
         if train.ended is not None:
             self._drop(event.attachment)  # it was sent twice
@@ -452,7 +452,7 @@ class Leases:
         self._return(worker, train, reason, to="pool" if train.early else "round")
 
     def end(self, opened: OpenRound, why: str, now: float, *, carries: bool = False) -> None:
-        """The round closes: its untrained leases go back to the pool, or with `carries` those in workers' hands go on.
+        """The round closes: untrained leases go back to the pool, or with `carries` those in workers' hands go on.
 
         Those of the next round go on while there is one.
         """
@@ -469,7 +469,7 @@ class Leases:
         self.orphans_to_pool(opened, why)
 
     def _take_back(self, worker: WorkerSession, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
-        """Cancel a worker's task; its leases go back to the pool."""
+        """Cancel a worker's task; the leases go back to the pool."""
         if is_here:
             self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
         self._return(worker, train, why, to="pool")
@@ -546,7 +546,7 @@ class Leases:
         return max(estimates, default=None)
 
     def wait(self, worker: WorkerSession) -> Wait | None:
-        """Return until when a worker has to make progress with its tasks.
+        """Return until when a worker has to make progress with tasks.
 
         None while it has no task, and while it `awaits` the gateway. The time of earlier leases without a sign of this
         process counts, on whatever connection: where rounds are short none of them lasts long enough by itself.
@@ -566,11 +566,10 @@ class Leases:
         return Wait(worker.session, since, since + most_s, "made no progress on its task")
 
     def awaits(self, worker: WorkerSession) -> bool:
-        """Whether a worker has to do nothing for its tasks now.
+        """Whether a worker has to do nothing for tasks now.
 
-        A payload from or to it is in flight, a version that its lease mixes in does not exist, or its result is here
-        and its round is not open. A line may be slow, and a result waits behind earlier messages. A line on which no
-        byte moves ends by itself.
+        A payload is in flight, a version to mix in does not exist, or the result is here and its round is not open. A
+        line may be slow, and a result waits behind earlier messages. A line on which no byte moves ends by itself.
         """
         train, tasks = worker.train, (worker.train, worker.evaluate)
         mixes = -1 if train is None else train.mixes
@@ -582,7 +581,7 @@ class Leases:
         )
 
     def waited_for(self) -> tuple[list[str], float]:
-        """Return whom the open round waits for, at most half of those that it needs, and since when."""
+        """Return whom the open round waits for, at most half of those it needs, and since when."""
         opened = self._desk.state.open
         if opened is None or opened.closed or not 0 < opened.tasks <= len(opened.contributions):
             return [], 0.0
@@ -596,7 +595,7 @@ class Leases:
         return seconds if pid == worker.pid else 0.0
 
     def _note_unanswered(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
-        """A lease is about to be taken back: count it if its worker could train and did not report."""
+        """A lease is about to be taken back: count it if the worker could train and did not report."""
         if train.started or self.awaits(worker) or not self._topology.reports_steps(worker):
             return
         worker.unanswered += 1
@@ -604,11 +603,11 @@ class Leases:
         self._unanswered[worker.worker] = worker.pid, seconds
 
     def _from_the_start(self, train: TrainInFlight) -> bool:
-        """Whether a lease was handed out when its round began, not to a late worker or as an orphan."""
+        """Whether a lease was handed out when the round began, not to a late worker or as an orphan."""
         return train.assigned_at <= self._began
 
     def _times(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> LeaseTimes:
-        """Return the times of a task that is trained. The worker's own count at most as the time since its start."""
+        """Return the times of a task that is trained. The worker's own count at most as the time since the start."""
         opened = self._desk.state.under_way(train.round)
         alone = opened.contributions and opened.tasks == 1 and not opened.orphans
         waits = alone and self._from_the_start(train)

@@ -36,8 +36,8 @@ class Overlap:
     Attributes:
         overlaps: whether a round opens as soon as the one before it closes.
         carries: whether leases that are not trained when a round closes go on, for the next one.
-        keeps_values: whether a worker's next lease goes on from values of its own.
-        gives_early: whether a worker that has contributed gets its lease of the next round before this one closes.
+        keeps_values: whether a worker's next lease starts from its own values.
+        gives_early: whether a contributor gets a lease of the next round before this one closes.
         decide: decides whether the open round closes.
     """
 
@@ -46,7 +46,7 @@ class Overlap:
     decide = staticmethod(decide_round)
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
-        """Return where a worker begins its next lease.
+        """Return where a worker begins the next lease.
 
         Args:
             before: the round before the lease's, under reduction or still open; None: it is finished.
@@ -57,7 +57,7 @@ class Overlap:
         return LeaseStart()
 
     def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
-        """Return how many versions a contribution lags behind, where that lowers its weight."""
+        """Return the staleness of a contribution in versions, where it lowers the weight."""
         return 0
 
     def sends(self, train: TrainInFlight | None, version: int) -> bool:
@@ -101,9 +101,9 @@ class Streaming(Delayed):
 class Decoupled(Streaming):
     """Streaming in which a quorum closes a round, and the others' leases go on (arXiv:2604.21428).
 
-    A lease that goes on counts in the round that is open when it ends, for that round's fragment. A worker in such a
-    lease gets no version before the end of it. The grace time after a quorum is the one for which workers that have
-    contributed can go on without a version.
+    A continued lease counts in the round open at its end, for that round's fragment. A worker in such a lease gets no
+    version before the end of it. The grace time after a quorum is the one for which workers that have contributed can
+    go on without a version.
     """
 
     carries = True

@@ -1,7 +1,7 @@
 """How fast workers are: which are slow, by the times of a round's leases, and how leases are shared out.
 
 A worker is marked after `ROUNDS` rounds in a row in which it was slow, and unmarked after as many in which it was not;
-the limits are lower for one that is marked, so that a worker near them does not flicker.
+the limits are lower for one that is marked, so a worker near them does not flicker.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FACTOR = 1.5  # times the median of the others
 SHARE = 0.25  # fraction of the round's time
 NEWEST = 0.3  # weight of the newest measurement in an exponential mean
 EVEN = 0.05  # part by which finish times of equal shares may differ before shares do
-MOST_SHARES = 4  # times the average; a worker's parameters drift with its steps
-MARKED = 0.5  # part of the limits' margin that counts for a worker that is marked
+MOST_SHARES = 4  # times the average; a worker's parameters drift with the steps
+MARKED = 0.5  # fraction of the limits' margin for a marked worker
 LEAST_PART, LEAST_S = 0.1, 0.1  # fraction of the round's time, and seconds: a smaller cost is no reason
 
 
@@ -30,7 +30,7 @@ class LeaseTimes(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         steps: inner steps of a lease.
         seconds: in inner steps, as the worker reports it; of an unfinished lease since it was handed out.
-        transfer_s: until the worker's tensors had left the gateway, and while its result arrived.
+        transfer_s: time for the worker's tensors to leave the gateway, and for the result to arrive.
         waited_s: for which the round waited for this result alone.
         version_lag: how many versions older than the newest the parameters were that it began from.
         trained: inner steps; fewer than `steps` when the round closed without it.
@@ -54,8 +54,8 @@ def slow_workers(times: Sequence[LeaseTimes], round_s: float, marked: Container[
     """Return why each worker of a round that took `round_s` seconds was slow in it; others are left out.
 
     `marked`: workers that are slow so far, for which the limits are lower. The reason is the first of these: the round
-    closed before it was done; its inner steps took longer than those of the others; its transfers did; the round waited
-    for it. A single worker is as fast as all of them.
+    closed too early for the worker; inner steps longer than the others'; longer transfers; the round waited. A single
+    worker is as fast as all of them.
     """
     found: dict[str, str] = {}
     for worker in dict.fromkeys(one.worker for one in times):
@@ -154,8 +154,8 @@ class MeasuredShares:
 
     With o_i seconds of transfers and s_i of a lease, n_i = (T - o_i) / s_i, where T makes the sum that of equal shares.
     Workers without a measurement count as the median. Shares stay equal while the finish times would differ by less
-    than `EVEN`. Leases without a holder are divided among all workers as these become free, so that a lost worker costs
-    a round a part of a lease and not a whole one.
+    than `EVEN`. Leases without a holder are divided among all workers as these become free, so a lost worker costs a
+    round a part of a lease and not a whole one.
     """
 
     def __init__(self, average: int) -> None:
@@ -188,7 +188,7 @@ class MeasuredShares:
         return _whole(_finishing_together(times, self._average), self._average * len(workers))
 
     def of_orphans(self, worker: str, orphans: int, takers: int, others_end_in_s: float) -> int:
-        """As many as fit until the others end, and at least its part."""
+        """As many as fit until the others end, and at least the worker's part."""
         known = [seconds for seconds in self._step_s.values() if seconds > 0]
         step_s = self._step_s.get(worker, 0.0) or (statistics.median(known) if known else 0.0)
         fit = int(others_end_in_s / step_s) if step_s else 0
@@ -239,9 +239,9 @@ SHARES: Mapping[str, Callable[[int], Shares]] = {"equal": EqualShares, "measured
 
 
 class Latest(msgspec.Struct):
-    """The newest contribution of a worker: when it was accepted (monotonic seconds), its times, its share of the round.
+    """The newest contribution of a worker: when it was accepted (monotonic seconds), times, share of the round.
 
-    The share is that of the time in inner steps and transfers, in its newest round that has closed; None before that.
+    The share is the time in inner steps and transfers in the newest closed round; None before that.
     """
 
     at: float
@@ -260,7 +260,7 @@ class WorkerPaces:
     def __init__(self) -> None:
         """Start without any round."""
         self.latest: dict[str, Latest] = {}
-        self._against: dict[str, int] = {}  # worker -> rounds in a row that spoke against its mark, or lack of one
+        self._against: dict[str, int] = {}  # worker -> rounds in a row against the worker's mark, or lack of a mark
         self._judged = 0  # the newest round
 
     def contributed(self, round_: int, times: LeaseTimes, now: float) -> None:
@@ -269,7 +269,7 @@ class WorkerPaces:
         self.latest[times.worker] = Latest(now, round_, times, None if before is None else before.share)
 
     def forget(self, worker: str) -> None:
-        """Forget a lost worker; one that returns under its name begins anew."""
+        """Forget a lost worker; a worker returning under the name begins anew."""
         self._against.pop(worker, None)
 
     def close(
@@ -277,7 +277,7 @@ class WorkerPaces:
     ) -> Iterator[WorkerSlow | WorkerRecovered]:
         """Judge the workers of a round that closes after `round_s` seconds; yield whose mark changes.
 
-        A round that closes again, without its refused contributions, is judged once.
+        A round closing again, without refused contributions, is judged once.
         """
         if round_ <= self._judged:
             return

@@ -1,22 +1,21 @@
 """The ring topology at the controller: reducing groups, their outcomes, and the holders of each outer state.
 
-The controller sees no deltas. It tells the workers that have the round's parameters to reduce (`Reduce`), and waits
-until each has answered or is lost. The order names each worker's results and their weights: the sum is that of the
-contributions in the journal. A worker that lacks a result that it reported refuses, and is lost.
+The controller sees no deltas. It tells the workers with the round's parameters to reduce (`Reduce`), and waits until
+each has answered or is lost. The order names each worker's results and their weights: the sum is that of the
+contributions in the journal. A worker that lacks a result it reported refuses, and is lost.
 
-One live worker that is done decides: the reduction commits on all or none, so a worker that failed all the same only
-missed the end of it. No worker done: the survivors try again, in a new group of the ring's master, without the deltas
-of the lost ones.
+One live finished worker decides: the reduction commits on all or none, so a failed worker only missed the end. No
+worker done: the survivors try again, in a new group of the ring's master, without the deltas of the lost ones.
 
 The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
-checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
-that the gateway has.
+checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version the
+gateway has.
 
-Workers that fail to reduce again and again do not reach each other: one of them may be behind a router that translates
-addresses. The ring then is `unfit`, and the run goes on in a star from the newest outer state that the gateway can get.
+Repeated failures to reduce mean unreachable workers, perhaps behind a router with address translation. The ring then is
+`unfit`, and the run goes on in a star from the newest outer state the gateway can get.
 
-With overlap the next round is trained meanwhile, and closes when the one before it is finished and every worker has its
-parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
+With overlap the next round is trained meanwhile, and closes when the previous round is finished and every worker has
+the parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Ring(Topology):
     """The topology in which workers reduce their deltas among themselves.
 
     Attributes:
-        held: the version that the gateway has.
+        held: the version the gateway has.
         again_at: when the next attempt may begin; None: at any time.
         attempts: that were begun.
         groups: that were formed for them.
@@ -70,7 +69,7 @@ class Ring(Topology):
         super().__init__(desk)
         self._policy = policy
         self._why = ""  # why the round that is reduced was closed
-        self._held_by: dict[int, int] = {}  # accepted task -> session that has its tensors
+        self._held_by: dict[int, int] = {}  # accepted task -> session with the tensors
         version = desk.state.version
         self.held = version
         self._marks: dict[int, Mark] = {version: desk.state.mark()}
@@ -82,14 +81,14 @@ class Ring(Topology):
         self._in_a_row = 0  # attempts that failed without a lost worker
         self._unclosed = ""  # why the ring cannot be closed; "": it may be
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
-        self._asked = (0, -1)  # the session that was asked for the outer state, and its version
-        self._bereft_since: float | None = None  # start of the time without a worker that has the newest outer state
+        self._asked = (0, -1)  # session asked for the outer state, and the version
+        self._bereft_since: float | None = None  # start of the time without a worker with the newest outer state
         self.again_at: float | None = None
 
     # --- contributions ----------------------------------------------------------------------------------------
 
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
-        """The worker keeps its result until it is reduced."""
+        """The worker keeps the result until the reduction."""
         self._held_by[task] = worker.session
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
@@ -111,7 +110,7 @@ class Ring(Topology):
 
     @property
     def may_close(self) -> bool:
-        """With overlap every worker must have the parameters that the next outer step starts from."""
+        """With overlap every worker must have the parameters the next outer step starts from."""
         return not self.overlap.overlaps or all(w.version == self._desk.state.version for w in self._participants())
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
@@ -286,25 +285,25 @@ class Ring(Topology):
             return ReductionOutcome.DONE
         if self._ask(round_):
             return ReductionOutcome.WAIT
-        # Its holders died before it was safe, so it never counted: the remaining deltas are reduced again.
+        # Holders died before the state was safe, so it never counted: the remaining deltas are reduced again.
         self._collecting = 0
         del self._marks[round_], self._digests[round_]
         return ReductionOutcome.RETRY
 
     def keeps(self, worker: WorkerSession) -> bool:
-        """Its results, until they are reduced."""
+        """Results wait for the reduction."""
         return worker.session in self._held_by.values()
 
     def _partners(self) -> list[WorkerSession]:
-        """Return the workers that reduce: those that take part, with the newest parameters."""
+        """Return the reducing workers: participants with the newest parameters."""
         version = self._desk.state.version
         return [w for w in self._participants() if w.version == version]
 
     def _participants(self) -> list[WorkerSession]:
         """Return the workers whose results are, or will be, in a sum.
 
-        One that leaves goes on until its results are reduced. While it trains it takes every outer step with the
-        others, since the next sum, with its result, is added to the version after this one.
+        A leaving worker stays until its results are reduced. While it trains it takes every outer step with the others,
+        since the next sum, with the worker's result, is added to the following version.
         """
         workers = self._desk.all_workers()
         return [w for w in workers if w.ready and (not w.leaving or w.train is not None or self.keeps(w))]
@@ -312,7 +311,7 @@ class Ring(Topology):
     # --- holders of outer states ------------------------------------------------------------------------------
 
     def able_workers(self) -> list[WorkerSession]:
-        """Those that have the newest parameters."""
+        """Those with the newest parameters."""
         return [w for w in self._desk.ready_workers() if w.version == self._desk.state.version]
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
@@ -330,7 +329,7 @@ class Ring(Topology):
         return max([self._desk.state.version, *(w.version for w in workers)])
 
     def ready(self, worker: WorkerSession, message: m.Ready) -> None:
-        """Its outer state counts if the digest is the one that was agreed."""
+        """A worker's outer state counts if the digest is the agreed one."""
         if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
             worker.version = message.outer_version
 
@@ -354,7 +353,7 @@ class Ring(Topology):
             if any(w.version != version for w in self._participants()):
                 self._ask(version)
             return None
-        # A worker that has it may only have lost its connection.
+        # A holder may only have lost the connection.
         self._bereft_since = now if self._bereft_since is None else self._bereft_since
         if now < self._bereft_since + desk.policy.round.grace_s:
             self.stall = f"no worker with the parameters of round {version} is connected"
@@ -362,7 +361,7 @@ class Ring(Topology):
         return self._marks[self.held]
 
     def _uploaded(self, worker: WorkerSession, message: m.RingState, event: Received) -> None:
-        """Take an outer state from a worker, which may differ from the version that the worker claims."""
+        """Take an outer state from a worker, which may differ from the version the worker claims."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):
             self._asked = (0, -1)
@@ -373,7 +372,7 @@ class Ring(Topology):
         else:
             desk.out.append(DropAttachment(event.attachment))
         if not good and worker.version == version:
-            worker.version = -1  # it does not have the version that it claims
+            worker.version = -1  # it does not have the version it claims
 
     def went_back(self, version: int) -> None:
         """Holders of the version still have it, and no result counts any more."""
@@ -404,14 +403,14 @@ class Ring(Topology):
         holders = [w for w in self._desk.ready_workers() if w.version == version]
         if not holders:
             return False
-        # One that is not in the middle of a lease, if there is one: its result waits behind the upload.
+        # Preferably a worker between leases: a result would wait behind the upload.
         holder = next((w for w in holders if w.train is None), holders[0])
         self._asked = (holder.session, version)
         self._desk.send(holder.session, m.SendOuterState(version=version))
         return True
 
     def _keep(self, version: int, mark: Mark, digest: str) -> None:
-        """Remember the newest version; of older ones only those that the gateway has or a worker may have."""
+        """Remember the newest version; of older ones only those the gateway has or a worker may have."""
         wanted = {self.held, version - 1}
         self._marks = {**{v: k for v, k in self._marks.items() if v in wanted}, version: mark}
         self._digests = {**{v: d for v, d in self._digests.items() if v in wanted}, version: digest}

@@ -1,4 +1,4 @@
-"""The record of a finished round, and its line of metrics, which waits for its held-out loss."""
+"""The record of a finished round, and the line of metrics, which waits for the held-out loss."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def merged_metrics(opened: OpenRound, outer: OuterOptimizer, topology: Topology)
 
 
 def _contributions(opened: OpenRound, round_s: float) -> tuple[ContributionMetrics, ...]:
-    """Return the metrics of each contribution: of those that count, and of those that were refused."""
+    """Return the metrics of each contribution, counted or refused."""
     counted = {
         c.task: ContributionMetrics(
             worker=c.worker,
@@ -96,12 +96,12 @@ def finished_by_checkpoint(
     """Return the end of the round whose checkpoint is the journal's last deed, though the journal does not know it.
 
     A gateway that dies after it has committed the checkpoint of `round_` and before it has written `round_finished`
-    leaves the round open. The checkpoint is the truth, so the round is finished; its duration is the time between
-    its start (or the end of the one before it) and its closing.
+    leaves the round open. The checkpoint is the truth, so the round is finished; the duration is the time from the
+    round's start (or the previous round's end) to the closing.
 
     Args:
         records: the journal, before it is resumed.
-        opened: the round that it leaves open.
+        opened: the round it leaves open.
         tokens_before: target tokens of the rounds before.
         round_: that of the checkpoint which is resumed.
     """
@@ -112,7 +112,7 @@ def finished_by_checkpoint(
 
 
 def began_at(records: Sequence[Record], round_: int) -> float:
-    """Return the Unix time, in seconds, from which a round counts: its start or the end of the one before it.
+    """Return the Unix time, in seconds, from which a round counts: its start or the previous round's end.
 
     Whichever is later: so no second counts twice where rounds overlap.
     """
@@ -128,7 +128,7 @@ def began_at(records: Sequence[Record], round_: int) -> float:
 def unreported(records: Sequence[Record], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
     """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
 
-    A gateway that dies while a round is evaluated leaves its line unwritten.
+    A gateway dying during an evaluation leaves the round's line unwritten.
     """
     ends = {r.round: r for r in records if isinstance(r, RoundFinished) and r.round <= until and r.round not in told}
     return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
@@ -137,18 +137,18 @@ def unreported(records: Sequence[Record], told: Collection[int], until: int, inn
 def lines_at_resume(
     records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
 ) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Return the metrics that stay, and those that the run that goes on writes.
+    """Return the metrics to keep, and those for the resumed run to write.
 
-    After a power cut a line may be on the disk though the record of its evaluation is not. The journal is the state, so
-    the line loses that held-out loss.
+    After a power cut a line may be on the disk without the record of the evaluation. The journal is the state, so the
+    line loses that held-out loss.
 
     Args:
         records: the journal, before it is resumed.
         written: the metrics so far, of rounds up to `until`.
-        until: the round that the run goes on from.
+        until: the round the run goes on from.
         inner_steps: of each round.
-        evaluates: whether the parameters of `until` are evaluated now. A stop may have come before that, and have
-            written the line of the round without its held-out loss; it is written again.
+        evaluates: whether the parameters of `until` are evaluated now. An earlier stop may have written the round's
+            line without the held-out loss; it is written again.
     """
     known = {record.version for record in records if isinstance(record, EvalFinished)}
     agreed = [
@@ -182,10 +182,10 @@ def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
 
 
 class MetricsLines:
-    """Each finished round gets one line, complete where its parameters are evaluated."""
+    """Each finished round gets one line, complete where the parameters are evaluated."""
 
     def __init__(self, desk: RoundsDesk, evaluation: Evaluation, lines: Iterable[RoundMetrics]) -> None:
-        """Start with lines that an earlier incarnation of the gateway left unwritten."""
+        """Start with lines an earlier incarnation of the gateway left unwritten."""
         self._desk, self._evaluation = desk, evaluation
         self._lines = {metrics.round: metrics for metrics in lines}
 

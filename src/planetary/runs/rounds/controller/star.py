@@ -18,20 +18,20 @@ from planetary.sync.sanity import CAUTIOUS_RULE, is_cautious
 
 
 class Star(Topology):
-    """The topology in which the gateway merges. Any ready worker can be sent any version that the gateway keeps.
+    """The topology in which the gateway merges. Any ready worker can be sent any version the gateway keeps.
 
     A round that closes is collected, measured, judged and stepped: lost or refused results are withdrawn in between,
-    and when nothing is left the round is trained again. In lock-step a result counts when its tensors are here, so that
-    none is collected. With overlap it counts when they begin to arrive: the next lease is trained while they travel.
+    and when nothing is left the round is trained again. In lock-step a result counts when the tensors are here, so none
+    is collected. With overlap it counts when they begin to arrive: the next lease is trained while they travel.
     """
 
     def __init__(self, desk: RoundsDesk) -> None:
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
         self._unchanged = unchanged(desk.policy.compression, desk.policy.spec.params)
-        self._change = (0, self._unchanged)  # the newest version, and its form for workers that have the one before
-        self._changed_by: dict[int, int] = {}  # task whose payload is in that change -> session that sent it
-        self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
+        self._change = (0, self._unchanged)  # the newest version, and the form for workers with the previous version
+        self._changed_by: dict[int, int] = {}  # task with a payload in that change -> session of the sender
+        self._attachments: dict[int, int] = {}  # accepted task -> place of the tensors
         self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
         self._trained_by: dict[int, int] = {}  # accepted task of a round that is not reduced -> session
@@ -46,7 +46,7 @@ class Star(Topology):
         self._stepped = 0  # the newest whose outer step is taken
 
     def able_workers(self) -> list[WorkerSession]:
-        """None while a version is the newest that exists and not yet the run's: its round ends soon."""
+        """None while the newest version is not yet the run's: the round ends soon."""
         return [] if self._stepped > self._desk.state.version else self._desk.ready_workers()
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
@@ -89,7 +89,7 @@ class Star(Topology):
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """A worker in the middle of a lease holds other parameters; it evaluates when it is done.
 
-        A lease that mixes in a version which was not sent yet waits for it alone, so that nothing is put before it.
+        A lease that mixes in a version which was not sent yet waits for it alone, so nothing is put before it.
         """
         train = worker.next or worker.train
         return train is None or (worker.version == version and worker.version >= train.mixes)
@@ -105,7 +105,7 @@ class Star(Topology):
         return self.overlap.overlaps
 
     def arrived(self, task: int, event: Received) -> str | None:
-        """A result that is given again for a later round may begin before the first has ended."""
+        """A result given again for a later round may begin before the first has ended."""
         message = event.message
         if not isinstance(message, m.TrainResult) or self._arriving.get(task) != (event.session, message.round):
             return None
@@ -176,7 +176,7 @@ class Star(Topology):
         self._desk.out.append(TakeOuterStep(ended.round, ended.judged.rule, contributions))
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
-        """Return the weight of each contribution in the mean, by task: its tokens."""
+        """Return the weight of each contribution in the mean, by task: the tokens."""
         return {c.task: c.weight for c in ended.contributions}
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
@@ -232,7 +232,7 @@ class Star(Topology):
         return {c.task: c.share / most if most > 0 else 1.0 for c in ended.contributions}
 
     def give_up(self) -> Mark | None:
-        """Nothing counts, so the round goes on, or with overlap the run goes back to its start."""
+        """Nothing counts, so the round goes on, or with overlap the run goes back to the round's start."""
         self._collecting = self._measuring = 0
         return self._mark
 

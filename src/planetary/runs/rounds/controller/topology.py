@@ -31,12 +31,12 @@ class Topology(ABC):
 
     Attributes:
         overlap: the training while a round is reduced.
-        result: how a worker's `TrainResult` says where its parameters are.
+        result: place of the parameters in a worker's `TrainResult`.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
         unfit: why the run cannot go on in this topology, and from where it goes on in a star; None while it can.
         delta_norm: Euclidean norm of the merged delta of the round reduced last; None: the gateway has not seen it.
-        autocorrelation: cosine of that delta with that of the round before; None: the gateway has not seen both.
+        autocorrelation: cosine with the previous round's delta; None: the gateway has not seen both.
     """
 
     result: Literal["end_parameters", "held", "delta"]
@@ -62,14 +62,14 @@ class Topology(ABC):
         """Make `version` the parameters of the worker's next task, unless they already are."""
 
     def lacks_parameters(self, worker: WorkerSession) -> bool:
-        """Take note that a worker does not have the version that was sent to it last; return whether that is news."""
+        """Take note of a worker without the version sent last; return whether that is news."""
         return True
 
     def announce(self, round_: int) -> None:
-        """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
+        """Send the new parameters of a round while the checkpoint is written."""
         ready = self._desk.ready_workers()
         for worker in self._desk.all_workers():
-            # One that is about to leave needs it for its last lease.
+            # A leaving worker needs it for the last lease.
             pauses = worker.train is not None and worker.train.mixes == round_
             if pauses or (worker in ready and self.overlap.sends(worker.train, round_)):
                 self.send_parameters(worker, round_)
@@ -95,7 +95,7 @@ class Topology(ABC):
         """Whether a worker that is ready has `version`, or can be sent it now."""
 
     def start(self, worker: WorkerSession, *, early: bool = False) -> LeaseStart:
-        """Return where a worker begins its next lease; `early`: of the round after the open one."""
+        """Return where a worker begins the next lease; `early`: of the round after the open one."""
         state = self._desk.state
         before, newest = state.open if early else state.closing, state.version
         contributed = () if before is None else before.contributions
@@ -106,7 +106,7 @@ class Topology(ABC):
         return self.overlap.start(before, own, range(mixed + 1, newest + 1), newest)
 
     def holds(self, worker: WorkerSession, task: int) -> bool:
-        """Whether a worker still holds its contribution of `task`, on the connection on which it trained it."""
+        """Whether a worker still holds the contribution of `task`, on the same connection."""
         return False
 
     def supply(self, now: float) -> Mark | None:
@@ -134,11 +134,11 @@ class Topology(ABC):
         return False
 
     def arrived(self, task: int, event: Received) -> str | None:
-        """Keep the tensors of a result that already counts; return its defect or "", None for one that does not."""
+        """Keep the tensors of a counted result; return the defect or "", None for an uncounted one."""
         return None
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
-        """Forget the results of a round that do not count, or that no live worker has any more.
+        """Forget uncounted results of a round, and those without a live holder.
 
         Returns their tasks, and why.
         """
@@ -187,7 +187,7 @@ class Topology(ABC):
         """The gateway has compared the contributions of a round."""
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
-        """Take note that the parameters of `round_` are the newest; `needed` are older ones that are evaluated."""
+        """Take note of `round_`, whose parameters are the newest; `needed` are older ones under evaluation."""
 
     # --- reports of workers and the gateway ---------------------------------------------------------------------
 

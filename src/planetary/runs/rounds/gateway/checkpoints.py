@@ -20,7 +20,7 @@ from planetary.sync.ring import state_digest
 
 
 class RoundCheckpoints:
-    """Each method blocks, and returns the event that answers its instruction."""
+    """Each method blocks, and returns the event for the instruction."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RoundCheckpoints:
         folder: Path,
         room: DiskRoom,
     ) -> None:
-        """`folder`: of the run; `room`: on its disk."""
+        """`folder`: of the run; `room`: on the disk."""
         self._room = room
         self._config, self._prepared, self._parameters = config, prepared, parameters
         self._folder, self._files, self._clock = folder / CHECKPOINTS, system.files, system.clock

@@ -11,7 +11,7 @@ from planetary.core.errors import ResourceError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.run_files import CHECKPOINTS
 
-PROTECTED = 2  # checkpoints that stay besides the newest: the best held-out loss, the newest that is sane
+PROTECTED = 2  # checkpoints that stay besides the newest: the best held-out loss, the newest sane one
 
 
 def checkpoint_bytes(params: tuple[TensorSpec, ...], copies: int = 2) -> int:
@@ -20,7 +20,7 @@ def checkpoint_bytes(params: tuple[TensorSpec, ...], copies: int = 2) -> int:
 
 
 def room_for(nbytes: int, *, keep: int, there: int, free: int, folder: Path) -> tuple[str, bool]:
-    """Return a warning about the disk for the user before a run, and whether all its checkpoints fit.
+    """Return a warning about the disk for the user before a run, and whether all checkpoints fit.
 
     Args:
         nbytes: of a checkpoint.
@@ -64,7 +64,7 @@ class DiskRoom:
         self.free: int | None = None
 
     def check(self, params: tuple[TensorSpec, ...], keep: int, copies: int = 2) -> tuple[str, bool]:
-        """Return `room_for` of this disk; no warning where its size is unknown. Raises `ResourceError`."""
+        """Return `room_for` of this disk; no warning where the size is unknown. Raises `ResourceError`."""
         checkpoints = self._folder / CHECKPOINTS
         self.checkpoint_bytes = checkpoint_bytes(params, copies)
         self.look()

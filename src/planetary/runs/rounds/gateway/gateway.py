@@ -1,4 +1,4 @@
-"""The gateway of a run in rounds: its controller on real connections, with real parameters and a real disk."""
+"""The gateway of a run in rounds: a controller on real connections, with real parameters and a real disk."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     # --- the run ----------------------------------------------------------------------------------------------
 
     async def _fit(self, prepared: Prepared) -> Prepared | None:
-        """Set length and model of a new run whose time is given; return its parts then, None to stop."""
+        """Set length and model of a new run whose time is given; return the parts then, None to stop."""
         if self.options.local_threads is None or not self.is_unfitted:
             return prepared
         fitted = await fit_run(self.config, prepared, self._measure, self._prepare_again, self.note)
@@ -239,7 +239,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         )
 
     def _unfit(self, made: Prepared) -> str:
-        """Return why a step is not for this run, though its signature is equal; "" where it is."""
+        """Return why a step is not for this run, though the signature is equal; "" where it is."""
         return ""
 
     def _use_step(self, model: str) -> None:
@@ -264,7 +264,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return Limits(tensor_bytes=2 * total + MIB, tensors=len(self._accepted), messages_under_way=2)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        """A parameter of the model, or an unknown name: checked, with the worker's name, once its tensors are here."""
+        """A parameter of the model, or an unknown name: checked, with the worker's name, once the tensors are here."""
         if not isinstance(message, m.TrainResult | m.RingState) or spec.name not in self._accepted:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"

@@ -1,4 +1,4 @@
-"""The record of the training step or program that a run began with: in its folder, and used when it goes on."""
+"""The record of the training step or program a run began with: in the run folder, for resumption."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def own_record(options: GatewayOptions, kind: type[RecordT]) -> RecordT | None:
-    """Return the record that the run which goes on has in its folder; None for a new run, or one without a record."""
+    """Return the record in a resumed run's folder; None for a new run, or without a record."""
     if not options.resume:
         return None
     return step_in_use(options.folder, kind) or record_of(options.folder / STEP, kind)
 
 
 def step_in_use(folder: Path, kind: type[RecordT]) -> RecordT | None:
-    """Return the record of the step that a run's journal has it go on with; None where none was rolled out.
+    """Return the record of the step a run's journal has it go on with; None where none was rolled out.
 
-    A step that was rolled out has its record in the folder before the journal names it.
+    The record of a rolled-out step is in the folder before the journal names the step.
     """
     newest = ""
     with contextlib.suppress(FileNotFoundError):
@@ -46,7 +46,7 @@ def record_of(path: Path, kind: type[RecordT]) -> RecordT | None:
 
 
 def keep_step(folder: Path, record: PreparedRecord, files: DurableFiles = DISK) -> None:
-    """Keep the record of a step that a run has, or may have, by its digest."""
+    """Keep the record of a step a run has, or may have, by digest."""
     path = folder / STEPS / f"{record.module}.json"
     if not path.exists():
         write_atomically(path, msgspec.json.encode(record), files)

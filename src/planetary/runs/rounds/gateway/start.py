@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 FIRST_STEP_S = 900.0
-"""How long a worker may take to its first sign of progress, while no step time is known to judge it by. Long on
-purpose: a large model on a slow machine is no fault, and a dead process is noticed by other means at once."""
+"""Time for a worker's first sign of progress, while no step time is known. Long on purpose: a large model on a slow
+machine is no fault, and a dead process is noticed by other means at once."""
 
 
 @dataclass
 class RoundsStart:
-    """The state that the gateway goes on from."""
+    """The state the gateway goes on from."""
 
     policy: ControllerPolicy
     state: ControllerState
@@ -68,7 +68,7 @@ def begin(
     """Read or make the run folder with the operations of `files`; `topology` has been started.
 
     Raises:
-        UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
+        UserError: there is already a run in the folder, or none to resume; or the journal is damaged.
         TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
     """
     folder = options.folder
@@ -170,7 +170,7 @@ def _resume(
 
 
 def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
-    """Return where a run stands at a checkpoint, and its outer state there; without one, both at the start."""
+    """Return where a run stands at a checkpoint, and the outer state there; without one, both at the start."""
     if checkpoint is None:
         optimizer = optimizer_of(prepared.config.outer)
         return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
@@ -179,7 +179,7 @@ def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[M
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
-    """The checkpoint to go on from; None when the run ended before its first one."""
+    """The checkpoint to go on from; None when the run ended before the first one."""
     if options.resume_from is not None:
         return load_checkpoint(options.resume_from)
     checkpoints = options.folder / CHECKPOINTS

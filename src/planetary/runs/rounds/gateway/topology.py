@@ -1,4 +1,4 @@
-"""The topologies at the gateway: the contributions of workers, and the servers beside its own."""
+"""The topologies at the gateway: the contributions of workers, and the servers beside the gateway's."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class MakeMaster(Protocol):
 
 
 def new_master(listen_address: str, *, authority: Authority | None) -> RingMaster:
-    """Make a `collectives.Master`. Its package is loaded by the first call: a star's gateway starts without it.
+    """Make a `collectives.Master`. The package is loaded by the first call: a star's gateway starts without it.
 
-    The gateway decides who takes part, so that a machine whose invite has expired stays in the ring.
+    The gateway decides who takes part, so a machine whose invite has expired stays in the ring.
     """
     from planetary.collectives import Master
 
@@ -68,15 +68,15 @@ class GatewayTopology(Protocol):
         ...
 
     def stop(self) -> None:
-        """End that, with all its connections."""
+        """End that, with all connections."""
         ...
 
     def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
-        """Add the topology's constants to a controller's policy; `state` is the one that the gateway starts from."""
+        """Add the topology's constants to a controller's policy; `state` is the one the gateway starts from."""
         ...
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-        """Return the tensors that a worker may send."""
+        """Return the tensors a worker may send."""
         ...
 
 

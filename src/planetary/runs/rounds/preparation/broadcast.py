@@ -1,7 +1,7 @@
 """The forms in which the gateway sends new versions to workers: whole, as coded changes, or relayed.
 
-One object per run. The controller chooses a form per worker from the `Change` that it announces; a worker reads it
-with its `Exchange`.
+One object per run. The controller chooses a form per worker from the `Change` it announces; a worker reads it with its
+`Exchange`.
 """
 
 from __future__ import annotations

@@ -18,15 +18,15 @@ OTHERWISE_S = 60.0
 evaluation and the report. Independent of this start: a run with a warm cache has the length of the first one."""
 
 BESIDE_MAKING_S, PER_MADE_S = 20.0, 2.0
-"""The same on a machine that needs long to compile and verify the step: a constant, and so many times that long.
-On two cores with AVX-512 making takes 20 s, so that both are the same there."""
+"""The same on a machine that needs long to compile and verify the step: a constant, and so many times that long. On two
+cores with AVX-512 making takes 20 s, so both are the same there."""
 
 EVAL_SHARE = 0.4
 """An evaluation of a batch against a training step on it: the forward pass is a third of the arithmetic."""
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """One of the lengths that a fitted run may have."""
+    """One of the lengths a fitted run may have."""
 
     name: str
     share: float  # fraction of `train.rounds`
@@ -87,7 +87,7 @@ class KeptSpeed(msgspec.Struct, frozen=True):
     def is_settled(self) -> bool:
         """Whether it is not measured again: it was undisturbed, or little disturbed and repeated.
 
-        Some steps never keep all their threads busy, so that a low `busy` alone proves no disturbance.
+        Some steps never keep all their threads busy, so a low `busy` alone proves no disturbance.
         """
         return self.busy >= UNDISTURBED_BUSY or (self.repeated and self.busy >= LEAST_BUSY)
 
@@ -103,7 +103,7 @@ class KeptSpeed(msgspec.Struct, frozen=True):
 
 
 class FittedBudget(msgspec.Struct, frozen=True):
-    """The chosen budget and the configuration that it makes."""
+    """The chosen budget and the configuration it makes."""
 
     budget: Budget
     config: Config

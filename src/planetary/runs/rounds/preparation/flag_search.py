@@ -32,12 +32,12 @@ async def search_flags(
 ) -> FlagChoice:
     """Compile a step with each candidate, time them in turns, verify the fastest and keep the choice in the cache.
 
-    Every timing runs in a process of its own, so a candidate that crashes or hangs is only a candidate that failed.
-    Each has one turn; then the default and the fastest other one take turns, so that other work on the machine
-    meets both of them. The fastest step of each counts.
+    Every timing runs in a separate process, so a candidate that crashes or hangs is only a candidate that failed. Each
+    has one turn; then the default and the fastest other one take turns, so other work on the machine meets both of
+    them. The fastest step of each counts.
 
     Args:
-        model: the training step and the values that it starts from.
+        model: the training step and the values it starts from.
         target: to compile for; it has to run here.
         cache: where compiled steps are kept.
         rounds: further turns of the two finalists.

@@ -52,7 +52,7 @@ FITS = "fits"
 
 
 def local_target(config: Config) -> CompileTarget:
-    """Return the target that the workers of a local run ask for.
+    """Return the target the workers of a local run ask for.
 
     With "auto", IREE's CPU backend is measured: the machine takes another one only if that is faster.
     """
@@ -83,7 +83,7 @@ async def measure_speed(
 
     Args:
         config: for the number of workers.
-        prepared: the step and the values that it starts from.
+        prepared: the step and the values it starts from.
         target: of the workers of this machine.
         threads: of each worker.
         cache: where compiled steps and measurements are kept.

@@ -110,7 +110,7 @@ def _check_vocabulary(
     spec, size = step.spec, data.vocab_size
     if size < 2:
         return
-    trial = make_trial(spec, params, buffers)  # no parameter is zero, so that every embedding counts
+    trial = make_trial(spec, params, buffers)  # no parameter is zero, so every embedding counts
     weights = [*trial.params.values(), *trial.buffers.values()]
     known: dict[tuple[int, int], float] = {}
 
@@ -126,8 +126,8 @@ def _check_vocabulary(
     def exists(position: int, token: int) -> bool:
         """Whether the model has `token`.
 
-        One that it does not have gives no number, or the loss of the id before it (both clamped to the last row), or
-        that of ids far outside, above and below alike (no row at all).
+        One it does not have gives no number, or the loss of the id before it (both clamped to the last row), or that of
+        ids far outside, above and below alike (no row at all).
         """
         found = loss(position, token)
         if not np.isfinite(found) or found == loss(position, token - 1):

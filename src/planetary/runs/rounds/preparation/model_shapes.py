@@ -1,4 +1,4 @@
-"""The shape of the batch that a compiled model takes: its graph fixes it, not the configuration."""
+"""The shape of the batch a compiled model takes: its graph fixes it, not the configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_model_shapes(config: Config) -> Config:
     update. Any other shape than the model's gives way to it, with a warning.
 
     Raises:
-        UserError: the file is no model, or a model that is built by a function was given no batch.
+        UserError: the file is no model, or a model built by a function was given no batch.
         CompileError: the model cannot be parsed.
     """
     train, source = config.train, config.model.source

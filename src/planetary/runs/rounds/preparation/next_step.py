@@ -1,7 +1,7 @@
-"""A training step that a run may go on with, in place of the one that it has: of equal signature, made afresh.
+"""A training step a run may go on with, in place of the one it has: of equal signature, made afresh.
 
-A model's function is imported once in a process, so that a process which has run for days would export a file as it was
-at its start: the export has a process of its own.
+A model's function is imported once in a process, so a process which has run for days would export a file as it was at
+the start: the export has a separate process.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def in_place_of(step: Prepared, current: Prepared) -> Prepared:
     """Return `current` with the training step of another preparation.
 
     The run keeps its data, configuration and initial parameters; the step's record stands for that configuration from
-    now on, so that a resumed run finds it.
+    now on, so a resumed run finds it.
 
     Raises:
-        UserError: the signature differs, or the step is the one that the run has.
+        UserError: the signature differs, or the step is the one the run has.
     """
     if difference := signature_difference(current.step.spec, step.step.spec):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The tensors that the gateway holds: global parameters by version, the outer state, contributions on their way."""
+"""The tensors the gateway holds: global parameters by version, the outer state, contributions on their way."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class ParameterVersions:
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
-        With a codec for the initial parameters, version 0 has the values that its bytes stand for.
+        With a codec for the initial parameters, version 0 has the values its bytes stand for.
 
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
-        parts of the parameters that are synchronised in turn; `optimizer`: whose state `state` is; `statistics`: names
-        of `specs` that are averaged only, and not judged.
+        parts of the parameters synchronised in turn; `optimizer`: whose state `state` is; `statistics`: names of
+        `specs` that are averaged only, and not judged.
 
         The loops of the codecs are compiled here, so not on an event loop.
 
@@ -89,7 +89,7 @@ class ParameterVersions:
 
     @property
     def change(self) -> Change:
-        """The form of the newest version for workers that have the one before."""
+        """The form of the newest version for workers with the one before."""
         return self._broadcast.change
 
     def _begun(self, state: OuterState, version: int) -> tuple[OuterState, Mapping[str, np.ndarray]]:
@@ -135,7 +135,7 @@ class ParameterVersions:
         self._broadcast.dropped(attachment)
 
     def adopt(self, version: int, attachment: int) -> None:
-        """Ring: the outer state that came with a message is the newest that is known here."""
+        """Ring: the outer state that came with a message is the newest known here."""
         self.state = state_of(self._specs, self._contributions.pop(attachment))
         self._version = version
 
@@ -164,7 +164,7 @@ class ParameterVersions:
         return e.Received(session, message, defect, attachment)
 
     def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
-        """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
+        """Return the fault in the tensors of a worker's message, or "", and the values they stand for."""
         if isinstance(message, RingState):  # ring
             return check_state(self._specs, tensors, message.digest, self._optimizer), tensors
         round_ = message.round if isinstance(message, TrainResult) else 1

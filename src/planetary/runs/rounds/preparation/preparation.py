@@ -70,8 +70,8 @@ class Prepared:
 def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
     """Prepare data, model and training step; `stage` is called with the name of each activity.
 
-    A step that was made before from the same configuration, files and packages is read back. `own`: the record of the
-    run that goes on, which counts whatever became of these files and packages.
+    A step made before from the same configuration, files and packages is read back. `own`: the record of the run that
+    goes on, which counts whatever became of these files and packages.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
     `ResourceError`.

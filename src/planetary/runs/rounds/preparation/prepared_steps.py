@@ -1,9 +1,9 @@
-"""Training steps and other modules that were prepared before, so that a model is exported and differentiated once.
+"""Training steps and other modules prepared before, so a model is exported and differentiated once.
 
 A record names, by digest, everything that preparing made: the portable StableHLO, the initial parameters and the
 buffers. It counts for a new run while nothing that decided it has changed: the configuration's part, the installed
-packages, and the files that the model's function was loaded from or read. A run keeps its record in its own folder, and
-is resumed with it whatever became of the model's files.
+packages, and the files the model's function was loaded from or read. A run keeps its record in its own folder, and is
+resumed with it whatever became of the model's files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DECIDING = (
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A file that a model was made from."""
+    """A file a model was made from."""
 
     sha256: str
     nbytes: int
@@ -197,7 +197,7 @@ def keep(store: BlobStore, record: PreparedRecord) -> None:
 
 
 def sources_of(config: Config, read: Iterable[Path]) -> dict[str, ModelFile]:
-    """Return the files that decide the product that this process has just made; `read`: files that were read for it."""
+    """Return the files that decide the product that this process has just made; `read`: files read for it."""
     files = {path for path in read if not path.is_relative_to(PACKAGE)}
     files |= {*_loaded_files(), *_named_files(config), *_own_files()}
     return {str(path): _stamp(path) for path in sorted(files) if path.is_file()}
@@ -216,7 +216,7 @@ def keep_record(
     meaning: Meaning | None,
     read: Iterable[Path],
 ) -> StepRecord:
-    """Keep a step that was just made; `read`: files that were read for it."""
+    """Keep a step that was just made; `read`: files read for it."""
     blob = packed(spec.buffers, buffers)
     put_whole(store, portable)
     record = StepRecord(
@@ -300,7 +300,7 @@ def _named_files(config: Config) -> set[Path]:
 
 
 def _resolved(source: str) -> str:
-    """Return a model's source with the file that it names: another folder's `model.py` is another model."""
+    """Return a model's source with the file it names: another folder's `model.py` is another model."""
     if not is_function(source):
         return _absolute(source)
     place, _, name = source.rpartition(":")

@@ -1,4 +1,4 @@
-"""Times some training steps of an artifact in a process of its own: a freshly compiled module may crash or hang.
+"""Times some training steps of an artifact in a separate process: a freshly compiled module may crash or hang.
 
     python -m planetary.runs.rounds.preparation.step_timing FOLDER
 
@@ -56,7 +56,7 @@ class StepTimes(msgspec.Struct, frozen=True):
 
 
 def write_values(folder: Path, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> None:
-    """Write the values that the step starts from, once for any number of timings in `folder`."""
+    """Write the values the step starts from, once for any number of timings in `folder`."""
     np.savez(folder / "params.npz", allow_pickle=False, **params)
     np.savez(folder / "buffers.npz", allow_pickle=False, **buffers)
 

@@ -1,7 +1,7 @@
 """How a machine finds its fastest backend: one process per candidate joins the run, checks the step, and takes times.
 
 A candidate is a worker process that never becomes ready: it fetches its job like any worker, verifies the step on its
-device and then, when every candidate is there and nothing compiles any more, runs a few steps in its turn. Parent and
+device and then, when every candidate is there and nothing compiles any more, runs a few steps in turn. Parent and
 candidates (`backend_candidate`) speak through files in a folder, each written in one piece.
 """
 

@@ -1,4 +1,4 @@
-"""The inner loop of a task, in a thread of its own: the worker's event loop stays responsive."""
+"""The inner loop of a task, in a separate thread: the worker's event loop stays responsive."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tokens_of_batch(spec: StepSpec) -> int:
 
 
 def batches_of(spec: StepSpec, tokens: np.ndarray) -> Iterator[Batch]:
-    """Cut a slice's tokens into the batches that the training step takes."""
+    """Cut a slice's tokens into the batches the training step takes."""
     inputs, targets = spec.batch
     batch, length = inputs.shape[:2]
     return batches(tokens, batch, length, (inputs.dtype, targets.dtype))
@@ -59,7 +59,7 @@ def inner_steps(
 ) -> Iterator[StepResult]:
     """Train on each batch with the executor's parameters and optimizer state, and yield each step's result.
 
-    `seed`: of the run, for the keys of random numbers that the model draws.
+    `seed`: of the run, for the keys of random numbers the model draws.
 
     Raises:
         NumericsError: a loss or gradient norm is not finite; the error's `step` counts the steps of the task.
@@ -121,8 +121,8 @@ class Compute:
     ) -> None:
         """Start with an executor that nothing is loaded in.
 
-        `exchange`: the form of a task's payload, None: its end parameters; `delay`: inner steps before the version
-        that it mixes in; `feedback`: its saved residuals, if it has any;
+        `exchange`: the form of a task's payload, None: its end parameters; `delay`: inner steps before the version it
+        mixes in; `feedback`: its saved residuals, if it has any;
         `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks;
         `seed`: of the run's random numbers.
         """
@@ -151,7 +151,7 @@ class Compute:
         self._last: tuple[Trained, TrainingDone, Tensors | None] | None = None  # and the residual before it
         self._stop: set[int] = set()
         self._ends_early: set[int] = set()
-        self._rounds: dict[int, int] = {}  # task -> the round that it counts in, where that is not its own
+        self._rounds: dict[int, int] = {}  # task -> the round it counts in, where that is not its own
         self._unusable: Exception | None = None  # why the parameters of the tasks to come are not here
         self._ends: dict[int, Tensors] = {}  # payload of the last finished train task
 
@@ -197,7 +197,7 @@ class Compute:
         self._thread.submit(self._give_again, task, round_)
 
     def mix(self, task: TrainTask, take: Callable[[], None]) -> None:
-        """Go on with the task that has paused; `take` makes the version that it mixes in the newest."""
+        """Go on with the task that has paused; `take` makes the version it mixes in the newest."""
 
         def take_first() -> None:  # whatever becomes of the task: the next fragment counts from this version
             try:
@@ -220,7 +220,7 @@ class Compute:
         self._stop.add(task)
 
     def finish(self, task: int) -> None:
-        """End a train task after its current inner step, with the steps that it has."""
+        """End a train task after its current inner step, with the steps it has."""
         self._ends_early.add(task)
 
     def end_parameters(self, payload: Payload) -> Tensors:
@@ -326,7 +326,7 @@ class Compute:
         return done
 
     def _give(self, trained: Trained) -> str:
-        """Make the payload of a task, save the feedback that it leaves, and return its digest."""
+        """Make the payload of a task, save the feedback it leaves, and return its digest."""
         with self._exchanging:
             outgoing = self.exchange.give(trained)
         if self._feedback is not None and self.exchange.residual is not None:

@@ -56,7 +56,7 @@ class Exchange(Protocol):
     """One per role of a worker.
 
     Attributes:
-        residual_specs: of the tensors that it keeps from round to round; empty: none.
+        residual_specs: of the tensors it keeps from round to round; empty: none.
         residual: these, by name; None: they are zero.
     """
 
@@ -68,7 +68,7 @@ class Exchange(Protocol):
         ...
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
-        """Keep the parameters that a message makes the newest.
+        """Keep the parameters a message makes the newest.
 
         Raises:
             ProtocolError: the bytes of a change are not those of its digest.
@@ -138,7 +138,7 @@ class WholeParameters:
 
 
 class IncomingVersions:
-    """The versions that a worker gets, whole. The other side of `runs.rounds.preparation.broadcast.Broadcast`.
+    """The versions a worker gets, whole. The other side of `runs.rounds.preparation.broadcast.Broadcast`.
 
     Attributes:
         masters: the newest version, float32 by name; empty: there is none.
@@ -273,7 +273,7 @@ def _incoming_of(specs: Sequence[TensorSpec], compression: Compression) -> Incom
 
 
 class _Unmerged(msgspec.Struct, frozen=True):
-    """A trained task that no version contains.
+    """A trained task no version contains.
 
     Attributes:
         start, ends: parameters before and after it, float32.
@@ -296,8 +296,8 @@ class _Unmerged(msgspec.Struct, frozen=True):
 class CodedUpdates:
     """Deltas up, and changes or whole parameters down; see `Exchange`.
 
-    A lease that is trained again, or a second one in the same round, starts from the feedback of the round before, as
-    it does from that round's optimizer state.
+    A lease trained again, or a second one in the same round, starts from the feedback of the round before, as it does
+    from that round's optimizer state.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The inner optimizer's state on a worker's disk, so that it survives the worker's death.
+"""The inner optimizer's state on a worker's disk, so it survives the worker's death.
 
 One file per round, named by the round after which the state was current; the two newest are kept, because a round may
 have to be trained again after the gateway was restarted. A file counts when it has its final name: it is written

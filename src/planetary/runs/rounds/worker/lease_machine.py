@@ -37,7 +37,7 @@ from planetary.machine.state_table import Table, advance
 from planetary.runs.rounds.events import EndParametersOf
 
 Task = m.TrainTask | m.EvalTask
-MOST_QUEUED = 8  # messages that a gateway sends ahead; with more it has lost count of them
+MOST_QUEUED = 8  # messages a gateway sends ahead; with more it has lost count of them
 
 
 class TaskPhase(StrEnum):
@@ -45,7 +45,7 @@ class TaskPhase(StrEnum):
 
     IDLE = "idle"
     WORKING = "working"  # trains or evaluates
-    PAUSED = "paused"  # the parameters that its task mixes in are not here
+    PAUSED = "paused"  # the parameters its task mixes in are not here
     STOPPING = "stopping"  # the task's answer is not wanted any more
 
 
@@ -76,8 +76,8 @@ class LeaseMachine:
         self._queue: deque[m.Parameters | Task] = deque()
         self._running: Task | None = None
         self._trained_last = 0  # the task whose result was sent last on this connection; 0: none
-        self._asked = 0  # the round that it was asked for last
-        self._in_use = -1  # the version that the next task begins from by default
+        self._asked = 0  # the round it was asked for last
+        self._in_use = -1  # the version the next task begins from by default
         self.phase = TaskPhase.IDLE
         self._progress_at = 0.0
         self._out: list[Instruction] = []
@@ -157,7 +157,7 @@ class LeaseMachine:
         return True
 
     def _before(self, task: Task) -> None:
-        """Ask for the parameters that a task begins from, unless they are in use."""
+        """Ask for the parameters a task begins from, unless they are in use."""
         if isinstance(task, m.TrainTask) and (task.ahead or task.after):
             self._in_use = -1
             self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens, task.after, task.missed))
@@ -233,7 +233,7 @@ class LeaseMachine:
         self._next()
 
     def _mix_in(self, task: Task | None) -> None:
-        """Go on with the paused task once the next message has the parameters that it mixes in."""
+        """Go on with the paused task once the next message has the parameters it mixes in."""
         item = self._queue[0] if self._queue else None
         if isinstance(task, m.TrainTask) and isinstance(item, m.Parameters) and item.version == task.mixes:
             self._queue.popleft()

@@ -138,7 +138,7 @@ class TrainingRole:
     def _taker(self, version: int) -> Callable[[], None]:
         """Return a function that makes the parameters of a version the newest, unless they are.
 
-        It raises the error of a version that was of no use, as often as that is asked for.
+        It raises the error of a version that was of no use, as often as asked for.
         """
         exchange, came = self._compute.exchange, self._params.pop(version, None)
 
@@ -326,7 +326,7 @@ class TrainingLoader:
 
 
 def load_code(compression: m.Compression, store: BlobStore, *, allowed: bool) -> None:
-    """Run the code that a job brings, where the worker's operator allows it.
+    """Run the code a job brings, where the worker's operator allows it.
 
     Raises:
         UserError: it is not allowed, or it failed.

@@ -15,7 +15,7 @@ from planetary.runs.serve.scheduling.texts import Token
 
 
 def usage(prompt: int, generated: int) -> dict[str, int]:
-    """Return the tokens that a request took."""
+    """Return the tokens a request took."""
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 

@@ -1,7 +1,7 @@
-"""A chat as the text that a model knows: the template of its tokenizer, rendered as transformers renders it.
+"""A chat as the text a model knows: the template of its tokenizer, rendered as transformers renders it.
 
 The names, filters, tags and limits are those of `transformers.utils.chat_template_utils`. A template comes with a model
-from anywhere: it runs in Jinja's immutable sandbox, and in a process of its own (`template_process`), because a sandbox
+from anywhere: it runs in Jinja's immutable sandbox, and in a separate process (`template_process`), because a sandbox
 bounds neither time nor memory.
 """
 
@@ -53,8 +53,8 @@ class ChatTemplate:
         """Return the prompt of a chat.
 
         Args:
-            names: everything that the template sees. `messages` is a list of objects; `tools` and `documents` are None
-                where there are none, as `add_generation_prompt` is false.
+            names: everything the template sees. `messages` is a list of objects; `tools` and `documents` are None where
+                there are none, as `add_generation_prompt` is false.
 
         Raises:
             UserError: the template refuses the chat, fails, or makes more than `MOST_TEXT` characters.
@@ -151,7 +151,7 @@ def _refuse(message: str) -> None:
 
 
 def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether a template has a loop over a message's content, so that it reads content that is a list of parts."""
+    """Whether a template has a loop over a message's content, so it reads content that is a list of parts."""
 
     def is_content(node: nodes.Node) -> bool:
         if isinstance(node, nodes.Getattr):

@@ -153,7 +153,7 @@ class Endpoint:
                 response = await handler(request)
             except ApiError as error:
                 response = error.response()
-            except UserError as error:  # such as a tokenizer's, of a text or tokens that it cannot take
+            except UserError as error:  # such as a tokenizer's, of a text or tokens it cannot take
                 response = ApiError(400, str(error), code="invalid_value").response()
             except ClientDisconnect:
                 response = Response(status_code=499)
@@ -188,7 +188,7 @@ class Endpoint:
         return model
 
     def _named(self, name: str | None) -> ServedModel:
-        """Return the model that a request asks for. Raises `ApiError`."""
+        """Return the model a request asks for. Raises `ApiError`."""
         model = self._loaded()
         if name is not None and name != model.name:
             raise ApiError(
@@ -540,7 +540,7 @@ class Endpoint:
         end: dict[str, Any],
         prompt_tokens: int,
     ) -> Response:
-        """Answer with server-sent events. A failure before the first piece has a status of its own."""
+        """Answer with server-sent events. A failure before the first piece has a separate status."""
         pieces = generation.pieces()
         first = await anext(pieces, None)
 
@@ -579,7 +579,7 @@ class _PromptText:
     Attributes:
         tokens: one at least.
         text: as the client wrote it, or its tokens say.
-        added: tokens at its beginning that `text` does not have.
+        added: tokens at the beginning that `text` does not have.
         lost: bytes at the beginning of the token after them that `text` does not have: some tokenizers begin a text
             with a space.
     """
@@ -610,13 +610,13 @@ async def _encoded(model: ServedModel, text: str, *, special: bool) -> list[int]
     try:
         data = text.encode()
         found = (await _apart(len(data), lambda: model.tokenizer.encode(data))).tolist()
-    except (UserError, UnicodeEncodeError) as error:  # a character that the tokenizer does not have
+    except (UserError, UnicodeEncodeError) as error:  # a character the tokenizer does not have
         raise wrong("prompt", str(error)) from None
     return [*model.begins, *found] if special else found
 
 
 async def _apart(size: int, work: Callable[[], Any]) -> Any:
-    """Return the result of work on a text of `size`: of a long one in a thread, so that streams go on meanwhile."""
+    """Return the result of work on a text of `size`: of a long one in a thread, so streams go on meanwhile."""
     return work() if size < LONG_TEXT else await asyncio.to_thread(work)
 
 

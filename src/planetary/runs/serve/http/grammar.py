@@ -56,7 +56,7 @@ class JsonConstraint:
     """The grammar of one text; a text that goes on elsewhere is followed on."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
-        """`matcher`: llguidance's, at its beginning."""
+        """`matcher`: llguidance's, at the beginning."""
         self._matcher, self._vocabulary = matcher, vocabulary
         self._taken = 0
 
@@ -150,5 +150,5 @@ class _Tokens:
     def __call__(self, text: str) -> list[int]:
         try:
             return [int(token) for token in self._tokenizer.encode(text.encode())]
-        except UserError:  # characters that the training data did not have
+        except UserError:  # characters the training data did not have
             return []

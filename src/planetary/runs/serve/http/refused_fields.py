@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's requests that a served model does not honour: what they may say, and why no more.
+"""Fields of OpenAI's and vLLM's requests a served model does not honour: what they may say, and why no more.
 
 A client sends many of them without meaning anything: null, an empty list, or the default. Null is the same as no field,
 in every request; a neutral value is accepted, because leaving it out would change nothing; any other is refused by

@@ -74,8 +74,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def seed_of(self, choice: int) -> int:
         """Return the seed of a text, the `choice`-th of its prompt; a new one where none was given.
 
-        The first text has the request's own. Others have a hash of it and of their number, so that no text of a seed is
-        one of the next seed.
+        The first text has the request's own. Others have a hash of it and of their number, so no text of a seed is one
+        of the next seed.
         """
         if self.seed is None:
             return random.SystemRandom().getrandbits(63)
@@ -229,7 +229,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """Return the names that a chat template sees, beside special tokens. Raises `ApiError`.
+    """Return the names a chat template sees, beside special tokens. Raises `ApiError`.
 
     Tools reach the template of a request that wants no call of them; no other is accepted, because calls in an answer
     are not recognised.

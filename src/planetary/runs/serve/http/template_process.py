@@ -21,7 +21,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """A template, and the names that it sees."""
+    """A template, and the names it sees."""
 
     template: str
     names: dict[str, Any]

@@ -1,5 +1,5 @@
-"""Tokens become text as they arrive: characters that are spread over tokens are held back, and so is a possible
-beginning of a string that ends the text.
+"""Tokens become text as they arrive: characters spread over tokens are held back, and so is a possible beginning of a
+string that ends the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TextAssembly:
         Args:
             tokenizer: of the text.
             stops: strings that end the text, and are no part of it.
-            before: tokens that the text continues; its first token may begin with a space, or end a character.
+            before: tokens the text continues; its first token may begin with a space, or end a character.
         """
         self._tokenizer, self._stops = tokenizer, stops
         self._ids = list(before[-MOST_HELD:])

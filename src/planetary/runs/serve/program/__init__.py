@@ -1,1 +1,1 @@
-"""The compiled functions of a served model, and the cache that they share."""
+"""The compiled functions of a served model, and the cache they share."""

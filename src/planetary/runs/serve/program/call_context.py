@@ -1,7 +1,7 @@
 """Where the new tokens of a call are in their texts, for each kind of memory of a text.
 
-Shapes are written with B = texts, S = new tokens of each, P = pages that a call reads, L = layers, H = heads, G = heads
-of keys and values, D = width of a head, Z = numbers of a text's state.
+Shapes are written with B = texts, S = new tokens of each, P = pages a call reads, L = layers, H = heads, G = heads of
+keys and values, D = width of a head, Z = numbers of a text's state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class PagedContext:
 
     Kwon et al. 2023, arXiv:2309.06180. The last new token's logits are wanted, or with `every` all tokens'.
 
-    The cache is read as it was before the call, and written once, at its end: no layer waits for another's write, and
-    a compiler can write in place.
+    The cache is read as it was before the call, and written once, at the end: no layer waits for another's write, and a
+    compiler can write in place.
 
     Attributes:
         hidden: the last hidden states [B, S, C], once logits were wanted.

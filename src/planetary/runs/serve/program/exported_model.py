@@ -40,8 +40,8 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         format: 2; 1 had no functions that copy pages.
         name: of the model.
         version: see `ServedModel`, as `begins`, `ends`, `chat_template`, `special_tokens` and `warning`.
-        vocabulary: tokens that the model knows.
-        window: the longest text that it was trained for.
+        vocabulary: tokens the model knows.
+        window: the longest text it was trained for.
         tokenizer: for `load_tokenizer`, with the folder.
         shape: sizes of batches, chunks, reaches and of the cache, whose page 0 takes writes that no text reads.
         functions: signature of every function: arguments and results, the cache among both.
@@ -157,7 +157,7 @@ def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> Expo
 
 
 class _MadeAs(msgspec.Struct):
-    """The part of a manifest that every format has."""
+    """The part of a manifest every format has."""
 
     format: int = 0
 
@@ -209,7 +209,7 @@ def read_exported(folder: Path) -> ExportedModel:
 
 
 def _checked(folder: Path, name: str, manifest: ExportManifest) -> bytes:
-    """Return a file's bytes. Raises `TrustError` unless they are those that the manifest names."""
+    """Return a file's bytes. Raises `TrustError` unless they are those the manifest names."""
     try:
         data = (folder / name).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The largest numbers of each row, in order, by comparisons that a compiler turns into vector instructions.
+"""The largest numbers of each row, in order, by comparisons a compiler turns into vector instructions.
 
 IREE 3.13 inserts one number after the other into a sorted list: 64 of 256 random numbers take it 0.3 ms.
 """
@@ -15,8 +15,8 @@ _RANKED = 1024  # numbers of a row, up to which all pairs are compared
 def top_k(rows: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Return the `count` largest numbers of each row of f32 [..., V] and their places, i32; of equals, the first one.
 
-    A long row is cut into blocks: the `count` blocks with the largest maxima have all the numbers that are asked for,
-    because the maximum of each of them is at least as large as any number outside of them.
+    A long row is cut into blocks: the `count` blocks with the largest maxima have all the numbers asked for, because
+    the maximum of each of them is at least as large as any number outside of them.
     """
     *lead, width = rows.shape
     flat = rows.reshape(-1, width)

@@ -23,15 +23,15 @@ class ServedModel(ABC):
     Attributes:
         name: by which clients ask for it.
         specs: its parameters, in the order of the functions' arguments.
-        vocabulary: tokens that the model knows.
-        window: the longest text that it was trained for, in tokens.
+        vocabulary: tokens the model knows.
+        window: the longest text it was trained for, in tokens.
         tokenizer: of its texts.
-        version: the round that the parameters are of; 0: they are of no run.
+        version: the round the parameters are of; 0: they are of no run.
         chat_template: in Jinja, as the tokenizer's files have it; "": it has none.
         special_tokens: that the template writes, by the names it has for them.
         begins: tokens before every text that is no chat.
         ends: tokens that end a text.
-        warning: for the operator, of a model that is served with limits; "": there are none.
+        warning: for the operator, of a model served with limits; "": there are none.
         refresh: returns the newest version of the model, or None if it is this one's; None: there are no others.
     """
 
@@ -54,7 +54,7 @@ class ServedModel(ABC):
 
     @abstractmethod
     def shape(self, serve: ServeConfig) -> ServingShape:
-        """Return the sizes that the functions have, within the limits of a configuration. Raises `UserError`."""
+        """Return the sizes the functions have, within the limits of a configuration. Raises `UserError`."""
 
     @abstractmethod
     def program(self, shape: ServingShape) -> Program:

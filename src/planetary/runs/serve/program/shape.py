@@ -12,10 +12,10 @@ from planetary.core.tensors import TensorSpec
 from planetary.runs.serve.program.text_memory import PAGE, AnyMemory, KeysAndValues
 
 CANDIDATES = 64
-"""The likeliest tokens that every function returns; the rest stays on the device unless it is asked for."""
+"""The likeliest tokens every function returns; the rest stays on the device unless it is asked for."""
 
 LIKELIEST = 20
-"""The likeliest tokens that a scoring function returns at every place of a prompt."""
+"""The likeliest tokens a scoring function returns at every place of a prompt."""
 
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
@@ -37,10 +37,10 @@ class CallSize(msgspec.Struct, frozen=True):
 
 
 class ServingShape(msgspec.Struct, frozen=True):
-    """The sizes that a served model's functions are compiled for.
+    """The sizes a served model's functions are compiled for.
 
     Attributes:
-        vocabulary: tokens that the model knows.
+        vocabulary: tokens the model knows.
         window: the longest text, in tokens; a multiple of `PAGE`.
         pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no text reads.
         page_shape: of one page: of keys and values: both of all layers, heads, tokens, width of a head; of a state: its

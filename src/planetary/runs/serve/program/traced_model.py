@@ -31,7 +31,7 @@ they are attended to in one execution, and after that in another."""
 USUAL_CONTEXT = 8192
 """Longest text, in tokens, where `serve.context` is not set: functions for 131,072 take minutes to compile."""
 LEAST_USUAL = 512
-"""Tokens that are not left out for want of cache, unless `serve.context` says so."""
+"""Tokens not left out for want of cache, unless `serve.context` says so."""
 MOST_ACCEPTED = 0.5
 """In nats. Beyond it a wrong key would pass for a rounded one."""
 

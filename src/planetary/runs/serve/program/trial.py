@@ -51,7 +51,7 @@ class ServingTrial(msgspec.Struct, frozen=True):
 
 
 def trial_length(shape: ServingShape) -> int:
-    """Return how many tokens a trial's text has: so many that the largest chunk is followed by another."""
+    """Return how many tokens a trial's text has: so many the largest chunk is followed by another."""
     return min(shape.window, shape.chunks[-1] + 2 * PAGE + 3)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Constraint(Protocol):
-    """A rule that generated tokens obey: a pure function of them, so that a text obeys it on any worker."""
+    """A rule that generated tokens obey: a pure function of them, so a text obeys it on any worker."""
 
     def allowed(self, generated: Sequence[int]) -> np.ndarray:
         """Return which tokens may follow, bool [vocabulary]; none where the text is complete."""

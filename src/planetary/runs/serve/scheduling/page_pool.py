@@ -64,7 +64,7 @@ class PagePool:
         return page
 
     def shared(self, tokens: Sequence[int]) -> list[int]:
-        """Return the pages that have the beginning of a text, in order, for one more text to use.
+        """Return the pages with the beginning of a text, in order, for one more text to use.
 
         At least one token is left out: the last one has to be computed for the next one.
         """

@@ -20,11 +20,11 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         temperature: divides log-probabilities; 0: always the likeliest token.
-        top_p: the likeliest tokens that have this probability together can be drawn.
+        top_p: the likeliest tokens with this probability together can be drawn.
         top_k: that many of the likeliest can be drawn; 0: all.
         min_p: tokens that are this part as likely as the likeliest can be drawn.
         seed: of the noise.
-        presence_penalty: is taken from the log-probability of a token that was generated before.
+        presence_penalty: is taken from the log-probability of a token generated before.
         frequency_penalty: is taken as often as it was.
         logit_bias: token -> is added to its log-probability.
     """
@@ -104,7 +104,7 @@ class Candidates(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """A token, with the log-probability that the model gave it, whatever the options are."""
+    """A token, with the log-probability the model gave it, whatever the options are."""
 
     token: int
     logprob: float
@@ -150,7 +150,7 @@ def draw(
         order = order[: _kept(scores[order], options)]
         scores = scores[order]
     # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
-    # its id, so that a rounding error elsewhere does not change the draw.
+    # its id, so a rounding error elsewhere does not change the draw.
     noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]
     best = int(order[int(np.argmax(scores + noise))])
     return Drawn(int(ids[best]), float(values[best]))

@@ -2,7 +2,7 @@
 
 A worker computes one call at a time: a chunk of one text's prompt, or the next token of several texts. Between two
 calls texts come and go (Yu et al. 2022, "Orca", section 3). A long prompt and the texts that are being continued take
-turns (Agrawal et al. 2024, arXiv:2403.02310), so that neither waits for the other's end.
+turns (Agrawal et al. 2024, arXiv:2403.02310), so neither waits for the other's end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Row:
         tokens: that are new.
         start: position of the first of them.
         pages: of the text, in order, as many as hold the new tokens.
-        ends: whether the last token of the text is among the new ones, so that the next one can be drawn.
+        ends: whether the last token of the text is among the new ones, so the next one can be drawn.
         following: the token after the new ones; -1: there is none yet.
     """
 
@@ -53,8 +53,8 @@ class Call:
         rows: the texts, as many as the function has places, or fewer.
         full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
         scores: whether the tokens of a prompt are scored.
-        ahead: how many further calls the worker makes of it, each with the tokens that it draws from the one before.
-            Its draws are repeated here, from the same numbers.
+        ahead: how many further calls the worker makes of it, each with the tokens it draws from the one before. Its
+            draws are repeated here, from the same numbers.
     """
 
     function: str
@@ -113,8 +113,8 @@ class Scheduler:
     Attributes:
         seats: the workers, by session.
         waiting: texts without a worker, the oldest first.
-        ahead: how many calls a worker may make by itself after the one that it is given, while no text waits. A text
-            that comes then waits for them.
+        ahead: how many calls a worker may make by itself after the one it is given, while no text waits. A text that
+            comes then waits for them.
     """
 
     def __init__(self, shape: ServingShape, vocabulary: int) -> None:
@@ -174,7 +174,7 @@ class Scheduler:
         return False
 
     def request(self, number: int) -> TextRequest:
-        """Return the request of a text that a worker computes."""
+        """Return the request of a text a worker computes."""
         return next(seat.texts[number] for seat in self.seats.values() if number in seat.texts).request
 
     def has(self, number: int) -> bool:
@@ -218,7 +218,7 @@ class Scheduler:
         assert seat.call is not None
         call, seat.call = seat.call, None
         found = []
-        following = []  # rows of the call that the worker makes by itself
+        following = []  # rows of the call the worker makes by itself
         for row, candidates in zip(call.rows, results, strict=True):
             text = seat.texts.get(row.text)
             if text is None:
@@ -282,8 +282,8 @@ class Scheduler:
     def _next_call(self, seat: Seat) -> Call | None:
         """Return a worker's next call; None without texts.
 
-        Making room for one text may send others away, or itself. The oldest one always gets room, so that looking at
-        all of them finds a call.
+        Making room for one text may send others away, or itself. The oldest one always gets room, so looking at all of
+        them finds a call.
         """
         self._turn += 1
         kinds = (self._next_decode, self._next_prefill) if seat.prefilled else (self._next_prefill, self._next_decode)
@@ -443,7 +443,7 @@ class Scheduler:
 
     @staticmethod
     def _embedded(text: Text, row: Row, found: Candidates) -> Given | None:
-        """Add the hidden states of a row's tokens to those before; return the prompt's mean at its end."""
+        """Add the hidden states of a row's tokens to those before; return the prompt's mean at the end."""
         assert found.scores is not None
         assert found.scores.hidden is not None
         text.hidden = found.scores.hidden if text.hidden is None else text.hidden + found.scores.hidden

@@ -68,7 +68,7 @@ class Text:
         pages: of the cache of its worker.
         cached: how many of its tokens have keys and values there.
         scored: how many tokens of the prompt have been given out with their log-probabilities.
-        hidden: sum of the last hidden states of the tokens that its worker has cached; None: there are none.
+        hidden: sum of the last hidden states of the tokens its worker has cached; None: there are none.
         failures: workers that were lost while they computed it, since its last token.
         turn: when it was last part of a call; those that have waited longest come first.
     """

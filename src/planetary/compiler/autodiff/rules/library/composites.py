@@ -1,6 +1,6 @@
 """Rules of composites: the marks of `planetary.compiler.frontend.markers`.
 
-Any other composite is differentiated through its decomposition. To give one a rule by name, register
+Any other composite is differentiated through the decomposition. To give one a rule by name, register
 `rule_many("stablehlo.composite @its.name")` before the model is loaded.
 """
 

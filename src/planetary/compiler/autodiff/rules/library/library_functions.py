@@ -1,4 +1,4 @@
-"""JAX functions whose gradient is not that of the operations that they are exported as.
+"""JAX functions whose gradient is not that of the operations they are exported as.
 
 `jax.nn.sigmoid`, `jnp.logaddexp` (and so `softplus`), `xlogy` and others are exported as plain arithmetic, but JAX
 differentiates them as a whole: the arithmetic alone overflows on the way (sigmoid of -100 has the gradient inf * 0) or
@@ -27,7 +27,7 @@ class Idiom:
     Attributes:
         name: for people.
         arguments: how many tensors of the result's type it takes.
-        root: the operation that makes its result.
+        root: the operation with the function's result.
         operands: the operations that make the root's operands, "" for any: a quick test before JAX is asked.
         load: returns the function.
     """
@@ -52,7 +52,7 @@ _texts: dict[tuple[str, str], list[str]] = {}
 
 
 def match(idiom: Idiom, op: Operation) -> list[Value] | None:
-    """The arguments with which the function was called if `op` makes its result, else None."""
+    """The arguments with which the function was called if `op` makes the result, else None."""
     if op.name != idiom.root or len(op.operands) != len(idiom.operands):
         return None
     for wanted, operand in zip(idiom.operands, op.operands, strict=True):

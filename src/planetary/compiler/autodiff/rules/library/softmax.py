@@ -1,4 +1,4 @@
-"""Softmax, its logarithm, and the logarithm of a sum of exponentials, each differentiated as a whole.
+"""Softmax, its logarithm, and the logarithm of a sum of exponentials, each with one rule.
 
 All three subtract some value m, constant along the summed dimensions, before the exponential, and do not depend on it:
 JAX stops the gradient there, which leaves no trace in an export. The derivative by m, zero by mathematics and noise by
@@ -153,7 +153,7 @@ def _unshifted(exponentials: Value, dimensions: list[int]) -> Value:
 def _source(
     value: Value, places: list[int | None] | None = None, any_type: bool = False
 ) -> tuple[Value, list[int | None]]:
-    """Return the source of a broadcast value, and the value's dimension that each of its dimensions became.
+    """Return the source of a broadcast value, and which dimension of the value each source dimension became.
 
     None stands for a dimension of length 1, which may have become any. `places` maps the value's own dimensions;
     with `any_type` it may have been converted on the way.
@@ -181,7 +181,7 @@ def _source(
 
 
 def _are_kept(places: list[int | None], like: Value, dimensions: list[int]) -> bool:
-    """Whether a reduced tensor, spread to the shape of `like`, lies along the dimensions that it kept."""
+    """Whether a reduced tensor, spread to the shape of `like`, lies along the dimensions it kept."""
     shape = ir.shape_of(like)
     kept = [d for d in range(len(shape)) if d not in dimensions]
     return places == [None if shape[d] == 1 else d for d in kept]

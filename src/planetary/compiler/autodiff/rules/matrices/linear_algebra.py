@@ -1,8 +1,7 @@
 """Matrix helpers for the rules of factorisations, and the rules of triangular solves and Cholesky.
 
-A factorisation's rule is written as its differential (Giles 2008, "An extended collection of matrix
-derivative results"), a linear map of the input's differential, which `transposed` turns into the
-cotangent map.
+A factorisation's rule is written as a differential (Giles 2008, "An extended collection of matrix derivative results"),
+a linear map of the input's differential, which `transposed` turns into the cotangent map.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def transposed(
 
     Args:
         like: a value of the type of the map's argument.
-        differential: emits the map; its operations must be linear in the argument.
+        differential: emits the map; the operations must be linear in the argument.
         cts: cotangents of the map's results.
     """
     argument = ops.zeros(like.type)
@@ -106,7 +105,7 @@ def solve_triangular(
 def solve_gradients(
     site: ReverseSite, ct: Value, solution: Value, *, left: bool, lower: bool, unit: bool, transpose: str
 ) -> list[Contribution]:
-    """Gradients of a triangular solve by its matrix (only the triangle that it reads) and right-hand side."""
+    """Gradients of a triangular solve by the matrix (only the triangle read) and right-hand side."""
     a = site.inputs[0]
     if transpose == "NO_TRANSPOSE":
         by_b = solve_triangular(a, ct, left=left, lower=lower, unit=unit, transpose="TRANSPOSE")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planetary.core.quantisers import to_bfloat16
 from planetary.core.tensors import TensorSpec
 from planetary.sync import contributions as blocks_module
-from planetary.sync.bfloat16 import f32_to_bf16
 from planetary.sync.contributions import Contribution
 from planetary.sync.deltas import table_of
 
@@ -20,7 +20,7 @@ def test_the_table_has_the_inner_products_of_all_pairs(block: int, monkeypatch: 
     parts, deltas = [], []
     for task in (9, 2, 5):
         ends = {"w": random.standard_normal((3, 50), np.float32), "h": random.standard_normal(70, np.float32)}
-        low = f32_to_bf16(ends["h"])
+        low = to_bfloat16(ends["h"])
         rounded = (low.astype(np.uint32) << 16).view(np.float32)
         parts.append(Contribution(task, 1, {"w": ends["w"], "h": low}))
         wide = [(masters[k] - e).astype(np.float64).ravel() for k, e in (("w", ends["w"]), ("h", rounded))]

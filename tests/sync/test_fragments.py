@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import UserError
+from planetary.core.quantisers import to_bfloat16
 from planetary.core.tensors import TensorSpec
-from planetary.sync.bfloat16 import f32_to_bf16
 from planetary.sync.fragments import Fragments, FragmentSteps, mixed
 
 SPECS = tuple(
@@ -45,7 +45,7 @@ def test_mixing_is_rounded_once_and_exact_at_its_ends(dtype: str) -> None:
     spec = TensorSpec("w", dtype, (64,))
     own, shared = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
     if dtype == "bf16":
-        own, shared = f32_to_bf16(own), f32_to_bf16(shared)
+        own, shared = to_bfloat16(own), to_bfloat16(shared)
     assert mixed(spec, own, shared, 0.0).tobytes() == shared.tobytes()
     assert mixed(spec, own, own, 0.5).tobytes() == own.tobytes()
     if dtype == "f32":

@@ -11,9 +11,9 @@ from hypothesis.extra import numpy as hnp
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, NumericsError
+from planetary.core.quantisers import to_bfloat16
 from planetary.core.tensors import TensorSpec
 from planetary.sync import contributions as blocks_module
-from planetary.sync.bfloat16 import f32_to_bf16
 from planetary.sync.contributions import Contribution, check_contribution
 from planetary.sync.outer import initial_state, outer_step, published_params
 from planetary.sync.outer_optimizers import AVERAGING, Adam, Nesterov, OuterState
@@ -189,10 +189,10 @@ def test_scalars_and_empty_tensors_pass_through() -> None:
 
 def test_bfloat16_parameters_keep_a_float32_master() -> None:
     specs = (TensorSpec("w", "bf16", (64,)),)
-    start = f32_to_bf16(draw(3, (TensorSpec("w", "f32", (64,)),))["w"])
+    start = to_bfloat16(draw(3, (TensorSpec("w", "f32", (64,)),))["w"])
     state = initial_state(specs, {"w": start})
     assert published_params(specs, state.params)["w"].tobytes() == start.tobytes()
-    end = f32_to_bf16(draw(4, (TensorSpec("w", "f32", (64,)),))["w"])
+    end = to_bfloat16(draw(4, (TensorSpec("w", "f32", (64,)),))["w"])
     exact_step = outer_step(specs, state, [Contribution(1, 5, {"w": end})], AVERAGING)
     assert published_params(specs, exact_step.state.params)["w"].tobytes() == end.tobytes()
     blended = outer_step(specs, state, [Contribution(1, 5, {"w": end})], Nesterov(0.7, 0.9))

@@ -6,16 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planetary.core.errors import UserError
-from planetary.sync.bfloat16 import bf16_to_f32, f32_to_bf16, from_master, to_float64, to_master
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
+from planetary.sync.bfloat16 import from_master, to_float64, to_master
 
 
 def test_every_bfloat16_survives_the_way_there_and_back() -> None:
     bits = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
-    values = bf16_to_f32(bits)
-    back = f32_to_bf16(values)
+    values = from_bfloat16(bits)
+    back = to_bfloat16(values)
     nan = np.isnan(values)
     np.testing.assert_array_equal(back[~nan], bits[~nan])
-    assert np.isnan(bf16_to_f32(back[nan])).all()
+    assert np.isnan(from_bfloat16(back[nan])).all()
     np.testing.assert_array_equal(back[nan] >> 15, bits[nan] >> 15)
 
 
@@ -26,18 +27,18 @@ def test_rounding_agrees_with_ml_dtypes_next_to_every_boundary() -> None:
     near = near[np.isfinite(near)]
     with np.errstate(over="ignore"):
         wanted = near.astype(ml_dtypes.bfloat16).view(np.uint16)
-    np.testing.assert_array_equal(f32_to_bf16(near), wanted)
+    np.testing.assert_array_equal(to_bfloat16(near), wanted)
 
 
 @given(st.floats(width=32, allow_nan=False))
 def test_rounding_picks_the_nearest(value: float) -> None:
-    got = float(bf16_to_f32(f32_to_bf16(np.array([value], np.float32)))[0])
+    got = float(from_bfloat16(to_bfloat16(np.array([value], np.float32)))[0])
     if np.isinf(got):
         assert abs(value) >= 3.3961775292304957e38  # halfway between the largest bfloat16 and 2¹²⁸
         return
-    bits = int(f32_to_bf16(np.array([value], np.float32))[0])
+    bits = int(to_bfloat16(np.array([value], np.float32))[0])
     for neighbour in (bits - 1, bits + 1):
-        other = float(bf16_to_f32(np.array([neighbour & 0xFFFF], np.uint16))[0])
+        other = float(from_bfloat16(np.array([neighbour & 0xFFFF], np.uint16))[0])
         if np.isfinite(other):
             assert abs(got - value) <= abs(other - value)
 

@@ -15,11 +15,11 @@ import numpy as np
 from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.errors import LocalProtocolError, TrustError
+from planetary.core.quantisers import pack, unpack
 from planetary.core.tensors import Tensors, TensorSpec
 
 _PARTS = {"codes": "ui8", "scale": "f32", "shape": "i64"}
 _INFIX = ".ternary."
-_SHIFTS = (0, 2, 4, 6)
 
 
 class TernaryMatrices(msgspec.Struct, frozen=True):
@@ -56,9 +56,7 @@ def pack_ternary(values: np.ndarray) -> TernaryMatrices:
     codes = (trits + 1).astype(np.uint8).reshape(*values.shape[:-2], -1)
     spare = -codes.shape[-1] % 4
     codes = np.concatenate([codes, np.ones((*codes.shape[:-1], spare), np.uint8)], axis=-1)
-    quads = codes.reshape(*codes.shape[:-1], -1, 4)
-    packed = np.bitwise_or.reduce([quads[..., i] << shift for i, shift in enumerate(_SHIFTS)])
-    return TernaryMatrices(values.shape, packed.astype(np.uint8), scale)
+    return TernaryMatrices(values.shape, pack(codes, 2), scale)
 
 
 def unpack_ternary(stored: TernaryMatrices) -> np.ndarray:
@@ -78,8 +76,7 @@ def unpack_ternary(stored: TernaryMatrices) -> np.ndarray:
         )
     if not (np.isfinite(stored.scale).all() and (stored.scale >= 0).all()):
         raise TrustError("ternary weights have a scale that is negative or not finite: the bytes are damaged")
-    codes = np.stack([stored.codes >> shift & 3 for shift in _SHIFTS], axis=-1)
-    codes = codes.reshape(*stored.shape[:-2], -1)
+    codes = unpack(stored.codes, 2, 4 * stored.codes.shape[-1])
     if (codes == 3).any():
         raise TrustError("ternary weights contain the code 3, which means no weight: the bytes are damaged")
     trits = codes[..., :size].reshape(stored.shape).astype(np.float32) - np.float32(1)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from planetary.core.quantisers import from_bfloat16
 from planetary.core.step import StepSpec
 
 CHANGE_TOLERANCE = 2e-3
@@ -145,5 +146,5 @@ def error_of(want: np.ndarray, have: np.ndarray, accepted: Accepted) -> float:
 def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return the numbers a host array stands for."""
     if dtype == "bf16":
-        return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+        return from_bfloat16(array)
     return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)

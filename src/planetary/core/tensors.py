@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.core.quantisers import to_bfloat16
 
 # Element type -> the numpy type that holds it on the host. A bfloat16 is held as 16 raw bits: numpy has no such type,
 # and a worker must not need ml_dtypes.
@@ -57,12 +58,7 @@ def host_dtype(dtype: str) -> np.dtype:
 
 def to_host_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return float32 `values` in the host representation of `dtype`; bfloat16 is rounded to nearest even."""
-    if dtype != "bf16":
-        return values.astype(host_dtype(dtype))
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    # Adding just below half of the last kept bit, plus that bit, rounds ties to even (all values here are
-    # finite).
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return to_bfloat16(values) if dtype == "bf16" else values.astype(host_dtype(dtype))
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -1,7 +1,6 @@
 """Between a parameter's own element type on the host and the float32 master copy.
 
-numpy has no bfloat16, so one is held as its raw bits in uint16: the upper half of the float32 with the same
-value.
+numpy has no bfloat16, so its bits are held in uint16.
 """
 
 from __future__ import annotations
@@ -9,29 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 
 FLOATS = ("f32", "bf16", "f16", "f64")
-
-
-def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
-    """Return the values of bfloat16 `bits` (uint16, any shape) as float32; exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def f32_to_bf16(values: np.ndarray) -> np.ndarray:
-    """Round float32 `values` to the nearest bfloat16, ties to even; returns its bits as uint16 of the same
-    shape.
-
-    The lower half of the bits is cut off. Adding 0x7FFF, plus one when the kept part is odd, carries
-    into the kept part exactly when the cut-off part is above a half, or is a half and the kept part odd; a
-    carry out of the largest finite value gives infinity, as IEEE 754 asks. A NaN stays a NaN (quiet, sign
-    kept), which the carry alone would not guarantee.
-    """
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.uint32(0x0040)
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
 
 
 def to_master(dtype: str, values: np.ndarray) -> np.ndarray:
@@ -43,7 +22,7 @@ def to_master(dtype: str, values: np.ndarray) -> np.ndarray:
         UserError: `dtype` is no floating-point type that can be trained.
     """
     if dtype == "bf16":
-        return bf16_to_f32(values)
+        return from_bfloat16(values)
     _check_float(dtype)
     return values.astype(np.float32)
 
@@ -56,7 +35,7 @@ def from_master(dtype: str, values: np.ndarray) -> np.ndarray:
         UserError: `dtype` is no floating-point type that can be trained.
     """
     if dtype == "bf16":
-        return f32_to_bf16(values)
+        return to_bfloat16(values)
     _check_float(dtype)
     return values.astype({"f32": np.float32, "f16": np.float16, "f64": np.float64}[dtype], copy=False)
 
@@ -73,7 +52,7 @@ def in_float32(dtype: str, values: np.ndarray) -> np.ndarray:
 def to_float64(dtype: str, values: np.ndarray) -> np.ndarray:
     """Return host values of element type `dtype` as float64; exact."""
     if dtype == "bf16":
-        values = bf16_to_f32(values)
+        values = from_bfloat16(values)
     return values.astype(np.float64)
 
 

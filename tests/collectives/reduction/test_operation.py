@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from ring_driver import drive, operations
 
 from planetary.collectives.protocol.options import ReduceOp, Spec
-from planetary.collectives.reduction.elements import TYPES, narrow_bf16, widen_bf16
+from planetary.collectives.reduction.elements import TYPES
 from planetary.collectives.reduction.ring_plan import split
 from planetary.collectives.reduction.small_operations import combine, is_small
 from planetary.collectives.transport.links import next_lane
 from planetary.core.errors import RemoteProtocolError
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 
 
 def draw(dtype: str, count: int, rank: int) -> np.ndarray:
@@ -21,7 +22,7 @@ def draw(dtype: str, count: int, rank: int) -> np.ndarray:
     held = TYPES[dtype]
     if dtype == "bf16":
         bits = np.empty(count, np.uint16)
-        narrow_bf16(rng.normal(size=count).astype(np.float32), bits)
+        to_bfloat16(rng.normal(size=count).astype(np.float32), bits)
         return bits
     if held.kind == "f":
         return rng.normal(size=count).astype(held)
@@ -43,7 +44,7 @@ def oracle(op: ReduceOp, dtype: str, arrays: list[np.ndarray]) -> np.ndarray:
                     return np.array([int(abs(int(v)) // len(arrays)) * (1 if v >= 0 else -1) for v in total], held)
                 case ReduceOp.PROD:
                     return np.multiply.reduce(stack, dtype=held)
-    wide = np.stack([widen_bf16(a) if dtype == "bf16" else a for a in arrays])
+    wide = np.stack([from_bfloat16(a) if dtype == "bf16" else a for a in arrays])
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return getattr(np, op)(wide, axis=0)
     wide = wide.astype(np.float64)
@@ -62,7 +63,7 @@ def test_every_type_and_operation(dtype: str, op: ReduceOp) -> None:
         assert len({operation.work.tobytes() for operation in ring}) == 1
         found = ring[0].work
         if dtype == "bf16":
-            np.testing.assert_allclose(widen_bf16(found), expected, rtol=0.03, atol=0.03)
+            np.testing.assert_allclose(from_bfloat16(found), expected, rtol=0.03, atol=0.03)
         elif found.dtype.kind == "f":
             tolerance = {2: 5e-3, 4: 1e-5, 8: 1e-13}[found.itemsize]
             np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
@@ -164,8 +165,8 @@ def test_a_piece_that_is_not_due_is_refused() -> None:
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, np.inf, -np.inf, np.nan, 3.4e38, -0.0], np.float32)
     bits = np.empty(len(values), np.uint16)
-    narrow_bf16(values, bits)
-    back = widen_bf16(bits)
+    to_bfloat16(values, bits)
+    back = from_bfloat16(bits)
     np.testing.assert_array_equal(back[:5], np.array([1.0, 1.0, 1.015625, np.inf, -np.inf], np.float32))
     assert np.isnan(back[5])
     assert np.isinf(back[6])

@@ -12,6 +12,7 @@ import pytest
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted
@@ -19,7 +20,6 @@ from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallExecutor, SmallTraining, small_training
 from planetary.simulation.rounds.training import StepTraining, Training
-from planetary.sync.bfloat16 import bf16_to_f32, f32_to_bf16
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
 LIMIT_S = 2000.0
@@ -75,10 +75,10 @@ class NarrowExecutor(SmallExecutor):
     """A worker that holds its parameters in bfloat16."""
 
     def set_params(self, params: Tensors) -> None:
-        super().set_params({"w": bf16_to_f32(params["w"])})
+        super().set_params({"w": from_bfloat16(params["w"])})
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
-        return {"w": f32_to_bf16(super().read_params()["w"])}
+        return {"w": to_bfloat16(super().read_params()["w"])}
 
 
 class NarrowTraining(SmallTraining):
@@ -88,7 +88,7 @@ class NarrowTraining(SmallTraining):
         super().__init__(config)
         prepared = self.prepared
         spec = msgspec.structs.replace(prepared.step.spec, params=(TensorSpec("w", "bf16", (8,)),))
-        params = {"w": f32_to_bf16(prepared.params["w"])}
+        params = {"w": to_bfloat16(prepared.params["w"])}
         self.prepared = dataclasses.replace(prepared, step=TrainStep("", spec, b""), params=params)
 
     def open_executor(self, spec: StepSpec) -> NarrowExecutor:
@@ -107,7 +107,7 @@ def test_masters_of_a_bfloat16_model_cross_the_border_whole() -> None:
     assert_equal(federation.sites["a"], reference)
     assert reference.gateway is not None
     masters = reference.gateway.parameters.state.params["w"]
-    assert (masters != bf16_to_f32(f32_to_bf16(masters))).any()
+    assert (masters != from_bfloat16(to_bfloat16(masters))).any()
 
 
 def test_a_hub_over_two_sites_of_one_worker_equals_one_site_of_two() -> None:

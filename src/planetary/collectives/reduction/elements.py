@@ -131,19 +131,3 @@ def _torch_array(tensor: Any, what: str) -> tuple[np.ndarray, str]:
         return _host_array(tensor.numpy(), what)
     except (TypeError, RuntimeError) as error:
         raise UserError(f"{what}: {error}") from None
-
-
-def widen_bf16(bits: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Return raw bfloat16 bits, uint16 [n], as float32 [n]; exact."""
-    wide = np.left_shift(bits, 16, dtype=np.uint32, casting="unsafe", out=None if out is None else out.view(np.uint32))
-    return wide.view(np.float32)
-
-
-def narrow_bf16(values: np.ndarray, out: np.ndarray) -> None:
-    """Round float32 [n] to bfloat16 bits, uint16 [n]: to nearest, ties to even; a NaN stays one."""
-    bits = values.view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> 16
-    nan = np.isnan(values)
-    if nan.any():
-        rounded[nan] = (bits[nan] >> 16) | np.uint32(0x40)
-    out[...] = rounded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from planetary.collectives.protocol.options import ReduceOp
-from planetary.collectives.reduction.elements import narrow_bf16, widen_bf16
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 
 _UFUNCS = {
     ReduceOp.SUM: np.add,
@@ -24,8 +24,8 @@ def combine(op: ReduceOp, dtype: str, own: np.ndarray, other: np.ndarray, out: n
     """
     ufunc = _UFUNCS[op]
     if dtype == "bf16":
-        wide = widen_bf16(own)
-        narrow_bf16(ufunc(wide, widen_bf16(other), out=wide), out)
+        wide = from_bfloat16(own)
+        to_bfloat16(ufunc(wide, from_bfloat16(other), out=wide), out)
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             ufunc(own, other, out=out)  # numpy computes float16 in float32 and rounds
@@ -36,7 +36,7 @@ def finish(op: ReduceOp, dtype: str, values: np.ndarray, world: int) -> None:
     if op is not ReduceOp.AVG or world == 1:
         return
     if dtype == "bf16":
-        narrow_bf16(widen_bf16(values) / np.float32(world), values)
+        to_bfloat16(from_bfloat16(values) / np.float32(world), values)
     elif values.dtype.kind == "f":
         np.divide(values, values.dtype.type(world), out=values)
     elif world > np.iinfo(values.dtype).max:

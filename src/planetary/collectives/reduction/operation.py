@@ -14,9 +14,10 @@ from planetary.collectives.protocol.options import QuantizationAlgorithm, Reduce
 from planetary.collectives.reduction import kernels, quantise
 from planetary.collectives.reduction.buffer_guard import BufferGuard
 from planetary.collectives.reduction.buffers import BufferPool
-from planetary.collectives.reduction.elements import TYPES, narrow_bf16, raw, widen_bf16
+from planetary.collectives.reduction.elements import TYPES, raw
 from planetary.collectives.reduction.ring_plan import PieceAction, RingPlan
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.core.threads import THREADS, Threads
 
 _BYTES = np.dtype(np.uint8)
@@ -264,14 +265,14 @@ class BufferedOperation(BufferGuard):
     def _encode(self, values: np.ndarray, out: memoryview) -> None:
         assert self._algorithm is not None
         if self.spec.dtype == "bf16":
-            values = widen_bf16(values)
+            values = from_bfloat16(values)
         quantise.encode(values.astype(np.float32, copy=False), self.spec.bits, self._algorithm, out)
 
 
 def _store_wide(wide: np.ndarray, dtype: str, out: np.ndarray) -> None:
     """float32 [n] -> the element type."""
     if dtype == "bf16":
-        narrow_bf16(wide, out)
+        to_bfloat16(wide, out)
     else:
         with np.errstate(over="ignore"):
             out[...] = wide

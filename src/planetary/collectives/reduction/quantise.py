@@ -16,19 +16,18 @@ Once they are loaded the loops are `quantise_kernels`'; the bits are the same.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
 
 from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp
+from planetary.core import quantisers
 from planetary.core.compiled_loops import CompiledLoops
 from planetary.core.errors import UserError
 
 BLOCK = 2048
 _HEAD = 8  # bytes of offset and step
-WIDE = np.float32(16)  # how much smaller a block is encoded whose span float32 cannot hold
-SHORTER = np.float32(1 - 2.0**-20)  # factor of such a step: its last code must not round up to infinity
-
 
 LOOPS = CompiledLoops("planetary.collectives.reduction.quantise_kernels")
 
@@ -86,14 +85,13 @@ def encode(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, out:
         _encode_compiled(kernels, np.ascontiguousarray(values), bits, head, out[blocks * _HEAD :])
         return
     codes = np.empty(count, np.uint16 if bits == 16 else np.uint8)
-    whole = count // BLOCK * BLOCK
-    _encode_blocks(
-        values[:whole].reshape(-1, BLOCK), bits, algorithm, head[: whole // BLOCK], codes[:whole].reshape(-1, BLOCK)
-    )
-    if whole < count:
-        _encode_blocks(values[None, whole:], bits, algorithm, head[-1:], codes[None, whole:])
+    centred = algorithm is QuantizationAlgorithm.ZERO_POINT_SCALE
+    for part, heads in _parts(count):
+        rows = values[part].reshape(-1, min(BLOCK, part.stop - part.start))
+        head[heads], found = quantisers.affine_codes(rows, bits, centred=centred)
+        codes[part] = found.reshape(-1)
     if bits == 4:
-        codes = _pack(codes)
+        codes = quantisers.pack(codes, 4)
     np.frombuffer(out[blocks * _HEAD :], np.uint8)[:] = codes.view(np.uint8)
 
 
@@ -174,11 +172,7 @@ def feed_back(given: tuple[np.ndarray, np.ndarray, np.ndarray], bits: int, left:
 def is_finite(data: memoryview, bits: int, count: int) -> bool:
     """Return whether all codes of the blocks of an encoded run of `count` elements stand for finite numbers."""
     blocks = -(-count // BLOCK)
-    low, step = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2).T
-    with np.errstate(invalid="ignore", over="ignore"):
-        last = (low + np.abs(step) * np.float32(2**bits - 1)) * np.where(step < 0, WIDE, np.float32(1))
-        first = low * np.where(step < 0, WIDE, np.float32(1))
-        return bool(np.isfinite(first).all() and np.isfinite(last).all())
+    return quantisers.affine_is_finite(np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2), bits)
 
 
 def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: np.ndarray, out: memoryview) -> None:
@@ -212,80 +206,16 @@ def _decode(data: memoryview, bits: int, out: np.ndarray) -> None:
     if bits == 16:
         codes = codes.view("<u2")
     elif bits == 4:
-        codes = _unpack(codes, count)
-    whole = count // BLOCK * BLOCK
-    with np.errstate(invalid="ignore", over="ignore"):
-        for part, heads in ((slice(0, whole), head[: whole // BLOCK]), (slice(whole, count), head[whole // BLOCK :])):
-            if part.start < part.stop:
-                target = out[part].reshape(len(heads), -1)
-                step = np.abs(heads[:, 1:])
-                np.multiply(codes[part].reshape(len(heads), -1), step, out=target, casting="unsafe")
-                np.add(target, heads[:, :1], out=target)
-                wide = heads[:, 1] < 0
-                if wide.any():
-                    target[wide] *= WIDE
+        codes = quantisers.unpack(codes, 4, count)
+    for part, heads in _parts(count):
+        width = min(BLOCK, part.stop - part.start)
+        quantisers.affine_values(codes[part].reshape(-1, width), head[heads], out[part].reshape(-1, width))
 
 
-def _encode_blocks(
-    values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, head: np.ndarray, codes: np.ndarray
-) -> None:
-    """Values float32 [b, n] -> head float32 [b, 2], codes [b, n]."""
-    if not len(values):
-        return
-    top = np.float32(2**bits - 1)
-    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        low, step = _offset_and_step(values, bits, algorithm)
-        wide = ~_covered(low, step, top) & np.isfinite(values).all(axis=1)
-        if wide.any():
-            # A product with a power of two is exact; values too small for that are below any step.
-            values = np.where(wide[:, None], values / WIDE, values)
-            low_there, step_there = _offset_and_step(values[wide], bits, algorithm)
-            too_far = ~np.isfinite((low_there + step_there * top) * WIDE)
-            low[wide], step[wide] = low_there, np.where(too_far, step_there * SHORTER, step_there)
-        broken = ~_covered(low, step, top)
-        low = np.where(broken, np.float32("nan"), low).astype(np.float32)
-        step = np.where(broken, np.float32(0), step).astype(np.float32)
-        head[:, 0], head[:, 1] = low, np.where(wide, -step, step)
-        inverse = np.where(step > 0, np.float32(1) / step, np.float32(0))
-        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
-        scaled = values - low[:, None]
-        np.multiply(scaled, inverse[:, None], out=scaled)
-        np.rint(scaled, out=scaled)
-        np.clip(scaled, np.float32(0), top, out=scaled)  # saturates; also rounding may reach one too far
-        if broken.any():
-            scaled[broken] = 0
-        codes[...] = scaled
-
-
-def _offset_and_step(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm) -> tuple[np.ndarray, np.ndarray]:
-    """Values float32 [b, n] -> offset and step of each block, float32 [b]."""
-    top = np.float32(2**bits - 1)
-    if algorithm is QuantizationAlgorithm.MIN_MAX:
-        low = values.min(axis=1)
-        # Divided first: the difference of two finite float32 can be infinite.
-        return low + np.float32(0), (values.max(axis=1) / top) - (low / top)  # of zeros of both signs any may be least
-    mean = values.mean(axis=1, dtype=np.float64)
-    sigma = values.std(axis=1, dtype=np.float64)
-    step = (12.0 * sigma / float(top)).astype(np.float32)
-    middle = np.float32(2 ** (bits - 1))
-    steps_to_mean = np.rint(np.where(step > 0, (mean / step), 0)).astype(np.float32)
-    return np.where(step > 0, (steps_to_mean - middle) * step, mean.astype(np.float32)), step
-
-
-def _covered(low: np.ndarray, step: np.ndarray, top: np.float32) -> np.ndarray:
-    """Whether all codes of each block stand for finite numbers, boolean [b]."""
-    return np.isfinite(step * top) & np.isfinite(low + step * top)
-
-
-def _pack(codes: np.ndarray) -> np.ndarray:
-    """uint8 [n] below 16 -> uint8 [ceil(n / 2)]."""
-    if len(codes) % 2:
-        codes = np.append(codes, np.uint8(0))
-    return codes[0::2] | (codes[1::2] << 4)
-
-
-def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
-    codes = np.empty(len(packed) * 2, np.uint8)
-    np.bitwise_and(packed, 15, out=codes[0::2])
-    np.right_shift(packed, 4, out=codes[1::2])
-    return codes[:count]
+def _parts(count: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the elements and the blocks of the whole blocks, and of the last shorter one, where there are any."""
+    whole = count // BLOCK
+    if whole:
+        yield slice(0, whole * BLOCK), slice(0, whole)
+    if count % BLOCK:
+        yield slice(whole * BLOCK, count), slice(whole, whole + 1)

@@ -14,7 +14,7 @@ from numba import njit
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
-_WIDE = np.float32(16)  # see `quantise.WIDE` and `SHORTER`, which loops here cannot import
+_WIDE = np.float32(16)  # see `core.quantisers.WIDE` and `SHORTER`, which loops here cannot import
 _SHORTER = np.float32(1 - 2.0**-20)
 _INFINITE = np.int32(0x7F800000)
 _TOGETHER = 8  # blocks: 64 KiB, which stay in a cache from loop to loop

@@ -10,8 +10,8 @@ import numpy as np
 
 from planetary.collectives.protocol.options import QuantizationAlgorithm
 from planetary.collectives.reduction import quantise
+from planetary.core.quantisers import from_bfloat16, pack, to_bfloat16, unpack
 from planetary.core.tensors import TensorSpec
-from planetary.sync.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.sync.codecs import tensor_codec
 from planetary.sync.codecs.tensor_codec import NOTHING, Codec, CodecInput, check_finite, read_only
 
@@ -55,12 +55,12 @@ class BFloat16(Codec):
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         flat, bits = values.reshape(-1), out.view("<u2")
         for first in range(0, flat.size, self._TOGETHER):
-            bits[first : first + self._TOGETHER] = f32_to_bf16(flat[first : first + self._TOGETHER])
+            bits[first : first + self._TOGETHER] = to_bfloat16(flat[first : first + self._TOGETHER])
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         given, kernels = data.view("<u2"), tensor_codec.compiled()
         if kernels is None:
-            values = bf16_to_f32(given)
+            values = from_bfloat16(given)
             check_finite(spec, bool(np.isfinite(values).all()))
         else:
             values = np.empty(spec.size, np.float32)
@@ -140,9 +140,9 @@ class Exponents(Codec):
             # Half of a step of the exponent is added, since 1.5 lies between two powers; below the least there is zero.
             bits = ratio.view(np.int32)
             codes = np.maximum(((bits + (1 << 22)) >> 23) - 120, ratio >= self._LEAST)
-            flat_codes = (codes | (rows < 0) << 3).astype(np.uint8).reshape(-1)[: part.size + part.size % 2]
+            bytes_of = pack((codes | (rows < 0) << 3).astype(np.uint8).reshape(-1)[: part.size], 4)
             begin = first * self._BLOCK // 2
-            packed[begin : begin + len(flat_codes) // 2] = flat_codes[0::2] | flat_codes[1::2] << 4
+            packed[begin : begin + len(bytes_of)] = bytes_of
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         blocks, kernels = self._blocks(spec.size), tensor_codec.compiled()
@@ -153,7 +153,7 @@ class Exponents(Codec):
             kernels.exponents_decode(read_only(largest), read_only(packed), out)
             return out.reshape(spec.shape)
         codes = np.zeros(blocks * self._BLOCK, np.uint8)
-        codes[0 : 2 * len(packed) : 2], codes[1 : 2 * len(packed) : 2] = packed & 15, packed >> 4
+        codes[: 2 * len(packed)] = unpack(packed, 4, 2 * len(packed))
         levels = np.concatenate([self._LEVELS, -self._LEVELS])[codes].reshape(blocks, self._BLOCK)
         return (levels * largest[:, None]).reshape(-1)[: spec.size].reshape(spec.shape)
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from planetary.core.errors import ProtocolError
+from planetary.core.quantisers import pack, unpack
 from planetary.core.tensors import TensorSpec
 from planetary.sync.codecs import tensor_codec
 from planetary.sync.codecs.tensor_codec import Codec, CodecInput
@@ -52,7 +53,7 @@ class TopK(Codec):
         count = sum(chunks.count * self._kept_of(chunks.length) for chunks in groups)
         middle = _TABLE + -(-count * 12 // 8)
         table = data[:_TABLE].view("<f4")
-        where, what = _unpack12(data[_TABLE:middle], count), table[_unpack2(data[middle:], count)]
+        where, what = _unpack12(data[_TABLE:middle], count), table[unpack(data[middle:], 2, count)]
         if not np.isfinite(table).all():
             raise ProtocolError(f"tensor {spec.name!r}: its table of values contains NaN or infinite numbers")
         out, begin = np.zeros(spec.shape, np.float32), 0
@@ -158,7 +159,7 @@ def _write(places: list[np.ndarray], kept: list[np.ndarray], out: np.ndarray) ->
     middle = _TABLE + -(-len(where) * 12 // 8)
     out[:_TABLE].view("<f4")[:] = table
     out[_TABLE:middle] = _pack12(where.astype(np.uint16, copy=False))
-    out[middle:] = _pack2(buckets)
+    out[middle:] = pack(buckets, 2)
     return table[buckets]
 
 
@@ -202,14 +203,3 @@ def _unpack12(packed: np.ndarray, count: int) -> np.ndarray:
     whole[: len(packed)] = packed
     both = whole[0::3] | whole[1::3] << np.uint32(8) | whole[2::3] << np.uint32(16)
     return np.stack([both & 4095, both >> 12], axis=1).astype(np.uint16).reshape(-1)[:count]
-
-
-def _pack2(values: np.ndarray) -> np.ndarray:
-    """uint8 [n] below 4 -> uint8 [ceil(n / 4)], the first in the low bits."""
-    four = np.zeros(-(-len(values) // 4) * 4, np.uint8)
-    four[: len(values)] = values
-    return four[0::4] | four[1::4] << 2 | four[2::4] << 4 | four[3::4] << 6
-
-
-def _unpack2(packed: np.ndarray, count: int) -> np.ndarray:
-    return np.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], axis=1).reshape(-1)[:count]

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
+from planetary.core.quantisers import to_bfloat16
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
@@ -28,7 +29,6 @@ from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.simulation.rounds.small_training import SPEC, SmallExecutor
-from planetary.sync.bfloat16 import f32_to_bf16
 from planetary.sync.merge import Mean, Radial, Senders
 from planetary.sync.outer import initial_state, published_params
 from planetary.sync.payload import PAYLOAD, PayloadForm, payload_digest
@@ -38,7 +38,7 @@ from planetary.wire.streams import ReceivedMessage
 RULES = {"sparse": Senders(), "sign": Radial()}
 SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
 START_MASTERS = {"w": np.full((70, 90), 0.5, np.float32), "b": np.ones(40, np.float32)}
-START = {"w": np.full((70, 90), 0.5, np.float32), "b": f32_to_bf16(np.ones(40, np.float32))}
+START = {"w": np.full((70, 90), 0.5, np.float32), "b": to_bfloat16(np.ones(40, np.float32))}
 
 
 def gateway(up: str, down: str) -> ParameterVersions:
@@ -47,7 +47,7 @@ def gateway(up: str, down: str) -> ParameterVersions:
 
 def trained(params: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     noise = np.random.default_rng(seed).standard_normal((70, 90)).astype(np.float32)
-    return {"w": params["w"] + np.float32(0.01) * noise, "b": f32_to_bf16(np.full(40, 1 + 0.1 * seed, np.float32))}
+    return {"w": params["w"] + np.float32(0.01) * noise, "b": to_bfloat16(np.full(40, 1 + 0.1 * seed, np.float32))}
 
 
 def result(task: int, digest: str) -> m.TrainResult:
@@ -386,7 +386,7 @@ def test_a_chain_without_fragments_is_refused() -> None:
 
 
 def test_a_fragment_that_begins_at_zero_is_judged_by_the_length_of_all_parameters() -> None:
-    zero = {"w": START["w"], "b": f32_to_bf16(np.zeros(40, np.float32))}
+    zero = {"w": START["w"], "b": to_bfloat16(np.zeros(40, np.float32))}
     server = ParameterVersions(SPECS, initial_state(SPECS, zero), 0, m.Compression(up="float32"), fragments=2)
     part = server.attach({"b": np.ones(40, np.float32)})
     whole = float(np.linalg.norm(START["w"].astype(np.float64)))

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, ProtocolError, UserError
+from planetary.core.quantisers import pack, unpack
 
 # Max, "Quantizing for minimum distortion", IRE Trans. Inf. Theory 6 (1960), table I, 16 levels: the positive half.
 _HALF_GRID = (0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733)
@@ -94,7 +95,7 @@ def encode_rows(rows: np.ndarray, seed: int = 0) -> FourBitRows:
     levels = GRID[codes]
     fitted = np.einsum("nw,nw->n", turned, levels) / np.einsum("nw,nw->n", levels, levels)
     scale = np.where(largest > 0, fitted * size, 0).astype(np.float32)
-    return FourBitRows(width, codes[:, 0::2] | codes[:, 1::2] << 4, scale)
+    return FourBitRows(width, pack(codes, 4), scale)
 
 
 def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
@@ -108,9 +109,7 @@ def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
             f"float32 scales [{rows}], found {stored.packed.dtype}{list(stored.packed.shape)} and "
             f"{stored.scale.dtype}{list(stored.scale.shape)}"
         )
-    codes = np.empty((rows, padded), np.uint8)
-    codes[:, 0::2], codes[:, 1::2] = stored.packed & 15, stored.packed >> 4
-    turned = GRID[codes] * stored.scale[:, None]
+    turned = GRID[unpack(stored.packed, 4, padded)] * stored.scale[:, None]
     return np.ascontiguousarray(rotate_back(turned, seed)[:, : stored.width])
 
 

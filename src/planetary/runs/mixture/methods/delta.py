@@ -11,8 +11,8 @@ import numpy as np
 
 from planetary.core.configuration.mixture_options import MixtureOptions, UpdateForm
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError, UserError
+from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.runs.mixture.methods.codec import FourBitRows, decode_rows, encode_rows
-from planetary.sync.bfloat16 import bf16_to_f32, f32_to_bf16
 
 Form = UpdateForm
 _KEYS = MixtureOptions()
@@ -50,7 +50,7 @@ def compress(
     if form == "exact":
         return Delta(form, wanted.shape, (wanted,)), np.zeros_like(wanted)
     if form == "bf16":
-        delta = Delta(form, wanted.shape, (f32_to_bf16(wanted),))
+        delta = Delta(form, wanted.shape, (to_bfloat16(wanted),))
     elif form == "4bit":
         rows = encode_rows(wanted.reshape(-1, wanted.shape[-1] if wanted.ndim else 1))
         delta = Delta(form, wanted.shape, (rows.packed, rows.scale))
@@ -81,7 +81,7 @@ def expand(delta: Delta) -> np.ndarray:
         if delta.form == "exact":
             return delta.parts[0].reshape(delta.shape)
         if delta.form == "bf16":
-            return bf16_to_f32(delta.parts[0]).reshape(delta.shape)
+            return from_bfloat16(delta.parts[0]).reshape(delta.shape)
         if delta.form == "4bit":
             width = delta.shape[-1] if delta.shape else 1
             return decode_rows(FourBitRows(width, *delta.parts)).reshape(delta.shape)

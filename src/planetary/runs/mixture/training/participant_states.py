@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError
+from planetary.core.quantisers import ternary_codes, ternary_scales
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods import ownership
@@ -177,6 +178,5 @@ def ternary(weights: np.ndarray) -> np.ndarray:
     wide = np.asarray(weights, np.float32)
     if not np.isfinite(wide).all():
         raise NumericsError("cannot make expert weights ternary: they contain NaN or infinite numbers")
-    scale = np.maximum(np.mean(np.abs(wide), axis=(-2, -1), dtype=np.float64).astype(np.float32), _FLOOR)
-    trits = np.clip(np.rint(wide / scale[..., None, None]), -1, 1)
-    return trits * scale[..., None, None]
+    scale = ternary_scales(wide, _FLOOR)
+    return ternary_codes(wide, scale) * scale[..., None, None]

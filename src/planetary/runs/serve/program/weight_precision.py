@@ -17,6 +17,7 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.core.configuration.ranges import WeightPrecision
+from planetary.core.quantisers import absmax_codes, pack
 from planetary.core.tensors import TensorSpec
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel
@@ -121,10 +122,7 @@ def _narrow(leaf: np.ndarray, precision: Precision) -> Any:
         return leaf
     if precision == "bf16" or leaf.shape[-1] % BLOCK:
         return Narrow(jnp.asarray(leaf).astype(jnp.bfloat16), None, "bf16")
-    levels = _LEVELS[precision]
-    blocks = leaf.reshape(*leaf.shape[:-1], -1, BLOCK)
-    scales = (np.max(np.abs(blocks), axis=-1) / levels).astype(np.float32)
-    whole = np.rint(blocks / np.where(scales == 0, 1, scales)[..., None]).astype(np.int8).reshape(leaf.shape)
+    whole, scales = absmax_codes(leaf, BLOCK, _LEVELS[precision])
     if precision == "int4":
-        whole = (whole[..., 0::2] & 15) | (whole[..., 1::2] << 4)
+        whole = pack(whole.view(np.uint8) & np.uint8(15), 4).view(np.int8)
     return Narrow(whole, scales, precision)

@@ -26,8 +26,8 @@ from planetary.models.zoo import ZOO
 from planetary.run.model.authoring import load
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.pretrained_files import keep_files
-from planetary.run.model.served import load_folder
-from planetary.run.model.trained_model import fill_tree, load_trained, tree_names
+from planetary.run.model.served import load_folder, load_trained
+from planetary.run.model.trained_model import fill_tree, tree_names
 from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
 
 BATCH = {"batch_size": 2, "sequence_length": 8}

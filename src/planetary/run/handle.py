@@ -26,15 +26,15 @@ from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
 from planetary.run.choice import resumed_run, settings
 from planetary.run.metrics import Metrics
-from planetary.run.model.text_sampling import USUAL, Sampling
 from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
+from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS, SamplingOptions
 
 if TYPE_CHECKING:
     from planetary.run.model.pretrained_export import PretrainedExport
-    from planetary.run.model.trained_model import TrainedModel
+    from planetary.run.model.text_continuation import TextContinuation
 
 EXIT_LIMIT_S = 3 * STOP_LIMIT_S
 
@@ -143,7 +143,7 @@ class Run:
         self.folder = folder
         self._background = background
         self._observer = observer
-        self._trained: tuple[Path | None, str, TrainedModel] | None = None
+        self._trained: tuple[Path | None, str, TextContinuation] | None = None
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Run:
@@ -213,7 +213,7 @@ class Run:
     def generate(
         self,
         prompt: str,
-        max_tokens: int = USUAL.max_tokens,
+        max_tokens: int = USUAL_TOKENS,
         *,
         temperature: float = USUAL.temperature,
         top_k: int = USUAL.top_k,
@@ -223,10 +223,13 @@ class Run:
     ) -> str:
         """Return text that continues `prompt`, without the prompt. Equal arguments give equal text.
 
+        A server of the run with float32 weights and cache gives the same text for the same options and seed, up to the
+        end of its context.
+
         Args:
             prompt: at least one character.
-            max_tokens: the most to draw; the end of a document ends the text earlier.
-            temperature: divides the logits; 0 always takes the likeliest token.
+            max_tokens: the most to draw; a token that ends a text ends it earlier.
+            temperature: divides the logits, 0 to 2; 0 always takes the likeliest token.
             top_k: draw from the k likeliest tokens only; 0: from all.
             seed: of the draws.
             round: whose checkpoint is used; by default the newest.
@@ -236,10 +239,8 @@ class Run:
             UserError: no checkpoint, an empty prompt, or a model without logits.
             NumericsError: the logits are not finite.
         """
-        from planetary.run.model.text_continuation import continue_text
-
-        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed, max_tokens=max_tokens)
-        return "".join(continue_text(self._model(round, experts), prompt, sampling))
+        options = SamplingOptions(temperature=temperature, top_k=top_k, seed=seed)
+        return "".join(self._model(round, experts).continue_text(prompt, options, max_tokens))
 
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False
@@ -260,14 +261,15 @@ class Run:
         path = self._checkpoint_path(round) if round is not None else None
         return export_pretrained(self.folder, Path(folder), checkpoint=path, force=force)
 
-    def _model(self, round_: int | None, experts: str) -> TrainedModel:
-        from planetary.run.model.trained_model import load_trained
+    def _model(self, round_: int | None, experts: str) -> TextContinuation:
+        from planetary.run.model.served import load_trained
+        from planetary.run.model.text_continuation import TextContinuation
 
         path = self._checkpoint_path(round_) if round_ is not None else None
         entries = list_checkpoints(self.folder / CHECKPOINTS)
         version = path or (entries[-1].path if entries else None)
         if self._trained is None or version is None or self._trained[:2] != (version, experts):
-            self._trained = version, experts, load_trained(self.folder, path, experts)
+            self._trained = version, experts, TextContinuation(load_trained(self.folder, path, experts))
         return self._trained[2]
 
     def _checkpoint_path(self, round_: int) -> Path:

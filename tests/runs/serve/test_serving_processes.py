@@ -16,6 +16,9 @@ import psutil
 import pytest
 from serving_run import write_run
 
+from planetary.cli.main import main
+from planetary.runs.serve.scheduling.sampling import choice_seed
+
 pytestmark = [pytest.mark.processes, pytest.mark.compiles]
 
 
@@ -102,6 +105,21 @@ def test_killed_workers_are_not_seen_in_streams(server: Server) -> None:
         assert len(tokens) == 200
     assert killed >= 8
     assert any("lost" in line for line in server.lines())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_generate_gives_the_served_text(server: Server, temperature: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """All choices of a request, with the seeds that the endpoint gives them; float32 on both sides."""
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    prompt = "To be continued"
+    found = client.completions.create(
+        model="noise", prompt=prompt, max_tokens=60, seed=7, n=3, temperature=temperature
+    ).choices
+    command = ["generate", str(server.run), "--prompt", prompt, "--tokens", "60", "--temperature", str(temperature)]
+    for choice in found:
+        assert main([*command, "--seed", str(choice_seed(7, choice.index))]) == 0
+        assert capsys.readouterr().out == f"{prompt}{choice.text}\n"
+    assert len({choice.text for choice in found}) == (1 if temperature == 0 else 3)
 
 
 def test_a_newer_checkpoint_is_served_without_a_failed_request(server: Server) -> None:

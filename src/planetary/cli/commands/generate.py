@@ -14,14 +14,15 @@ from planetary.cli.exit_codes import EXIT_OK
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
     from planetary.cli.key_flags import add_key_flag, default_of
-    from planetary.run.model.text_sampling import USUAL
+    from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS
 
     parser = command_parser(
         subparsers,
         "generate",
         description="""
             Continue a text with the newest checkpoint of a run. The text is printed as it is
-            drawn. Equal arguments print equal text.
+            drawn. Equal arguments print equal text, which is that of `planetary serve` for the same
+            prompt, options and seed.
         """,
         examples=[
             "planetary generate runs/stdlib --prompt 'def '",
@@ -33,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
     parser.add_argument("--prompt", required=True, help='text to continue; "-" reads it from standard input')
     parser.add_argument(
-        "--tokens", type=int, default=USUAL.max_tokens, metavar="N", help="most tokens to draw (default: %(default)s)"
+        "--tokens", type=int, default=USUAL_TOKENS, metavar="N", help="most tokens to draw (default: %(default)s)"
     )
     parser.add_argument(
         "--temperature",
@@ -61,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    from planetary.run.model.text_continuation import continue_text
-    from planetary.run.model.text_sampling import Sampling
-    from planetary.run.model.trained_model import load_trained
+    from planetary.run.model.served import load_trained
+    from planetary.run.model.text_continuation import TextContinuation
+    from planetary.runs.serve.scheduling.sampling import SamplingOptions
 
-    sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed, max_tokens=args.tokens)
-    model = load_trained(args.run, args.checkpoint, args.experts)
-    pieces = continue_text(model, prompt, sampling)
+    options = SamplingOptions(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    model = TextContinuation(load_trained(args.run, args.checkpoint, args.experts))
+    pieces = model.continue_text(prompt, options, args.tokens)
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)

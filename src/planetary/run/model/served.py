@@ -1,5 +1,5 @@
-"""The model a gateway serves: a run's newest checkpoint, one of its checkpoints, a compiled graph, a pretrained folder,
-or the folder of an exported served model.
+"""The model a gateway serves, or `generate` continues texts with: a run's newest checkpoint or another one, a
+file of weights, a compiled graph, a pretrained folder, or the folder of an exported served model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
@@ -27,10 +27,10 @@ from planetary.core.configuration.schema import ServeConfig
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.data.tokenizer import Tokenizer, load_tokenizer
+from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
-from planetary.models.context import CacheSizes, StateSizes
+from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import (
     all_values,
@@ -40,6 +40,7 @@ from planetary.run.model.trained_model import (
     graph_logits,
     tokenizer_of_run,
     tree_names,
+    weights_in,
 )
 from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
 from planetary.runs.serve.config import is_graph
@@ -48,6 +49,9 @@ from planetary.runs.serve.program.program import Decode
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.program.weight_precision import narrowed
+
+if TYPE_CHECKING:
+    from planetary.runs.mixture.results.inference import RunnableModel
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -144,6 +148,34 @@ def new_model(config: Config) -> TracedModel:
     )
 
 
+def load_trained(run: Path, checkpoint: Path | None = None, experts: str = ServeConfig().experts) -> TracedModel:
+    """Return the model of a run's newest checkpoint, or of `checkpoint`: a folder, or a safetensors file with all of
+    the model's parameters.
+
+    A model that is `module:build` has a sibling `decode` or `logits(params, tokens, **options)`. The logits of a
+    StableHLO model are found in its graph, and proved (`planetary.compiler.check.logits`).
+
+    With other `experts` than real ones (`runs.mixture.results.inference.experts_named`) it is a mixture's newest
+    state, or the surrogates beside the file `checkpoint`. A saved training can stand for a run.
+
+    Raises:
+        UserError: no run, no checkpoint, a model that has no such function, or no such experts.
+        TrustError: the checkpoint is damaged.
+    """
+    from planetary.runs.mixture.results.run_state import is_run
+
+    if not is_run(run):
+        return _saved_training(run, checkpoint, experts)
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
+    config = load_config(run / CONFIG)
+    if experts != "real":
+        return _with_surrogates(run, config, checkpoint, experts)
+    if checkpoint is not None and checkpoint.is_file():
+        return _with_values(run, config, weights_in(checkpoint, config.model), whole=True)[0]
+    return _of_checkpoint(run, config, checkpoint)
+
+
 def _trained(path: Path, serve: ServeConfig) -> TracedModel:
     """Return the model of a run's folder, or of a checkpoint's folder in one."""
     run, checkpoint = (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
@@ -153,19 +185,32 @@ def _trained(path: Path, serve: ServeConfig) -> TracedModel:
             "of an exported model, or of a pretrained GPT-2, Llama or Qwen"
         )
     config = load_config(run / CONFIG)
-    source = config.model.source
     if serve.experts != "real":
         return _with_surrogates(run, config, checkpoint, serve.experts)
+    return _of_checkpoint(run, config, checkpoint)
+
+
+def _of_checkpoint(run: Path, config: Config, checkpoint: Path | None) -> TracedModel:
+    """Return the model of a checkpoint; None: of the newest one, and later of newer ones."""
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
-    texts = {**_texts_of(run, config), "version": found.info.round}
-    name, read = run.resolve().name, partial(_filled, source, config)
-    if is_function(source):
-        model = _coded(name, config, read(found.params), **texts)
-    else:
-        graph, values = graph_logits(config, found.params)
-        model = _graph(name, source, graph, values, **texts)
-        read = partial(_graph_values, graph, values)
+    model, read = _with_values(run, config, found.params, version=found.info.round)
     return model if checkpoint is not None else _followed(run, model, read)
+
+
+def _with_values(
+    run: Path, config: Config, values: Mapping[str, np.ndarray], *, whole: bool = False, **others: Any
+) -> tuple[TracedModel, Callable[[Mapping[str, np.ndarray]], Any]]:
+    """Return a run's model with these parameters, and the function that makes its pytree of others.
+
+    `whole`: the values are those of all tensors, and not of the trained ones alone.
+    """
+    source, name = config.model.source, run.resolve().name
+    texts = {**_texts_of(run, config), **others}
+    if is_function(source):
+        read = partial(_filled, source, config)
+        return _coded(name, config, _filled(source, config, values, whole=whole), **texts), read
+    graph, given = graph_logits(config, values)
+    return _graph(name, source, graph, given, **texts), partial(_graph_values, graph, given)
 
 
 def _followed(run: Path, model: TracedModel, read: Callable[[Mapping[str, np.ndarray]], Any]) -> TracedModel:
@@ -196,11 +241,19 @@ def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
     return _served(name, partial(_whole_texts, logits), params, None, warning=warning, **texts)
 
 
-def _filled(source: str, config: Config, params: Mapping[str, np.ndarray]) -> Any:
-    """Return the pytree a model's code expects, with a checkpoint's parameters, as float32."""
+def _filled(source: str, config: Config, params: Mapping[str, np.ndarray], *, whole: bool = False) -> Any:
+    """Return the pytree a model's code expects, with a checkpoint's parameters, or with those of all tensors."""
     _, template, _ = find_builder(source)(**builder_options(config, source))
-    filled = fill_tree(template, all_values(config, tree_names(template), params), source)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), filled)
+    values = params if whole else all_values(config, tree_names(template), params)
+    return _host_values(fill_tree(template, values, source, whole=whole))
+
+
+def _host_values(params: Any) -> Any:
+    """Return a pytree as host arrays: every float as float32, integers and booleans as they are."""
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf, np.float32 if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact) else None),
+        params,
+    )
 
 
 def _graph_values(
@@ -253,22 +306,55 @@ def _spec(name: str, value: np.ndarray) -> TensorSpec:
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> TracedModel:
     """Return a mixture with surrogates in place of all experts, or of those a composer does not own."""
-    from planetary.runs.mixture.results.inference import experts_named, model_with
+    from planetary.runs.mixture.plan import model_of
+    from planetary.runs.mixture.results.exported_files import SURROGATES
+    from planetary.runs.mixture.results.inference import experts_named, model_with, with_surrogates
     from planetary.runs.mixture.results.run_state import read_run
+
+    wanted, texts = experts_named(experts), _texts_of(run, config)
+    name = f"{run.resolve().name}-{experts.replace(':', '-')}"
+    if checkpoint is None:
+        kind_of(config).check_surrogates(run)
+        saved = read_run(run, config)
+        version = saved.state.steps // config.train.inner_steps
+        return _mixture(name, model_with(saved, wanted), version=version, **texts)
+    if not checkpoint.is_file():
+        raise UserError(
+            f"cannot take surrogates from {checkpoint}: a checkpoint holds the model with its real experts only. Leave "
+            f"it out and name the run {run}, whose newest state has the surrogates"
+        )
+    beside = checkpoint.with_name(SURROGATES)
+    if wanted.kind == "composer" or not beside.is_file():
+        raise UserError(
+            f"cannot use other than real experts with {checkpoint}: expected --experts surrogates, and "
+            f"{SURROGATES} beside it as `planetary moe export` writes it; what a composer has is in its run's "
+            "folder only"
+        )
+    weights, stand_ins = (weights_in(path, config.model) for path in (checkpoint, beside))
+    return _mixture(name, with_surrogates(weights, stand_ins, model_of(config)), **texts)
+
+
+def _saved_training(folder: Path, checkpoint: Path | None, experts: str) -> TracedModel:
+    from planetary.runs.mixture.results.inference import experts_named, model_with
+    from planetary.runs.mixture.training.saved import read_training
 
     wanted = experts_named(experts)
     if checkpoint is not None:
+        raise UserError(f"the saved training {folder} is a single state: leave --checkpoint {checkpoint} out")
+    saved = read_training(folder)
+    if saved.config.vocab_size > BYTE_VALUES:
         raise UserError(
-            f"cannot serve other than real experts of {checkpoint}: a checkpoint has these alone. Name the run's "
-            f"folder {run}, whose newest state has the surrogates"
+            f"the saved training {folder} does not say which tokenizer its {saved.config.vocab_size} tokens come from: "
+            "write its model with `planetary moe export --tokenizer`, and generate from that"
         )
-    kind_of(config).check_surrogates(run)
-    saved = read_run(run, config)
-    model = model_with(saved, wanted)
-    sizes = CacheSizes(model.config.n_layer, model.config.n_kv_head, model.config.n_embd // model.config.n_head)
-    version = saved.state.steps // config.train.inner_steps
-    name = f"{run.resolve().name}-{experts.replace(':', '-')}"
-    return _served(name, model.decode, model.params, sizes, version=version, **_texts_of(run, config))
+    window, tokenizer = saved.config.sequence_length, load_tokenizer(BYTE_TOKENIZER)
+    return _mixture(folder.resolve().name, model_with(saved, wanted), window=window, tokenizer=tokenizer)
+
+
+def _mixture(name: str, model: RunnableModel, **texts: Any) -> TracedModel:
+    config = model.config
+    sizes = CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
+    return _served(name, model.decode, model.params, sizes, **texts)
 
 
 def _texts_of(run: Path, config: Config) -> dict[str, Any]:
@@ -355,10 +441,8 @@ def _function(source: str) -> Callable[..., Any] | None:
 def _served(
     name: str, decode: Decode, params: Any, sizes: CacheSizes | StateSizes | None, **others: Any
 ) -> TracedModel:
-    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
-    specs = tuple(TensorSpec(name, "f32", tuple(leaf.shape)) for name, (_, leaf) in zip(names, leaves, strict=True))
+    params = _host_values(params)
+    specs = tuple(map(_spec, tree_names(params), jax.tree.leaves(params)))
     return TracedModel(
         name=name,
         decode=decode,
@@ -372,7 +456,6 @@ def _served(
 
 def _vocabulary(decode: Decode, params: Any) -> int:
     """Return how many tokens a model gives log-probabilities of."""
-    from planetary.models.context import WholeText
 
     def scores(params: Any, tokens: jax.Array) -> jax.Array:
         return decode(params, tokens, WholeText(tokens))

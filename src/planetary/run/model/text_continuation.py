@@ -1,139 +1,104 @@
-"""Continue a text with a trained model's logits, one token at a time, in pieces of whole characters.
+"""Continue a text with a trained model in this process: the functions, the scheduler and the sampler of serving.
 
-There is no cache of keys and values: each token costs one forward pass over the whole window. That needs nothing
-from a model but `logits(params, tokens)`, and a small model answers faster than people read.
+XLA compiles the functions a text needs. Equal parameters, prompt, options and seed give the text of a server.
 """
 
 from __future__ import annotations
 
-import codecs
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+import msgspec
 
+from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import NumericsError, UserError
-from planetary.data.tokenizer import Tokenizer
-from planetary.run.model.text_sampling import Sampling
-from planetary.run.model.trained_model import TrainedModel
+from planetary.runs.serve.http.text_assembly import TextAssembly
+from planetary.runs.serve.local_texts import LocalTexts
+from planetary.runs.serve.program.shape import PAGE
+from planetary.runs.serve.program.traced_model import TracedModel
+from planetary.runs.serve.role import LoadedModel
+from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed, continued_seed
+from planetary.runs.serve.scheduling.texts import TextRequest, Token
+from planetary.runtime.program_runner import XlaRunner
+
+SHORTEST = 8 * PAGE
+"""Context, in tokens, of the functions for short texts; those for longer ones have four times as much, and so on."""
 
 
-def continue_text(model: TrainedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
-    """Return an iterator over pieces of text that continue `prompt`, to the document's end or the most tokens.
+class TextContinuation:
+    """A model that continues texts on this machine's CPU, one at a time. Functions are compiled at their first use."""
 
-    Raises:
-        UserError: the prompt is empty.
-        NumericsError: the logits are not finite.
-    """
-    # An empty prompt stays one, which is refused: the tokens a tokenizer adds are no text.
-    text = [int(token) for token in model.tokenizer.encode(prompt.encode())]
-    ids = [*model.tokenizer.added[0], *text] if text else []
-    size = model.tokenizer.vocab_size  # a model may have more tokens than there is text for
+    def __init__(self, model: TracedModel) -> None:
+        """`model`: served without limits of its own; a text is as long as its context."""
+        self._model = replace(model, window=max(model.window, PAGE))
+        self._longest = self._model.shape(ServeConfig(batch=1)).window
+        self._loaded: dict[int, LocalTexts] = {}  # by context
+        self._numbers = itertools.count()
 
-    def logits(params: Any, tokens: Any) -> Any:
-        return model.logits(params, tokens)[..., :size]
+    def continue_text(self, prompt: str, options: SamplingOptions, most: int) -> Iterator[str]:
+        """Return an iterator over pieces of text that continue `prompt`, to a token that ends it or `most` tokens.
 
-    drawn = continue_tokens(logits, model.params, ids, window=model.window, sampling=sampling)
-    end = model.tokenizer.end_of_document
-    until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, sampling.max_tokens))
-    return text_pieces(until_end, model.tokenizer, ids)
+        Raises:
+            UserError: the prompt is empty, or `most` less than 1.
+            NumericsError: the logits are not finite.
+        """
+        # An empty prompt stays one, which is refused: the tokens a tokenizer adds are no text.
+        text = [int(token) for token in self._model.tokenizer.encode(prompt.encode())]
+        if not text:
+            raise UserError("the prompt is empty; give at least one character to continue")
+        if most < 1:
+            raise UserError(f"the most tokens to generate must be 1 or more, found {most}")
+        return self._pieces([*self._model.begins, *text], options, most)
 
+    def _pieces(self, prompt: Sequence[int], options: SamplingOptions, most: int) -> Iterator[str]:
+        assembly = TextAssembly(self._model.tokenizer, before=prompt)
+        for token in self.tokens(prompt, options, most):
+            yield assembly.add([token]).text
+        yield assembly.end().text
 
-def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
-    """Yield text as tokens arrive. A character spread over several tokens is held back until it is whole.
+    def tokens(self, prompt: Sequence[int], options: SamplingOptions, most: int) -> Iterator[Token]:
+        """Yield the tokens that continue a prompt of one token at least. Raises `NumericsError`.
 
-    `before`: tokens the text continues; some tokenizers leave out a space that begins a text.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    ids = list(before)
-    data = tokenizer.decode(ids)
-    given = len(data) - len(_unfinished(data))
-    for token in tokens:
-        ids.append(token)
-        # Some tokenizers join words differently depending on later tokens, so the whole is decoded each time.
-        data = tokenizer.decode(ids)
-        whole = len(data) - len(_unfinished(data))
-        if whole > given:
-            yield decoder.decode(data[given:whole])
-            given = whole
-    yield decoder.decode(data[given:], final=True)
+        A server ends the text where the context is full; here every further token sees the newest tokens that fit.
+        """
+        context = SHORTEST
+        while context < min(self._longest, len(prompt) + most):
+            context *= 4
+        context = min(context, self._longest)
+        texts, known = self._texts(context), list(prompt)
+        options = msgspec.structs.replace(options, seed=choice_seed(options.seed))
+        for part in itertools.count():
+            request = TextRequest(
+                text=next(self._numbers),
+                prompt=tuple(known[1 - context :]),
+                most=len(prompt) + most - len(known),
+                options=msgspec.structs.replace(options, seed=continued_seed(options.seed, part)) if part else options,
+                ends=self._model.ends,
+            )
+            texts.submit(request)
+            try:
+                for given in texts.tokens():
+                    for token in given.tokens:
+                        if token.logprob is None or not math.isfinite(token.logprob):
+                            raise NumericsError(
+                                "the model's logits are not finite: its parameters are damaged or diverged"
+                            )
+                        known.append(token.token)
+                        yield token
+                    if given.finished == "stop":
+                        return
+            finally:
+                texts.cancel(request.text)  # whoever reads may leave early
+            if len(known) == len(prompt) + most:
+                return
 
-
-def _unfinished(data: bytes) -> bytes:
-    """Return the replacement characters at the end of decoded text, which stand for a character cut in
-    two.
-    """
-    mark = "\ufffd".encode()
-    end = len(data)
-    while data[:end].endswith(mark):
-        end -= len(mark)
-    return data[end:]
-
-
-def continue_tokens(
-    logits: Callable[[Any, np.ndarray], jax.Array],
-    params: Any,
-    prompt: Sequence[int],
-    *,
-    window: int,
-    sampling: Sampling,
-) -> Iterator[int]:
-    """Yield tokens that continue `prompt`, without end. Equal arguments give equal tokens.
-
-    Args:
-        logits: `logits(params, tokens i32 [1, window]) -> float [1, window, vocabulary]`, causal: position i does not
-            depend on later tokens. Called once for each token: compiled, if it is to be fast.
-        params: of the model.
-        prompt: token ids, at least one.
-        window: how many of the newest tokens the model sees.
-        sampling: how a token is drawn.
-
-    Raises:
-        UserError: the prompt is empty.
-        NumericsError: the logits are not finite.
-    """
-    if not prompt:
-        raise UserError("the prompt is empty; give at least one character to continue")
-
-    @jax.jit
-    def draw(scores: jax.Array, last: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        row = scores[0, last].astype(jnp.float32)
-        finite = jnp.all(jnp.isfinite(row))
-        if sampling.temperature == 0:
-            return jnp.argmax(row), finite
-        if 0 < sampling.top_k < row.shape[-1]:
-            values, tokens_by_value = jax.lax.top_k(row, sampling.top_k)
-            return tokens_by_value[jax.random.categorical(key, values / sampling.temperature)], finite
-        return jax.random.categorical(key, row / sampling.temperature), finite
-
-    # The window is filled from the left and its unused end is invisible to a causal model; once full it
-    # moves on.
-    tokens = np.zeros(window, np.int32)
-    newest = list(prompt)[-window:]
-    used = len(newest)
-    tokens[:used] = newest
-    base = jax.random.key(sampling.seed)
-    for position in _naturals():
-        scores = logits(params, tokens[None])
-        token, finite = draw(scores, np.int32(used - 1), jax.random.fold_in(base, position))
-        if not bool(finite):
-            raise NumericsError("the model's logits are not finite: its parameters are damaged or diverged")
-        chosen = int(token)
-        yield chosen
-        if used == window:
-            tokens = np.roll(tokens, -1)  # a new array: JAX may still be reading the old one
-            tokens[-1] = chosen
-        else:
-            tokens = tokens.copy()
-            tokens[used] = chosen
-            used += 1
-
-
-def _naturals() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
+    def _texts(self, context: int) -> LocalTexts:
+        if context not in self._loaded:
+            model = self._model
+            shape = model.shape(ServeConfig(batch=1, context=context))
+            shape = msgspec.structs.replace(shape, scores_prompts=False)
+            loaded = LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays())
+            self._loaded[context] = LocalTexts(loaded, shape, min(model.vocabulary, model.tokenizer.vocab_size))
+        return self._loaded[context]

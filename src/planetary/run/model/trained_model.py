@@ -1,94 +1,26 @@
-"""A trained model, put together from a run folder: its configuration, its newest checkpoint and its own
-code.
-"""
+"""The parts of a run's trained model: its tokenizer, the values of all tensors, its code and its compiled graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model, export_model, find_builder, load_model
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
-from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
-from planetary.core.configuration.schema import ServeConfig
+from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED
-from planetary.run.kinds import kind_of
 from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
-
-if TYPE_CHECKING:
-    from planetary.runs.mixture.results.inference import ExpertSelection
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained model and its tokenizer, ready to continue a text."""
-
-    logits: Callable[[Any, np.ndarray], jax.Array]  # (params, tokens i32 [1, T]) -> float [1, T, V], compiled
-    params: Any  # the pytree the model's code expects
-    tokenizer: Tokenizer
-    window: int  # tokens of a training sequence
-    round: int  # round of the parameters; 0 for a file of weights
-
-
-def load_trained(run: Path, checkpoint: Path | None = None, experts: str = ServeConfig().experts) -> TrainedModel:
-    """Load the model of a run folder from its newest checkpoint, or from `checkpoint`: a folder, or a safetensors
-    file with all of the model's parameters.
-
-    A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. The logits of a StableHLO
-    model are found in its graph, and proved (`planetary.compiler.check.logits`).
-
-    With other `experts` than real ones (`mixture.results.inference.experts_named`) it is a mixture's newest state, or
-    the surrogates beside the file `checkpoint`. A saved training can stand for a run.
-
-    Raises:
-        UserError: no run, no checkpoint, a model without such function, or no such experts.
-        TrustError: the checkpoint is damaged.
-    """
-    from planetary.runs.mixture.results.inference import experts_named
-    from planetary.runs.mixture.results.run_state import is_run
-
-    wanted = experts_named(experts)
-    if not is_run(run):
-        return _saved_training(run, checkpoint, wanted)
-    if not (run / CONFIG).is_file():
-        raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
-    config = load_config(run / CONFIG)
-    if wanted.kind != "real":
-        return _with_surrogates(run, config, checkpoint, wanted)
-    if checkpoint is not None and checkpoint.is_file():
-        values, round_, whole = _weights_in(checkpoint, config.model), 0, True
-    else:
-        loaded = load_checkpoint(checkpoint) if checkpoint else load_latest(run / "checkpoints")
-        values, round_, whole = loaded.params, loaded.info.round, False
-    if is_function(config.model.source):
-        code, template = code_of(config)
-        logits: Callable[[Any, np.ndarray], jax.Array] = jax.jit(code)
-        if not whole:
-            values = all_values(config, tree_names(template), values)
-        params = fill_tree(template, values, config.model.source, whole=whole)
-    else:
-        graph, params = graph_logits(config, values)
-        logits = jax.jit(graph.traced())
-    return TrainedModel(
-        logits=logits,
-        params=params,
-        tokenizer=tokenizer_of_run(run, config),
-        window=config.train.sequence_length,
-        round=round_,
-    )
 
 
 def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
@@ -183,53 +115,8 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
     return jax.tree_util.tree_unflatten(structure, filled)
 
 
-def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
-    from planetary.runs.mixture.plan import model_of
-    from planetary.runs.mixture.results.exported_files import SURROGATES
-    from planetary.runs.mixture.results.inference import model_with, with_surrogates
-    from planetary.runs.mixture.results.run_state import read_run
-
-    round_ = 0
-    if checkpoint is None:
-        kind_of(config).check_surrogates(run)
-        saved = read_run(run, config)
-        model, round_ = model_with(saved, wanted), saved.state.steps // config.train.inner_steps
-    elif not checkpoint.is_file():
-        raise UserError(
-            f"cannot take surrogates from {checkpoint}: a checkpoint holds the model with its real experts only. Leave "
-            f"--checkpoint out to take the newest state that the composers of {run} have saved"
-        )
-    else:
-        beside = checkpoint.with_name(SURROGATES)
-        if wanted.kind == "composer" or not beside.is_file():
-            raise UserError(
-                f"cannot use other than real experts with {checkpoint}: expected --experts surrogates, and "
-                f"{SURROGATES} beside it as `planetary moe export` writes it; what a composer has is in its run's "
-                "folder only"
-            )
-        weights, stand_ins = (_weights_in(path, config.model) for path in (checkpoint, beside))
-        model = with_surrogates(weights, stand_ins, model_of(config))
-    tokenizer = tokenizer_of_run(run, config)
-    return TrainedModel(jax.jit(model.logits), model.params, tokenizer, config.train.sequence_length, round_)
-
-
-def _saved_training(folder: Path, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
-    from planetary.runs.mixture.results.inference import model_with
-    from planetary.runs.mixture.training.saved import read_training
-
-    if checkpoint is not None:
-        raise UserError(f"the saved training {folder} is a single state: leave --checkpoint {checkpoint} out")
-    saved = read_training(folder)
-    if saved.config.vocab_size > 256:
-        raise UserError(
-            f"the saved training {folder} does not say which tokenizer its {saved.config.vocab_size} tokens come from: "
-            "write its model with `planetary moe export --tokenizer`, and generate from that"
-        )
-    model = model_with(saved, wanted)
-    return TrainedModel(jax.jit(model.logits), model.params, load_tokenizer("byte"), saved.config.sequence_length, 0)
-
-
-def _weights_in(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+def weights_in(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the tensors of a safetensors file by name. Raises `UserError` for types that are no such weights."""
     specs, tensors, ternary = read_weights(path)
     refuse_ternary_twice(path, ternary, model)
     wrong = [spec for spec in specs if spec.dtype not in {"f32", "f64", "f16"}]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -29,24 +28,14 @@ from planetary.runs.rl.program.shape import (
     PolicyShape,
 )
 from planetary.runs.rounds.worker.inner_state import InnerStates
-from planetary.runs.serve.messages import ComputeCall
-from planetary.runs.serve.program.shape import IDS, ROW, VALUES, ServingShape
+from planetary.runs.serve.local_texts import Computes, LocalTexts
+from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.role import LoadedModel
-from planetary.runs.serve.scheduling.sampling import Candidates, SamplingOptions
-from planetary.runs.serve.scheduling.scheduler import Call, Scheduler
+from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.texts import TextRequest
 from planetary.runtime.program_runner import Runner
 
-_SEAT = 1  # session of the scheduler's one worker
 _REFERENCE = "reference."  # prefix of a parameter's name
-
-
-class Computes(Protocol):
-    """Computes calls: see `runs.serve.role.LoadedModel`."""
-
-    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
-        """Return the results of a call."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,39 +75,19 @@ def sample(
     Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
     was drawn. The token that ends a text is the last of its completion.
     """
-    scheduler = Scheduler(shape, vocabulary)
-    scheduler.join(_SEAT)
+    texts = LocalTexts(model, shape, vocabulary)
     found = [Completion() for _ in starts]
     for number, start in enumerate(starts):
         options = SamplingOptions(temperature=0.0 if greedy else 1.0, seed=start.seed)
-        scheduler.submit(TextRequest(text=number, prompt=start.tokens, most=start.most, options=options))
-    while calls := scheduler.next_calls():
-        for _, call in calls:
-            results = model.compute(_message(call))
-            for given in scheduler.computed(_SEAT, _candidates(results, len(call.rows))):
-                completion = found[given.text]
-                for token in given.tokens:
-                    completion.tokens.append(token.token)
-                    completion.logprobs.append(0.0 if token.logprob is None else token.logprob)
-                if not given.finished and completion.tokens and completion.tokens[-1] in ends:
-                    scheduler.cancel(given.text)
+        texts.submit(TextRequest(text=number, prompt=start.tokens, most=start.most, options=options))
+    for given in texts.tokens():
+        completion = found[given.text]
+        for token in given.tokens:
+            completion.tokens.append(token.token)
+            completion.logprobs.append(0.0 if token.logprob is None else token.logprob)
+        if not given.finished and completion.tokens and completion.tokens[-1] in ends:
+            texts.cancel(given.text)
     return found
-
-
-def _message(call: Call) -> ComputeCall:
-    return ComputeCall(
-        call=0,
-        function=call.function,
-        tokens=tuple(row.tokens for row in call.rows),
-        starts=tuple(row.start for row in call.rows),
-        pages=tuple(row.pages for row in call.rows),
-        full=call.full,
-    )
-
-
-def _candidates(results: dict[str, np.ndarray], count: int) -> list[Candidates]:
-    row = results.get(ROW)
-    return [Candidates(results[IDS][i], results[VALUES][i], None if row is None else row[i]) for i in range(count)]
 
 
 @dataclass(frozen=True)

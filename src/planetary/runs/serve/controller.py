@@ -217,15 +217,7 @@ class ServingController(RunController[ServingDesk]):
             self.desk.send(session, self._message(self._number, call))
 
     def _message(self, number: int, call: Call) -> ComputeCall:
-        message = ComputeCall(
-            call=number,
-            function=call.function,
-            tokens=tuple(row.tokens for row in call.rows),
-            starts=tuple(row.start for row in call.rows),
-            pages=tuple(row.pages for row in call.rows),
-            full=call.full,
-            following=tuple(row.following for row in call.rows) if call.scores else (),
-        )
+        message = ComputeCall.of(number, call)
         if not call.ahead:
             return message
         requests = [self.scheduler.request(row.text) for row in call.rows]

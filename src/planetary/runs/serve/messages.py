@@ -9,6 +9,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import messages as m
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
+from planetary.runs.serve.scheduling.scheduler import Call
 
 WEIGHTS = "weights of a served model"
 """Label of the packed parameters of a model."""
@@ -82,6 +83,19 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `ahead`
     vocabulary: int | None = None  # bound of sampled tokens with `ahead`; None: all
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
+
+    @staticmethod
+    def of(number: int, call: Call) -> ComputeCall:
+        """Return the message of a scheduler's call, without further calls."""
+        return ComputeCall(
+            call=number,
+            function=call.function,
+            tokens=tuple(row.tokens for row in call.rows),
+            starts=tuple(row.start for row in call.rows),
+            pages=tuple(row.pages for row in call.rows),
+            full=call.full,
+            following=tuple(row.following for row in call.rows) if call.scores else (),
+        )
 
 
 class Computed(m.RoleMessage, frozen=True, kw_only=True):

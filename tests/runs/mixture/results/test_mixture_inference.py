@@ -31,8 +31,7 @@ from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fleet.gateway.run_files import PAYLOADS
 from planetary.models.context import WholeText
-from planetary.run.model.served import load_served
-from planetary.run.model.trained_model import load_trained
+from planetary.run.model.served import load_served, load_trained
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS
 from planetary.runs.mixture.gateway.preparation import owners_of_run, plan_of
 from planetary.runs.mixture.methods import ownership
@@ -50,6 +49,7 @@ from planetary.runs.mixture.results.inference import (
 from planetary.runs.mixture.results.run_state import read_mixture, read_run
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
 from planetary.runs.mixture.training.trainer import MoeTrainer
+from planetary.runs.serve.program.traced_model import TracedModel
 
 STEPS, PER_ROUND = 8, 4
 # Nothing is merged or refreshed after the last step: composers judge what they save, with the newest surrogates.
@@ -104,7 +104,12 @@ def saved(run: Path) -> SavedTraining:
 
 def logits(saved: SavedTraining, experts: ExpertSelection) -> np.ndarray:
     model = model_with(saved, experts)
-    return np.asarray(jax.jit(model.logits)(model.params, TOKENS))  # compiled, as a loaded model is: equal bits
+    whole = jax.jit(lambda params, tokens: model.decode(params, tokens, WholeText(tokens)))
+    return np.asarray(whole(model.params, TOKENS))  # compiled, as in `scores`: equal bits
+
+
+def scores(model: TracedModel) -> np.ndarray:
+    return np.asarray(jax.jit(model.logits)(model.params, TOKENS))
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -162,14 +167,14 @@ def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has
     run: Path, saved: SavedTraining, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = {which: load_trained(run, experts=which) for which in ("surrogates", "composer:0", "composer:1")}
-    found = {which: np.asarray(model.logits(model.params, TOKENS)) for which, model in loaded.items()}
+    found = {which: scores(model) for which, model in loaded.items()}
     for which, expected in (
         ("surrogates", ExpertSelection("surrogates")),
         ("composer:1", ExpertSelection("composer", 1)),
     ):
         np.testing.assert_array_equal(found[which], logits(saved, expected))
     assert len({float(value.sum()) for value in [*found.values(), logits(saved, ExpertSelection())]}) == 4
-    assert all(model.round == 2 and model.window == TINY.sequence_length for model in loaded.values())
+    assert all(model.version == 2 and model.window == TINY.sequence_length for model in loaded.values())
     assert main(["generate", str(run), "--experts", "composer:0", "--prompt", "\t\n", "--tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("\t\n")
 
@@ -185,7 +190,7 @@ def test_an_exported_run_has_its_surrogates_beside_the_real_model(
     weights = merged / "merged.safetensors"
     for which, experts in (("real", ExpertSelection()), ("surrogates", ExpertSelection("surrogates"))):
         model = load_trained(merged, weights, which)
-        np.testing.assert_array_equal(model.logits(model.params, TOKENS), logits(saved, experts))
+        np.testing.assert_array_equal(scores(model), logits(saved, experts))
     with pytest.raises(UserError, match="what a composer has is in its run's folder only"):
         load_trained(merged, weights, "composer:0")
     with pytest.raises(UserError, match="name these with --checkpoint"):
@@ -206,7 +211,7 @@ def test_a_saved_training_runs_in_the_same_ways(tmp_path: Path, capsys: pytest.C
     write_training(tmp_path / "step", saved)
     for which in ("real", "surrogates", "composer:1"):
         model = load_trained(tmp_path / "step", None, which)
-        np.testing.assert_array_equal(model.logits(model.params, TOKENS), logits(saved, experts_named(which)))
+        np.testing.assert_array_equal(scores(model), logits(saved, experts_named(which)))
     assert main(["moe", "evaluate", str(tmp_path / "step")]) == 2
     assert "it names no held-out tokens" in said(capsys)
     with pytest.raises(UserError, match="is a single state"):

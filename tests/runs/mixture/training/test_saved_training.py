@@ -20,7 +20,7 @@ from planetary.core.config import DataConfig, load_config
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
 from planetary.models import latent_moe
 from planetary.models.initial import flat_names
-from planetary.run.model.trained_model import load_trained
+from planetary.run.model.served import load_trained
 from planetary.runs.mixture.results.merged_export import export_merged
 from planetary.runs.mixture.training.participant_states import merged_model
 from planetary.runs.mixture.training.saved import SavedTraining, read_training, write_training

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +12,7 @@ from msgspec import Meta
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
 from planetary.runs.serve.http.refused_fields import accepted
-from planetary.runs.serve.scheduling.sampling import SamplingOptions
+from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.web.api_errors import ApiError, wrong
 from planetary.web.request_bodies import converted, decoded
 
@@ -72,17 +71,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def seed_of(self, choice: int) -> int:
-        """Return the seed of a text, the `choice`-th of its prompt; a new one where none was given.
-
-        The first text has the request's own. Others have a hash of it and of their number, so no text of a seed is one
-        of the next seed.
-        """
+        """Return the seed of a text, the `choice`-th of its prompt; a random one if the request has none."""
         if self.seed is None:
             return random.SystemRandom().getrandbits(63)
-        if choice == 0 and 0 <= self.seed < 2**63:
-            return self.seed
-        digest = hashlib.blake2b(f"choice {choice} of {self.seed}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
+        return choice_seed(self.seed, choice)
 
     def options(self, vocabulary: int) -> SamplingOptions:
         """Return how tokens are drawn. Raises `ApiError` for values that cannot be."""

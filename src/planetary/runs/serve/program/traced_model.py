@@ -52,6 +52,10 @@ class TracedModel(ServedModel):
     sizes: CacheSizes | StateSizes | None
     only_length: int = 0
 
+    def logits(self, params: Any, tokens: jax.Array) -> jax.Array:
+        """Return the next-token logits f32 [B, T, V] of whole texts, `tokens` i32 [B, T]."""
+        return self.decode(params, tokens, WholeText(tokens))
+
     def arrays(self) -> dict[str, np.ndarray]:
         leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
         return {spec.name: np.asarray(leaf, order="C").view(host_dtype(spec.dtype)) for spec, leaf in leaves}
@@ -70,7 +74,8 @@ class TracedModel(ServedModel):
             raise UserError(f"serve.context = {window}: the model has {positions} positions")
         window = window // PAGE * PAGE
         if window < PAGE:
-            raise UserError(f"serve.context must be {PAGE} tokens at least, found {serve.context or longest}")
+            found = f"serve.context = {serve.context}" if serve.context else f"the model {self.name} takes {longest}"
+            raise UserError(f"a text needs room for {PAGE} tokens at least, and {found}")
         chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
         common: dict[str, Any] = {
             "vocabulary": self.vocabulary,

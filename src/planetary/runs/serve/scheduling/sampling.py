@@ -6,6 +6,7 @@ and the position in the text. So a text that goes on with another worker goes on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -69,6 +70,12 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the `candidates` likeliest tokens are not enough to draw from exactly."""
         greedy = self.temperature == 0 or self.top_k == 1
         return self.changes_scores or not (greedy or 0 < self.top_k <= candidates)
+
+
+USUAL = SamplingOptions(temperature=0.8)
+"""Options of `generate` where none are given."""
+USUAL_TOKENS = 100
+"""Most tokens that `generate` draws where no number is given."""
 
 
 class Scores(NamedTuple):
@@ -154,6 +161,24 @@ def draw(
     noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]
     best = int(order[int(np.argmax(scores + noise))])
     return Drawn(int(ids[best]), float(values[best]))
+
+
+def choice_seed(seed: int, choice: int = 0) -> int:
+    """Return the seed of a request's text, 0 to 2^63 − 1, from the request's own and the text's number.
+
+    The first text has the request's seed if it is in this range. Others have a hash of it and of their number, so that
+    no text of a seed is a text of the next seed.
+    """
+    return seed if choice == 0 and 0 <= seed < 2**63 else _hashed(f"choice {choice} of {seed}")
+
+
+def continued_seed(seed: int, part: int) -> int:
+    """Return the seed of a text's part of this number, from 1, which begins where the context before it was full."""
+    return _hashed(f"part {part} of {seed}")
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _changed(ids: np.ndarray, values: np.ndarray, options: SamplingOptions, generated: Sequence[int]) -> np.ndarray:

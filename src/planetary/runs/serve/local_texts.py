@@ -1,0 +1,60 @@
+"""Texts that one process computes by itself, with the scheduler and the sampler of a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from planetary.runs.serve.messages import ComputeCall
+from planetary.runs.serve.program.shape import IDS, ROW, VALUES, ServingShape
+from planetary.runs.serve.scheduling.sampling import Candidates
+from planetary.runs.serve.scheduling.scheduler import Given, Scheduler
+from planetary.runs.serve.scheduling.texts import TextRequest
+
+_WORKER = 1  # session of the scheduler's only worker
+
+
+class Computes(Protocol):
+    """Computes calls: see `runs.serve.role.LoadedModel`."""
+
+    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
+        """Return the results of a call."""
+        ...
+
+
+class LocalTexts:
+    """Continues texts on one device, without a gateway. Used by one thread at a time."""
+
+    def __init__(self, model: Computes, shape: ServingShape, vocabulary: int) -> None:
+        """Start without texts.
+
+        Args:
+            model: on the device, with an empty cache.
+            shape: the sizes of its functions.
+            vocabulary: tokens below it can be drawn.
+        """
+        self._model = model
+        self._scheduler = Scheduler(shape, vocabulary)
+        self._scheduler.join(_WORKER)
+
+    def submit(self, request: TextRequest) -> None:
+        """Take a text, whose prompt is shorter than the window and is not scored."""
+        self._scheduler.submit(request)
+
+    def cancel(self, number: int) -> None:
+        """Forget a text, unless it is finished."""
+        self._scheduler.cancel(number)
+
+    def tokens(self) -> Iterator[Given]:
+        """Yield the tokens of all texts as they are drawn, until every text is finished or cancelled."""
+        while calls := self._scheduler.next_calls():
+            for session, call in calls:
+                found = self._model.compute(ComputeCall.of(0, call))
+                row = found.get(ROW)
+                results = [
+                    Candidates(found[IDS][i], found[VALUES][i], None if row is None else row[i])
+                    for i in range(len(call.rows))
+                ]
+                yield from self._scheduler.computed(session, results)

@@ -1,4 +1,4 @@
-"""Compiling and verifying the training step in a separate process.
+"""Compiling and verifying a training step, or a program of several functions, in a separate process.
 
 A compiler, a reference execution and a freshly compiled module all run native code that may crash, hang or hold the
 interpreter for seconds. None of that may happen to the run's process: here it ends as an error with the cause.
@@ -24,7 +24,7 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
 from planetary.core.errors import CompileError, TrustError, UserError
-from planetary.core.step import StepSpec
+from planetary.core.step import ProgramSpec, StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.preparation.environment import environment
 from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
@@ -36,10 +36,14 @@ if TYPE_CHECKING:
     from planetary.compiler.backends.iree import Artifact
     from planetary.compiler.step.train_step import TrainStep
     from planetary.runtime.executor import Executor
+    from planetary.runtime.program_runner import Program
 
 log = logging.getLogger(__name__)
 
+_THIS = "planetary.fleet.preparation.compiling"
+
 TIME_LIMIT_S = 3600.0
+_REQUEST, _MODULE, _ANSWER = "request.json", "module.mlirbc", "answer.json"
 _LOOK_EVERY_S = 0.5  # seconds between two checks for a refusal, while the child goes on
 
 
@@ -52,7 +56,7 @@ class CompileTarget(msgspec.Struct, frozen=True):
 
 
 class PublishedArtifact(msgspec.Struct, frozen=True):
-    """A compiled and verified training step in the store."""
+    """A compiled and verified training step or program in the store."""
 
     digest: str
     nbytes: int
@@ -63,11 +67,35 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
     reference: str = ""  # digest of the reference for the results of workers' devices
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _StepRequest(msgspec.Struct, frozen=True, tag="step"):
     target: CompileTarget
     spec: StepSpec
     cache: str
     notes: tuple[str, ...] = ()  # notes on the step
+
+    def answer(self, folder: Path) -> PublishedArtifact:
+        return compile_and_verify(
+            (folder / _MODULE).read_bytes(),
+            self.spec,
+            self.target,
+            params=_load(folder / "params.npz", self.spec.params),
+            buffers=_load(folder / "buffers.npz", self.spec.buffers),
+            cache=Path(self.cache),
+            notes=self.notes,
+            on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
+        )
+
+
+class _ProgramRequest(msgspec.Struct, frozen=True, tag="program"):
+    target: CompileTarget
+    spec: ProgramSpec
+    cache: str
+
+    def answer(self, folder: Path) -> PublishedArtifact:
+        from planetary.fleet.preparation import program_compiling
+
+        portable = (folder / _MODULE).read_bytes()
+        return program_compiling.compile_and_verify(portable, self.spec, self.target, Path(self.cache))
 
 
 class CompileAnswer(msgspec.Struct, frozen=True):
@@ -119,38 +147,58 @@ async def compile_apart(prepared: StepToCompile, target: CompileTarget, cache: P
         CompileError: it cannot be compiled, computes something else than the reference, crashes, takes longer than
             `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
     """
+    spec = prepared.step.spec
 
     def write(folder: Path) -> None:
-        _write_request(folder, prepared, target, cache)
+        np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
+        np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
 
-    digest = prepared.step.spec.stablehlo_digest
-    return await published_once("planetary.fleet.preparation.compiling", write, digest, target, cache)
+    request = _StepRequest(target, spec, str(cache), prepared.step.notes)
+    return await _published_once(request, prepared.step.portable, write)
 
 
-async def published_once(
-    module: str, write: Callable[[Path], None], stablehlo: str, target: CompileTarget, cache: Path
+async def compile_program_apart(
+    program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path
+) -> PublishedArtifact:
+    """Compile and verify a program for a worker's target in a child process. Raises as `compile_apart`.
+
+    Args:
+        program: to compile.
+        model: a name for people.
+        integers_below: bounds of integer arguments, for checks on random numbers.
+        target: to compile for.
+        cache: where artifacts and references are kept.
+    """
+    spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest, program.weights)
+    return await _published_once(_ProgramRequest(target, spec, str(cache)), program.portable)
+
+
+async def _published_once(
+    request: _StepRequest | _ProgramRequest, portable: bytes, write: Callable[[Path], None] = lambda folder: None
 ) -> PublishedArtifact:
     """Return the artifact published for a module of StableHLO and a target, or have a child process make it.
 
     Args:
-        module: of this package, which `answer_of_child` runs.
-        write: puts the request into the child's folder.
-        stablehlo: digest of the portable module.
-        target: of the worker.
-        cache: where artifacts are kept.
+        request: of the child.
+        portable: the module.
+        write: puts the rest of the request into the child's folder.
 
     Raises:
         CompileError: as `compile_apart`.
     """
+    target, cache = request.target, Path(request.cache)
     check_target(target)
     store = BlobStore(cache / "blobs")
-    key = _published_key(store, stablehlo, target)
+    key = _published_key(store, request.spec.stablehlo_digest, target)
     known = await asyncio.to_thread(_known, store, key)
     if known is not None:
         return known
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
-        await asyncio.to_thread(write, Path(name))
-        published = await answer_of_child(module, Path(name))
+        folder = Path(name)
+        await asyncio.to_thread((folder / _REQUEST).write_bytes, msgspec.json.encode(request))
+        await asyncio.to_thread((folder / _MODULE).write_bytes, portable)
+        await asyncio.to_thread(write, folder)
+        published = await answer_of_child(_THIS, folder)
     if store.has(published.digest):
         store.link(key, store.put(msgspec.json.encode(published)))
     return published
@@ -205,15 +253,15 @@ async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
     child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
     try:
         async with asyncio.timeout(TIME_LIMIT_S):
-            code = await _wait_and_tell(child, folder / "answer.json")
+            code = await _wait_and_tell(child, folder / _ANSWER)
     except TimeoutError:
-        if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
+        if not (folder / _ANSWER).is_file():  # else it was refused, and the search for the cause took long
             raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
         code = -signal.SIGKILL
     finally:
         child.kill()
     try:
-        answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=CompileAnswer)
+        answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=CompileAnswer)
     except FileNotFoundError:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(
@@ -293,33 +341,15 @@ def compile_and_verify(
     )
 
 
-def _write_request(folder: Path, prepared: StepToCompile, target: CompileTarget, cache: Path) -> None:
-    spec = prepared.step.spec
-    (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache), prepared.step.notes)))
-    (folder / "step.mlirbc").write_bytes(prepared.step.portable)
-    np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
-    np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
-
-
 def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as file:
         return {spec.name: file[f"arr_{i}"] for i, spec in enumerate(specs)}
 
 
 def _serve(folder: Path) -> None:
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_Request)
+    request = msgspec.json.decode((folder / _REQUEST).read_bytes(), type=_StepRequest | _ProgramRequest)
     try:
-        published = compile_and_verify(
-            (folder / "step.mlirbc").read_bytes(),
-            request.spec,
-            request.target,
-            params=_load(folder / "params.npz", request.spec.params),
-            buffers=_load(folder / "buffers.npz", request.spec.buffers),
-            cache=Path(request.cache),
-            notes=request.notes,
-            on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
-        )
-        answer = CompileAnswer(published)
+        answer = CompileAnswer(request.answer(folder))
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
         answer = CompileAnswer(None, text)
@@ -329,7 +359,7 @@ def _serve(folder: Path) -> None:
 def give_answer(folder: Path, answer: CompileAnswer) -> None:
     """Leave the answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
-    (folder / "answer.new").rename(folder / "answer.json")
+    (folder / "answer.new").rename(folder / _ANSWER)
 
 
 if __name__ == "__main__":

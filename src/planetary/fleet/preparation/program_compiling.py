@@ -1,17 +1,11 @@
-"""Compiling and verifying a program of several functions in a separate process, as `fleet.preparation.compiling` does
-with a training step.
-"""
+"""Compiling and verifying a program of several functions. `fleet.preparation.compiling` has the process for it."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.deviations import ROUNDING
@@ -23,14 +17,7 @@ from planetary.core.program_trial import (
     make_reference,
 )
 from planetary.core.step import ProgramSpec
-from planetary.fleet.preparation.compiling import (
-    CompileAnswer,
-    CompileTarget,
-    PublishedArtifact,
-    give_answer,
-    published_once,
-)
-from planetary.fleet.shell.child import end_with_parent
+from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program
 
@@ -39,36 +26,6 @@ if TYPE_CHECKING:
     from planetary.compiler.check.verification_report import VerifyReport
 
 _REFERENCE = "program reference 3 "  # prefix of a module's digest: the key of the reference for artifacts
-
-
-class _ProgramRequest(msgspec.Struct, frozen=True):
-    target: CompileTarget
-    spec: ProgramSpec
-    cache: str
-
-
-async def compile_program_apart(
-    program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path
-) -> PublishedArtifact:
-    """Compile and verify a program for a worker's target in a child process.
-
-    Args:
-        program: to compile.
-        model: a name for people.
-        integers_below: bounds of integer arguments, for checks on random numbers.
-        target: to compile for.
-        cache: where artifacts and references are kept.
-
-    Raises:
-        CompileError: as `fleet.preparation.compiling.compile_apart`.
-    """
-
-    def write(folder: Path) -> None:
-        spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest, program.weights)
-        (folder / "request.json").write_bytes(msgspec.json.encode(_ProgramRequest(target, spec, str(cache))))
-        (folder / "program.mlirbc").write_bytes(program.portable)
-
-    return await published_once("planetary.fleet.preparation.program_compiling", write, program.digest, target, cache)
 
 
 def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> PublishedArtifact:
@@ -158,20 +115,3 @@ def compared(
         time.monotonic() - began,
         against=reference.against,
     )
-
-
-def _serve(folder: Path) -> None:
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_ProgramRequest)
-    portable = (folder / "program.mlirbc").read_bytes()
-    try:
-        answer = CompileAnswer(compile_and_verify(portable, request.spec, request.target, Path(request.cache)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
-        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = CompileAnswer(None, text)
-    give_answer(folder, answer)
-
-
-if __name__ == "__main__":
-    end_with_parent(lambda: os._exit(0))
-    _serve(Path(sys.argv[1]))
-    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

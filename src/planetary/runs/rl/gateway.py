@@ -19,8 +19,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.fleet.gateway.status import base_status, connected_worker, ended_as, stage_of, workers_seen
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fleet.preparation.program_compiling import compile_program_apart
+from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus

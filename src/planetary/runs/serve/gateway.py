@@ -18,8 +18,7 @@ from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolErr
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.gateway import Demand, Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.status import base_status, ended_as, workers_seen
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fleet.preparation.program_compiling import compile_program_apart
+from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import RunStarted

@@ -46,7 +46,6 @@ def outcome(
             pass
 
     monkeypatch.setattr(compiling, "Child", Fake)
-    monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
     spec = StepSpec("m", (), (), (), (), "d" * 64)
     prepared = compiling.ModelToCompile(TrainStep("", spec, b""), {}, {})
     return asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
@@ -119,7 +118,6 @@ def test_a_refusal_is_logged_while_the_search_goes_on(tmp_path: Path, monkeypatc
     heard: list[str] = []
     monkeypatch.setattr(compiling, "Child", Searching)
     monkeypatch.setattr(compiling, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
     spec = StepSpec("m", (), (), (), (), "d" * 64)
     prepared = compiling.ModelToCompile(TrainStep("", spec, b""), {}, {})
     with pytest.raises(CompileError, match=r"^it is wrong\. The search .* did not end\.$"):

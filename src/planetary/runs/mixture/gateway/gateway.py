@@ -29,8 +29,7 @@ from planetary.fleet.gateway.status import (
     stage_of,
     workers_seen,
 )
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fleet.preparation.program_compiling import compile_program_apart
+from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import Mark

@@ -8,13 +8,23 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 
 if TYPE_CHECKING:
     from planetary.runtime.executor import Executor
+
+
+class DeviceChoice(TypedDict):
+    """The device of this machine that compiled code is loaded on."""
+
+    backend: str  # e.g. "cpu", "vulkan", "pjrt:cuda"
+    threads: int | None  # of a CPU device; None: all usable cores
+    device_id: int  # of the backend's devices
+    island: int  # devices that run every step together
+
 
 PJRT_TARGET = "stablehlo"  # a PJRT worker gets the portable artifact, and compiles it itself
 CPU_BACKENDS = ("cpu", "pjrt:cpu")  # backends whose workers share the cores of their machine

@@ -6,7 +6,7 @@ know connections, blobs and this interface, and no role.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,8 @@ from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.events import RoleMachine
 from planetary.machine.events import Event, Instruction, Payload
+from planetary.runtime.backends import DeviceChoice
+from planetary.runtime.device_check import DeviceReport, check_once, key_of
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +46,16 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_code: bool = False  # permission to run Python from the gateway
     run: str = ""  # run to join; "": the gateway chooses
 
+    @property
+    def device(self) -> DeviceChoice:
+        """The device, as functions of `runtime` take it."""
+        return {
+            "backend": self.backend,
+            "threads": self.threads or None,
+            "device_id": self.device_id,
+            "island": self.island,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workplace:
@@ -64,6 +76,29 @@ class Workplace:
     send: Callable[[m.Message, Packed | None], None]
     is_ending: Callable[[], bool]
     system: System
+
+    def checked(
+        self,
+        artifact: str,
+        reference: str,
+        device: str,
+        check: Callable[[], DeviceReport],
+        functions: Iterable[str] = (),
+    ) -> DeviceReport:
+        """Return the findings of a check of compiled code on this worker's device; an earlier success is remembered.
+
+        Args:
+            artifact: its digest.
+            reference: digest of what it is compared with.
+            device: as its driver names it.
+            check: runs the comparison.
+            functions: of a program, those that are compared; of a training step, all are.
+
+        Raises:
+            CompileError: as `check`.
+        """
+        key = key_of(artifact, reference, self.options.backend, device, functions)
+        return check_once(self.store, key, check)
 
 
 class Role(Protocol):

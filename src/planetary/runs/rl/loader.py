@@ -9,23 +9,23 @@ from planetary.fleet.worker.role import Role, Workplace
 from planetary.runs.rl.messages import PolicyJob
 
 if TYPE_CHECKING:
-    from planetary.runs.rl.role import OpenPolicy
+    from planetary.fleet.worker.checked_program import OpenProgram
 
 
 class PolicyLoader:
     """Loads a worker's role in reinforcement learning."""
 
-    def __init__(self, open_policy: OpenPolicy | None = None) -> None:
-        """`open_policy`: loads and checks a policy's functions on a device; None: `open_checked_program`."""
-        self._open = open_policy
+    def __init__(self, open_program: OpenProgram | None = None) -> None:
+        """`open_program`: loads a program on a device; None: as `runtime.program_runner`."""
+        self._open = open_program
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, PolicyJob)
         return tuple(blob for blob in (job.artifact, job.reference) if blob)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        from planetary.fleet.worker.checked_program import open_checked_program
+        from planetary.fleet.worker.checked_program import CheckedProgram
         from planetary.runs.rl.role import load
 
         assert isinstance(job, PolicyJob)
-        return load(job, place, self._open or open_checked_program)
+        return load(job, CheckedProgram(job, job.functions, place, self._open), place)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
-from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.system import System
+from planetary.fleet.worker.checked_program import CheckedProgram
 from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
@@ -34,25 +34,21 @@ from planetary.runs.rl.messages import (
     TextsSampled,
 )
 from planetary.runs.rounds.worker.inner_state import InnerStates
-from planetary.runtime.device_check import DeviceReport
-from planetary.runtime.program_runner import Runner
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[m.Message, Packed | None], None]
-OpenPolicy = Callable[[m.RoleJob, Mapping[str, FunctionSpec], Workplace], tuple[Runner, DeviceReport]]
-"""As `fleet.worker.checked_program.open_checked_program`."""
 MOST_PAYLOAD = 4 << 30
 """Bytes that come with one message."""
 
 
-def load(job: PolicyJob, place: Workplace, open_policy: OpenPolicy) -> Role:
-    """Load a policy's functions onto this device and check them there; raises as `RoleLoader.load`."""
-    run, report = open_policy(job, job.functions, place)
+def load(job: PolicyJob, program: CheckedProgram, place: Workplace) -> Role:
+    """Check a policy's functions on this device; raises as `RoleLoader.load`."""
+    run, report = program.run, program.check(job.functions)
     kept = InnerStates(place.options.state / job.run, job.state)
     now = place.system.clock.monotonic
     policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists, now=now)
-    ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary)
+    ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary if report else "")
     return PolicyRole(policy, ready, place.send, place.system)
 
 

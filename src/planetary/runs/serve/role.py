@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.checked_program import open_checked_program
+from planetary.fleet.worker.checked_program import CheckedProgram
 from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
@@ -38,7 +39,6 @@ from planetary.runs.serve.program.shape import (
 )
 from planetary.runs.serve.program.trial import decode_trial
 from planetary.runs.serve.scheduling.sampling import Candidates, draw
-from planetary.runtime.device_check import check_once, key_of
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner
 
@@ -49,17 +49,17 @@ Send = Callable[[m.Message, Packed | None], None]
 
 def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
-    run, report = open_checked_program(job, job.functions, place)
+    program = CheckedProgram(job, job.functions, place)
+    run, report = program.run, program.check(job.functions)
     _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
     model = LoadedModel(run, job.shape, weights)
     if job.trial:
         trial = decode_trial(place.store.get(job.trial), job.shape)
-        report = check_once(
-            place.store,
-            key_of(job.artifact, f"{job.weights} {job.trial}", place.options.backend, run.device_name),
-            lambda: check_model(model.compute, job.shape, trial, run.device_name),
-        )
-    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
+        check = partial(check_model, model.compute, job.shape, trial, run.device_name)
+        report = place.checked(job.artifact, f"{job.weights} {job.trial}", run.device_name, check)
+    ready = ServingReady(
+        artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary if report else ""
+    )
     return ServingRole(model, ready, place.send)
 
 

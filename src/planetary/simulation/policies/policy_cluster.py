@@ -28,7 +28,6 @@ from planetary.runs.rl.loader import PolicyLoader
 from planetary.runs.rl.messages import REINFORCEMENT, SAMPLED_TEXTS, PolicyJob, TextsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
 from planetary.runs.rl.records import ReinforcementRecord
-from planetary.runtime.device_check import DeviceReport
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
@@ -140,12 +139,11 @@ class DoubtfulLoader(PolicyLoader):
 
     def __init__(self, training: SmallPolicy, health: Health, number: int, lies: Lies) -> None:
         """`number`: of the worker."""
-        super().__init__(self._open_policy)
+        super().__init__(self._open_program)
         self._training, self._health, self._number, self._lies = training, health, number, lies
 
-    def _open_policy(self, *_: object) -> tuple[TimedProgram, DeviceReport]:
-        run = DoubtfulProgram(self._training, self._health, self._number, self._lies)
-        return run, DeviceReport("simulated", "nothing", 0.0)
+    def _open_program(self, *_: object, **__: object) -> TimedProgram:
+        return DoubtfulProgram(self._training, self._health, self._number, self._lies)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         return super().load(job, replace(place, send=partial(self._send, place)))

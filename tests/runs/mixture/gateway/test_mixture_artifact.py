@@ -16,10 +16,9 @@ from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.fleet.preparation.program_compiling import compile_and_verify
-from planetary.runs.mixture.program.part import loaded_program
 from planetary.runtime.device_check import check_program
 from planetary.runtime.host import host_features
-from planetary.runtime.program_runner import open_program
+from planetary.runtime.program_runner import Program, open_program
 
 
 def said(text: str) -> str:
@@ -46,7 +45,7 @@ def test_a_mixtures_program_has_a_manifest_and_is_checked_by_its_digest(
     again = compile_and_verify(program.portable, spec, target, tmp_path)
     assert (again.digest, again.cached, again.reference) == (first.digest, True, first.reference)
     reference = decode_program_reference(store.get(first.reference), spec.functions)
-    loaded = open_program(store.get(first.digest), loaded_program(spec.functions), backend="cpu")
+    loaded = open_program(store.get(first.digest), Program(b"", spec.functions), backend="cpu")
     found = check_program(loaded, reference, spec.functions)  # as a worker does that has fetched both
     assert found.worst_error == pytest.approx(report.worst_error, rel=0.5)
     assert found.device == loaded.device_name

@@ -12,12 +12,11 @@ from planetary.compiler.backends.targets import Target
 from planetary.core.errors import CompileError, ResourceError, UserError
 from planetary.core.program_trial import make_reference
 from planetary.core.step import ProgramSpec
-from planetary.runs.mixture.program.part import loaded_program
 from planetary.runs.mixture.program.signature import state_specs, zeros_for
 from planetary.runs.mixture.training.trainer import IreeRunner
 from planetary.runtime import pjrt_executor
 from planetary.runtime.device_check import check_program
-from planetary.runtime.program_runner import open_program
+from planetary.runtime.program_runner import Program, open_program
 from vulkan_device import known_to_be_wrong, missing_vulkan
 
 
@@ -44,7 +43,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
         open_program(program.portable, program, backend="pjrt:cpu", island=2)
     monkeypatch.setattr("planetary.runtime.program_runner.require_backend", lambda *_: None)
     with pytest.raises(ResourceError, match="pjrt:cuda devices"):
-        open_program(program.portable, loaded_program(program.functions), backend="pjrt:cuda", device_id=63)
+        open_program(program.portable, Program(b"", program.functions), backend="pjrt:cuda", device_id=63)
     with pytest.raises(UserError, match="unknown backend 'pjrt:tpu'"):
         open_program(program.portable, program, backend="pjrt:tpu")
 

@@ -6,40 +6,19 @@ The code of composers and expert workers is imported by workers that have such a
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from planetary.core.errors import CompileError, ResourceError
-from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import FunctionSpec
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.runs.mixture import messages as mm
-from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
 
 if TYPE_CHECKING:
-    from planetary.runtime.device_program import DeviceProgram
-    from planetary.runtime.program_runner import Program, Runner
-
-
-class OpenProgram(Protocol):
-    """As `runtime.program_runner.open_program`."""
-
-    def __call__(
-        self,
-        artifact: bytes,
-        program: Program,
-        /,
-        *,
-        backend: str,
-        threads: int | None,
-        device_id: int,
-        island: int,
-    ) -> Runner:
-        """Load a program's artifact on a device."""
-        ...
+    from planetary.fleet.worker.checked_program import CheckedProgram, OpenProgram
+    from planetary.runtime.device_check import DeviceReport
 
 
 class MixtureLoader:
@@ -54,23 +33,15 @@ class MixtureLoader:
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """Load the mixture's program, and compare it on this device with the reference."""
+        from planetary.fleet.worker.checked_program import CheckedProgram
         from planetary.runs.mixture.composer.role import ComposerRole
         from planetary.runs.mixture.plan import MixturePlan
-        from planetary.runs.mixture.program.part import loaded_program
-        from planetary.runtime.program_runner import open_program
 
         assert isinstance(job, mm.MixtureJob)
-        options = place.options
-        run = (self._open or open_program)(
-            place.store.get(job.artifact),
-            loaded_program(job.functions),
-            backend=options.backend,
-            threads=options.threads or None,
-            device_id=options.device_id,
-            island=options.island,
-        )
+        program = CheckedProgram(job, job.functions, place, self._open)
+        run = program.run
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
-        roles, verified, seconds = roles_on(run, job, plan.training.expert_optimizer.roles, place)
+        roles, verified, seconds = roles_on(program, job, plan.training.expert_optimizer.roles, place)
         ready = mm.MixtureReady(
             artifact=job.artifact, device=run.device_name, verified=verified, roles=roles, composer_s=seconds
         )
@@ -78,7 +49,7 @@ class MixtureLoader:
 
 
 def roles_on(
-    program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
+    program: CheckedProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
 ) -> tuple[tuple[str, ...], str, float]:
     """Compare a device's results with the job's reference; return the roles it can have, and words about it.
 
@@ -95,8 +66,7 @@ def roles_on(
 
     Raises:
         CompileError: there is no role whose functions the device computes rightly.
-        ResourceError: nor one its memory suffices for.
-        TrustError: the blob is no reference of this program.
+        ResourceError: nor one that its memory suffices for.
     """
     from planetary.runs.mixture.training.expert_optimizer import COMPOSER
 
@@ -104,17 +74,16 @@ def roles_on(
     allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
     if not job.reference:
         return tuple(allowed), "", 0.0
-    reference = decode_program_reference(place.store.get(job.reference), job.functions)
     reports: dict[str, DeviceReport] = {}
     failed: dict[str, CompileError | ResourceError] = {}
     for part in sorted(frozenset[str]().union(*allowed.values())):
-        functions = functions_of(part, job.functions)
-        key = key_of(job.artifact, job.reference, options.backend, program.device_name, functions)
         try:
-            check = partial(check_program, program, reference, functions, place.system.clock.monotonic)
-            reports[part] = check_once(place.store, key, check)
+            report = program.check(functions_of(part, job.functions))
         except (CompileError, ResourceError) as error:
             failed[part] = error
+        else:
+            assert report is not None
+            reports[part] = report
     usable = tuple(role for role, parts in allowed.items() if not parts & failed.keys())
     if not usable:
         raise min(failed.values(), key=lambda error: isinstance(error, ResourceError))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -52,8 +52,3 @@ def part_of(program: Program, part: str) -> Program:
     """Return the description of a part's functions by their own names."""
     mine = {n.removeprefix(f"{part}_"): spec for n, spec in program.functions.items() if n.startswith(f"{part}_")}
     return Program(program.portable, mine)
-
-
-def loaded_program(functions: Mapping[str, FunctionSpec]) -> Program:
-    """Return the description of a program of which only the compiled module is here."""
-    return Program(b"", functions)

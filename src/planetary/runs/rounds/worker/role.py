@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from planetary.runs.rounds.worker.lease_machine import LeaseMachine
 from planetary.runs.rounds.worker.ring_machine import RingMachine
 from planetary.runs.rounds.worker.ring_peer import MakeCommunicator, RingPeer, new_communicator
 from planetary.runtime.backends import open_executor
-from planetary.runtime.device_check import check_on_device, check_once, key_of
+from planetary.runtime.device_check import check_on_device
 from planetary.runtime.executor import Executor
 from planetary.sync.ring import check_state, state_specs
 
@@ -252,15 +253,8 @@ class OpenStep:
 
     def __init__(self, job: m.TrainingJob, place: Workplace, open_executor: OpenExecutor) -> None:
         """Raises as `RoleLoader.load`."""
-        options = place.options
-        self.executor: Executor = open_executor(
-            place.store.path(job.artifact),
-            job.spec,
-            backend=options.backend,
-            threads=options.threads or None,
-            device_id=options.device_id,
-            island=options.island,
-        )
+        artifact = place.store.path(job.artifact)
+        self.executor: Executor = open_executor(artifact, job.spec, **place.options.device)
         try:
             self.buffers = _unpack(job.spec, place.store.get(job.buffers) if job.buffers else b"")
             self.verified = self._check(job, place) if job.reference else ""
@@ -270,9 +264,8 @@ class OpenStep:
 
     def _check(self, job: m.TrainingJob, place: Workplace) -> str:
         reference = decode_reference(place.store.get(job.reference), job.spec)
-        key = key_of(job.artifact, job.reference, place.options.backend, self.executor.device_name)
-        check = lambda: check_on_device(self.executor, reference, self.buffers)  # noqa: E731
-        return check_once(place.store, key, check).summary
+        check = partial(check_on_device, self.executor, reference, self.buffers)
+        return place.checked(job.artifact, job.reference, self.executor.device_name, check).summary
 
 
 class TrainingLoader:

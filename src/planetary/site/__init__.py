@@ -1,1 +1,1 @@
-"""A site: one gateway process with several runs, the workers they share, and its control API."""
+"""A site: one gateway process with several runs, the workers they share, and the control API."""

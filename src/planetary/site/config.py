@@ -1,6 +1,6 @@
 """The file of a gateway with several controllers: PCP's `gateway.json`, and the same keys in TOML.
 
-Keys of PCP's that nothing here corresponds to are named in one warning; others that are not known are errors.
+PCP's keys without a counterpart are named in one warning; other unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     service_id: str = ""  # name of that job; empty: the run's
     workers: Count | None = None  # planned workers of the job of `config_path`; without: as its configuration says
     should_resume: bool = False  # resume an existing run of that job
-    # of its jobs, unless they say otherwise; without: 100 for inference, 0 for the others
+    # default for jobs; without: 100 for inference, 0 for the others
     priority: Priority | None = None
     parallel: Count = 1  # jobs that run at once
     api: dict[str, Any] | None = None  # PCP's, without effect
@@ -92,16 +92,16 @@ class SitePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """`federation.sites`: one site of a hub, and the jobs that may be placed there."""
 
     name: Text  # site name at the hub
-    # "judged": nothing compares the results of a job that one site has alone, so this one gets only jobs that accept it
+    # "judged": nothing compares the results of a job at one site alone, so this site gets only jobs that accept it
     # (`needs.trust`)
     trust: Trust = "full"
     roles: tuple[WorkerRole, ...] = ()  # worker roles for jobs there; empty: all
     # of the site (site://NAME) that jobs placed there may read; "*": all; empty: none
     data_sets: tuple[str, ...] = (ANY_DATA,)
-    # bytes that may cross its line to the hub in a day (UTC), both ways, in 1e9; once they have, it gets no further job
-    # on that day. 0: any number
+    # limit of a day's (UTC) traffic on the line to the hub, both ways, in 1e9 bytes; beyond it the site gets no further
+    # job on that day. 0: any number
     gb_per_day: NotNegative = 0.0
-    patience_s: NotNegative = 120.0  # a site that is away for longer has its jobs placed elsewhere
+    patience_s: NotNegative = 120.0  # longest absence of a site before its jobs are placed elsewhere
 
 
 class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,7 +232,7 @@ def _path_of(path: Path, source: str) -> str:
 
 
 def _found(path: Path, name: str) -> Path:
-    """Return a path written in a file: from its folder or, as PCP takes it, from the current one."""
+    """Return a path written in a file: from the file's folder or, as PCP takes it, from the current one."""
     beside = path.parent / name
     return (beside if beside.exists() else Path(name)).absolute()
 

@@ -1,4 +1,4 @@
-"""The gateway's process: certificate authority, control API, and its run or runs until their end."""
+"""The gateway's process: certificate authority, control API, and all runs until their end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Listening = Callable[[Announcement], None]
 
 
 async def host_run(config: Config, gateway: GatewayOptions, options: HostOptions, listening: Listening) -> None:
-    """Coordinate a run to its end, and write its report and picture. Call `listening` once workers can connect.
+    """Coordinate a run to its end, and write the report and picture. Call `listening` once workers can connect.
 
     Must be called on the main thread: SIGTERM and SIGINT stop the run.
 

@@ -1,4 +1,4 @@
-"""One run in a site's process: its gateway, its sinks, and its report."""
+"""One run in a site's process: gateway, sinks, and report."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class HostedRun:
         await self.gateway.open()
 
     async def run(self) -> Finish:
-        """Run to the end, and return how it ended, its report written.
+        """Run to the end, write the report, and return how it ended.
 
         Raises:
-            PlanetaryError: it failed before it could begin, or its results cannot be written.
+            PlanetaryError: the run failed before it could begin, or results cannot be written.
         """
         loop, gateway = asyncio.get_running_loop(), self.gateway
 

@@ -1,4 +1,4 @@
-"""The jobs of a site, folded from its journal: submissions, their states, and moves of workers.
+"""The jobs of a site, folded from the journal: submissions, their states, and moves of workers.
 
 The state is the fold of the records, as of a run's journal; a site that is killed goes on from it.
 """
@@ -56,7 +56,7 @@ class HubAttempt(msgspec.Struct, frozen=True, kw_only=True):
 class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
     """A job was accepted."""
 
-    job: str  # unique in the site; the name of its run's folder
+    job: str  # unique in the site; name of the run's folder
     controller: str  # "training", "rl" or "inference"
     kind: str  # kind of run
     folder: str  # run folder
@@ -71,7 +71,7 @@ class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
     """A job's run begins, or goes on.
 
     Attributes:
-        progress: of its run at that moment, see `RunKind.progress`; -1: unknown.
+        progress: of the run at that moment, see `RunKind.progress`; -1: unknown.
     """
 
     job: str
@@ -79,7 +79,7 @@ class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
 
 
 class SiteStopped(Record, frozen=True, kw_only=True, tag="site_stopped"):
-    """The site ends in order. Without this record it died, and so did the runs of its jobs."""
+    """The site ends in order. Without this record the site died with all runs."""
 
     reason: str = ""
 

@@ -1,8 +1,8 @@
-"""A separate process for the code and the files of a job: its model, its data, its tokenizer.
+"""A separate process for the code and the files of a job: model, data, tokenizer.
 
 A site has the runs of many jobs in one process, and code of users may end the process it runs in, never return, or take
 all memory. So a process prepares each job before the site does: it leaves everything in the cache, where the site finds
-it without running the job's code. Its death is a failure of that job alone.
+it without running the job's code. The process's death is a failure of that job alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PreparationLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _Request(msgspec.Struct, frozen=True):
-    """`folder`: of the job's run; "": only the shapes of its compiled model are asked for."""
+    """`folder`: of the job's run; "": only for the shapes of the compiled model."""
 
     config: Config
     memory: int
@@ -64,7 +64,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def shapes_apart(config: Config, limits: PreparationLimits) -> Config:
-    """Return a configuration with the batch of its compiled model; see `with_model_shapes`, whose errors it raises."""
+    """Return a configuration with the batch of the compiled model; see `with_model_shapes`, whose errors it raises."""
     request = _Request(config, _memory(limits))
     return await _answer(request, min(limits.deadline_s, SHAPES_DEADLINE_S), None, lambda _: None)
 
@@ -76,12 +76,12 @@ async def prepare_apart(
 
     Args:
         config: of the run.
-        options: of its gateway. Output of the process goes to `logs/preparation.log` of the run's folder.
+        options: of the gateway. Output of the process goes to `logs/preparation.log` of the run's folder.
         limits: of the process.
         stage: is called with the name of each activity.
 
     Raises:
-        UserError: the process died, or took longer or more memory than it may; the text has its last lines. Otherwise
+        UserError: the process died, or took longer or more memory than it may; the text has the last lines. Otherwise
             the error of the preparation.
     """
     log = options.folder / "logs" / "preparation.log"

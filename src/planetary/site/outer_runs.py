@@ -1,8 +1,8 @@
 """The hub's own runs of jobs over several sites: begun, continued and ended as the hub's book says.
 
-`OuterRuns.look` compares the runs that are there with those the book wants, so a hub that was killed goes on from its
-journal alone: no other record says that a run has begun. A run whose sites have changed is stopped and goes on with the
-new ones, as a hub's run does an operator resumes with other sites.
+`OuterRuns.look` compares existing runs with the book, so a killed hub resumes from the journal alone: no other record
+tells of a begun run. A run whose sites have changed is stopped and goes on with the new ones, as a hub's run does an
+operator resumes with other sites.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from planetary.wire.streams import refuse_tensors
 log = logging.getLogger(__name__)
 
 DONE_S = 10.0
-"""Limit for a site to take the message its run is over."""
+"""Limit for a site to take the message of the run's end."""
 
 
 class OuterHost(Protocol):
@@ -38,7 +38,7 @@ class OuterHost(Protocol):
         ...
 
     async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
-        """Run a job's outer run to its end, or go on with it. Raises `UserError` for a configuration it cannot have."""
+        """Run a job's outer run to the end, or go on with it. Raises `UserError` for a configuration it cannot have."""
         ...
 
     def stop_outer(self, name: str, reason: str) -> None:
@@ -46,7 +46,7 @@ class OuterHost(Protocol):
         ...
 
     async def attend_outer(self, name: str, connection: Connection, hello: m.Hello) -> None:
-        """Attend a site of a run until its connection ends. Raises as `Connection.receive`."""
+        """Attend a site of a run until the connection ends. Raises as `Connection.receive`."""
         ...
 
 
@@ -100,7 +100,7 @@ class OuterRuns:
     # --- sites ------------------------------------------------------------------------------------------------
 
     async def attend(self, connection: Connection, hello: m.Hello) -> None:
-        """Attend the uplink of a site, whose greeting names a run, until its connection ends."""
+        """Attend the uplink of a site, whose greeting names a run, until the connection ends."""
         job = self._hub.book.jobs.get(hello.run)
         if job is not None and job.state is PlacementState.FINISHED:
             await self._dismiss(connection, job.reason)
@@ -116,13 +116,13 @@ class OuterRuns:
         if job is None or not job.parts:
             why = f"the hub {self._hub.book.hub} has no job {hello.run!r} over several sites"
         elif job.over:
-            why = f"the job {job.job} is {job.state.value}: {job.reason}"  # its part is cancelled over the site's link
+            why = f"the job {job.job} is {job.state.value}: {job.reason}"  # the part is cancelled over the site's link
         else:
             why = f"the hub's run of {job.job} does not have {hello.worker} yet"
         await answer_hello(connection, Refused(code="busy", reason=why, retry=True), self._connect_s)
 
     async def _dismiss(self, connection: Connection, reason: str) -> None:
-        """Tell a site that was away at the end of its run it is over."""
+        """Tell a site, away at the end of its run, of that end."""
         welcome = m.Welcome(run=self._hub.book.hub, heartbeat_s=self._connect_s, silent_after_s=2 * self._connect_s)
         if await answer_hello(connection, welcome, self._connect_s, refuse_tensors):
             async with asyncio.timeout(DONE_S):

@@ -1,4 +1,4 @@
-"""A site's jobs of its hub: offers are taken, cancelled at once, and every change is reported over the link."""
+"""A site's jobs of the hub: offers are taken, cancelled at once, and every change is reported over the link."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobHost(Protocol):
 
 
 class PlacedWork:
-    """A site's jobs of its hub. Methods are called on the event loop.
+    """A site's jobs of the hub. Methods are called on the event loop.
 
     Attributes:
         link: to the hub.
@@ -139,8 +139,8 @@ class PlacedWork:
 
     async def _submit(self, offer: OfferJob, placed: HubAttempt) -> Job:
         tables = tomllib.loads(offer.config)
-        tables["run"] = {**tables.get("run", {}), "name": offer.job}  # its folder; numbered where that is taken
-        if (federation := tables.get("federation", {})).get("run"):  # a part: its run meets the hub's on the link's way
+        tables["run"] = {**tables.get("run", {}), "name": offer.job}  # run folder; numbered where the name is taken
+        if (federation := tables.get("federation", {})).get("run"):  # a part: its run meets the hub's on the link
             address = self.link.options.address
             upstream = {"hub": f"{address.host}:{address.port}", "site": self.link.options.name}
             tables["federation"] = {**federation, **upstream}
@@ -164,7 +164,7 @@ class PlacedWork:
         placed = HubAttempt(hub=self.link.machine.hub, job=end.job, attempt=end.attempt)
         job = self._host.book.attempt_of(placed)
         if job is None:
-            return  # its end was reported, and its journal is another one's
+            return  # the end was reported, and the journal is another job's
         try:
             self._host.cancel(job.job, by=f"the hub {placed.hub}", reason=end.reason)
         except ConflictError as error:  # it has ended by itself meanwhile

@@ -88,7 +88,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: of the site.
-        folder: of its journal, and of its runs' folders; None: it is for one run alone, and ends with that.
+        folder: folder of the journal and of runs' folders; None: the site is for one run alone.
         cache: of prepared data and compiled modules.
         host, port: that workers connect to.
         controllers: which take jobs, and with what priority.
@@ -180,7 +180,7 @@ class Site:
     # --- its life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read the journal, take its folder, and let workers connect. Raises `PlanetaryError` if one of these fails."""
+        """Read the journal, take the folder, and let workers connect. Raises `PlanetaryError` if one of these fails."""
         self.started_at = self._wall()
         folder = self.options.folder
         if folder is not None:
@@ -275,7 +275,7 @@ class Site:
         self.append(SiteStopped(reason=self._stop))
 
     def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
-        """Return the one run of a site without a folder, not opened yet; its workers end with it."""
+        """Return the one run of a site without a folder, not opened yet; the workers end with it."""
         name, kind = options.folder.name, kind_of(config)
         self._only = name
         submitted = JobSubmitted(
@@ -293,7 +293,7 @@ class Site:
         return run
 
     async def run_only(self) -> Finish:
-        """Run the run of `host_only` to its end. Raises as `HostedRun.run`."""
+        """Run the run of `host_only` to the end. Raises as `HostedRun.run`."""
         assert self._only is not None
         name, run = self._only, self.runs[self._only]
         looking = asyncio.get_running_loop().create_task(self._keep_looking())
@@ -362,19 +362,19 @@ class Site:
         controller: str = "",
         placed: HubAttempt | None = None,
     ) -> Job:
-        """Accept a job; it is started when its controller has room.
+        """Accept a job; it is started when the controller has room.
 
         Args:
-            config: of its run.
+            config: of the run.
             by: name of the token.
-            name: of the job and its folder; "": the run's, with a number behind it when that is taken.
-            priority: of its claim to workers; None: its controller's.
-            resume: whether it goes on with the run that is in its folder.
-            controller: that it was submitted to; "": the one of its kind.
+            name: of job and folder; "": the run's, numbered when taken.
+            priority: for workers; None: the controller's.
+            resume: whether to resume the run in the folder.
+            controller: receiver of the job; "": the one of the job's kind.
             placed: by a hub in this attempt; None: it was submitted here.
 
         Raises:
-            UserError: its controller is not enabled, or it is another one's.
+            UserError: the controller is not enabled, or the job is for another one.
             ConflictError: the site takes no jobs, or the folder is another job's.
         """
         folder = self._takes_jobs()
@@ -456,7 +456,7 @@ class Site:
         return wanted if wanted not in self.book.jobs else next(one for one in numbers if one not in self.book.jobs)
 
     def cancel(self, name: str, *, by: str = "", reason: str = "") -> Job:
-        """End a job: at once, except that a checkpoint that is being written is finished.
+        """End a job: at once, or after the checkpoint being written.
 
         Raises:
             UserError: there is none of this name.
@@ -491,7 +491,7 @@ class Site:
         self._tasks[job.job] = asyncio.get_running_loop().create_task(self._run(job), name=f"job {job.job}")
 
     async def _run(self, job: Job) -> None:
-        """Run a job to its end; whatever is wrong with it ends it and nothing else."""
+        """Run a job to the end; a fault ends this job and nothing else."""
         try:
             end = await outcome_of(self._run_in(job), job.job)
         finally:
@@ -507,7 +507,7 @@ class Site:
         return await self._host(job, await asyncio.to_thread(self._config_of, job))
 
     async def _host(self, job: Job, config: Config) -> Finish:
-        """Run a job to its end, or go on with the run in its folder. Raises as `HostedRun`."""
+        """Run a job to the end, or resume the run in the folder. Raises as `HostedRun`."""
         folder, link = Path(job.folder), self.options.link
         resume = await asyncio.to_thread(has_run, folder)
         is_part = job.placed is not None and bool(config.federation.run)
@@ -601,7 +601,7 @@ class Site:
         return [one.worker for one in self.scheduler.workers.values() if one.at == run]
 
     def drain(self, worker: str, *, by: str = "") -> None:
-        """Keep a worker from every run from the end of its task on. Raises `UserError` for an unknown one."""
+        """Keep a worker from every run from the end of the current task on. Raises `UserError` for an unknown one."""
         self.require_worker(worker)
         self.append(WorkerDrained(worker=worker, by=by))
         self._tell(Drain(worker, True))
@@ -643,7 +643,7 @@ class Site:
             if controller is None and self._only is None:
                 continue  # it is being prepared, and has nothing for a worker
             if run.gateway.ended_at is not None and self._only is None:
-                self._tell(RunOver(name))  # it writes its report, which takes no worker
+                self._tell(RunOver(name))  # it writes the report, which takes no worker
                 continue
             job, demand = self.book.jobs[name], run.gateway.demand
             banned = frozenset(controller.membership.banned) if controller is not None else frozenset()
@@ -662,7 +662,7 @@ class Site:
         self._tell(Tick())
 
     def _tell(self, event: Event) -> None:
-        """Pass an event to the scheduler, and carry out its instructions."""
+        """Pass an event to the scheduler, and carry out the instructions."""
         for instruction in self.scheduler.handle(event, self._now()):
             match instruction:
                 case PlaceWorker():
@@ -688,7 +688,7 @@ class Site:
         task.add_done_callback(lambda _: self._tasks.pop(f"closing {id(peer)}", None))
 
     async def _take(self, connection: Connection, hello: m.Hello) -> None:
-        """Attend a peer until its connection ends."""
+        """Attend a peer until the connection ends."""
         if hello.role == "site":
             await self._take_site(connection, hello)
             return

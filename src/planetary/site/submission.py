@@ -1,4 +1,4 @@
-"""From a submission and its files to the configuration of a run, checked as the gateway's command does."""
+"""From a submission and files to the configuration of a run, checked as the gateway's command does."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class SubmittedFiles:
         return self._folder / digest / name
 
     async def receive(self, digest: str, name: str, pieces: AsyncIterator[bytes]) -> Path:
-        """Keep a file that arrives in pieces, unless it is here; return its path.
+        """Keep a file that arrives in pieces, unless it is here; return the path.
 
         Raises:
-            UserError: its bytes have another digest, or are more than `MOST_FILE`.
+            UserError: the bytes have another digest, or are more than `MOST_FILE`.
             ResourceError: the disk is full, or files of `MOST_FILES` bytes are here already.
         """
         path = self.path_of(digest, name)
@@ -129,7 +129,7 @@ def config_of_tables(
 
 
 def config_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the configuration of a run that goes on, in its folder. Blocks for a moment. Raises `UserError`."""
+    """Return the configuration of a resumed run, in the folder. Blocks for a moment. Raises `UserError`."""
     config = load_config(path, overrides)
     check_unchanged(load_config(path), config, Path(path).parent)
     return checked(config)
@@ -206,7 +206,7 @@ def refuse_own_code(config: Config) -> None:
 
 
 def checked(config: Config) -> Config:
-    """Return a configuration with the settings its model implies; warnings are logged. Raises `UserError`.
+    """Return a configuration with the settings implied by the model; warnings are logged. Raises `UserError`.
 
     Not on an event loop: a compiled model is read by a separate process.
     """

@@ -6,8 +6,8 @@ Runs say how many workers they can use; workers come and go. After every event t
 2. in the same order, those of a limited demand get the rest of it,
 3. the remaining ones go to the runs of the highest priority that can use any number, evenly.
 
-A worker stays where it is unless a rule needs it elsewhere. It is moved at the end of its task: its run is asked to let
-it go, and when it comes again it is placed. A lost worker keeps its place for a while: a restart moves no other.
+A worker stays where it is unless a rule needs it elsewhere. A worker is moved at the end of a task: the run is asked to
+let it go, and the returning worker is placed. A lost worker keeps the place for a while: a restart moves no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import check_invariants
 
 AWAY_S = 15.0
-"""How long a lost worker keeps its place."""
+"""How long a lost worker keeps the place."""
 RELEASE_S = 20.0
 """How long a run's demand has to be smaller before workers are taken from it."""
 
@@ -51,7 +51,7 @@ class RunWants(Event, frozen=True, kw_only=True):
     priority: int
     least: int
     most: int | None  # None: any number
-    roles: tuple[str, ...] = ()  # roles of its workers; empty: there is one role only
+    roles: tuple[str, ...] = ()  # roles of workers; empty: there is one role only
     without: frozenset[str] = frozenset()  # workers it does not use any more
 
 
@@ -85,7 +85,7 @@ class PlaceWorker(Instruction, frozen=True):
 
 
 class Recall(Instruction, frozen=True):
-    """Ask a run to let a worker go at the end of its task."""
+    """Ask a run to let a worker go at the end of the task."""
 
     worker: str
     run: str
@@ -100,7 +100,7 @@ class SeenWorker(msgspec.Struct):
         at: run it works for.
         goal: run the plan has for it.
         why: it has this goal.
-        recalled: its run was asked to let it go.
+        recalled: the run was asked to let it go.
         gone_at: since when it is away; None: it is here.
     """
 
@@ -232,7 +232,7 @@ class WorkerScheduler:
         return roles and one.worker not in wants.without and assigned in ("", wants.controller)
 
     def _plan(self, now: float) -> None:
-        """Give every worker its goal."""
+        """Give every worker a goal."""
         needs = sorted(self._needs.values(), key=lambda need: (-need.wants.priority, need.order))
         free = {one.worker: one for one in self.workers.values() if not one.trial and one.worker not in self._drained}
         goals: dict[str, tuple[str, str]] = {}
@@ -250,7 +250,7 @@ class WorkerScheduler:
         for one in self.workers.values():
             assigned = self._assigned.get(one.worker, "")
             goal, why = goals.get(one.worker, (IDLE, f"it works for {assigned} alone" if assigned else ""))
-            still_goes = goal == one.goal != one.at and one.why  # the reason of a move is that of its beginning
+            still_goes = goal == one.goal != one.at and one.why  # the reason of a move is the one at its beginning
             one.goal, one.why = goal, one.why if still_goes else why
             if one.trial:
                 one.goal = next((need.wants.run for need in needs if self._may(one, need)), IDLE)
@@ -267,7 +267,9 @@ class WorkerScheduler:
         goals: dict[str, tuple[str, str]],
         why: str,
     ) -> None:
-        """Give a run workers until it has `number`: its own, then idle ones, then those of the lowest priority."""
+        """Give a run workers until it has `number`: the run's own, then idle workers, then workers of the lowest
+        priority.
+        """
         wants = need.wants
         text = why.format(least=wants.least, most=need.most)
         have = sum(goal == wants.run for goal, _ in goals.values())

@@ -1,4 +1,4 @@
-"""Events and instructions of the master's machine beside the kernel's, and the records of its journal."""
+"""Events and instructions of the master's machine beside the kernel's, and the journal's records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The master's state of one peer group: its peers, their ring, and the messages to them. It decides nothing."""
+"""The master's state of one peer group: peers, their ring, and the messages to them. It decides nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupDesk:
     """State and messages the parts of a `GroupMachine` share.
 
     Attributes:
-        key: secret of the group, shown by its bulk connections.
+        key: secret of the group, shown by bulk connections.
         ring: ids of the members, in order.
         epoch: number of the ring.
         revision: revision of the last elected shared state.

@@ -55,11 +55,11 @@ _VOTE: Key = ("vote", 0)
 class GroupMachine:
     """Decides for one group. Every method takes the time and returns instructions.
 
-    A call is answered as soon as all members have made it, or refused at its deadline with the names of the
-    missing members and their activity. A loss aborts running operations, and the ring closes without the lost peer.
+    A call is answered as soon as all members have made it, or refused at the deadline with the names of the missing
+    members and their activity. A loss aborts running operations, and the ring closes without the lost peer.
 
     Attributes:
-        desk: members, ring and instructions, which its parts share.
+        desk: members, ring and instructions, shared by the parts.
         links: measured links between members.
         operations: running operations; each has a state of `MASTER_OPERATION`, as has each call that gathers members.
     """
@@ -156,7 +156,7 @@ class GroupMachine:
         return min(times, default=math.inf)
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
-        """Yield the group's invariants: whether each holds, and the text of its violation."""
+        """Yield the group's invariants: whether each holds, and the text of a violation."""
         ring, peers = self.desk.ring, self.desk.peers
         yield len(set(ring)) == len(ring), f"a peer is twice in the ring {ring}"
         yield peers.keys() >= set(ring), f"the ring {ring} has others than the peers {sorted(peers)}"
@@ -192,7 +192,7 @@ class GroupMachine:
         return self.desk.take()
 
     def returned(self, peer: str, undecided: tuple[int, ...]) -> list[Instruction]:
-        """Handle a member that returns after a restart: send it the outcomes of its undecided operations."""
+        """Handle a member's return after a restart: send the outcomes of undecided operations."""
         self.desk.peers[peer].return_by = math.inf
         self.desk.answer(peer, self.desk.topology())
         for seq in undecided:
@@ -260,7 +260,7 @@ class GroupMachine:
         self._keep_declined()
 
     def _keep_declined(self, wanted: Callable[[DeclinedCall], bool] = lambda _: True) -> None:
-        """Drop declined calls that all members have made, and those that are not `wanted`."""
+        """Drop declined calls made by all members, and those not `wanted`."""
         kept = {
             key: [declined for declined in calls if declined.untold and wanted(declined)]
             for key, calls in self._declined.items()

@@ -1,10 +1,10 @@
-"""The links of one peer group are measured for a better ring, when its members ask for one and in the background.
+"""The links of one peer group are measured for a better ring, when members ask for one and in the background.
 
-On request unknown links are measured, a solver is asked, and the next vote takes its answer. In the background a ring
-follows a network that changes, which PCCL's report leaves as future work (its "moonshot"). At most one link of a group
-is measured there at a time, for `WATCH_PROBE_S` every `period_s`, and only while no operation of the group runs: a
-probe and an operation on one link would each find the other's share of it. A better ring is laid by the next vote, as
-after `optimize_topology`.
+On request unknown links are measured, a solver is asked, and the next vote takes the answer. In the background a ring
+follows a changing network, which PCCL's report leaves as future work (the "moonshot"). At most one link of a group is
+measured there at a time, for `WATCH_PROBE_S` every `period_s`, and only while no operation of the group runs: a probe
+and an operation on one link would each find the other's share of it. A better ring is laid by the next vote, as after
+`optimize_topology`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LinkWatch:
         self.better: tuple[str, ...] | None = None
 
     def check(self, now: float, *, quiet: bool) -> None:
-        """Begin the next measurement if it is time. `quiet`: nothing of the group uses its links."""
+        """Begin the next measurement if it is time. `quiet`: nothing of the group uses the links."""
         if not self._watches():
             self._due = math.inf
             return

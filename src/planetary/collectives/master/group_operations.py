@@ -1,4 +1,4 @@
-"""The operations that run in one peer group: each ends alike on all peers, and a link that fails them is avoided.
+"""The operations that run in one peer group: each ends alike on all peers, and a failing link is avoided.
 
 Which shared state wins, who lacks parts of it and who breaks a rule is one pure decision (`elect`).
 """
@@ -45,11 +45,11 @@ class Election:
 
 
 def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: str) -> Election:
-    """Decide for a group that lost all peers that agreed last, on revision `last` with digest `content`.
+    """Decide for a group without any peer of the last agreement, on revision `last` with digest `content`.
 
-    The state the new members go on from must be that one, or one more revision trained from it; or every peer that
-    sends one asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a content
-    digested by another one is known by its revision only.
+    The state the new members go on from must be that one, or one more revision trained from it; or every sending peer
+    asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a content digested
+    by another one is known by revision only.
     """
     senders = [offer for offer in offers.values() if offer.strategy is not SyncStrategy.RECEIVE_ONLY]
     if senders and all(offer.restart for offer in senders):
@@ -69,18 +69,18 @@ def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: 
 
 
 def content_digest(entries: Sequence[ArrayEntry], algorithm: str) -> str:
-    """Return a digest of a whole state, after the name of the algorithm that made those of its entries."""
+    """Return a digest of a whole state, after the name of the entries' algorithm."""
     ordered = sorted(entries, key=lambda entry: entry.name)
     return f"{algorithm}:{hashlib.sha256(msgspec.json.encode(ordered)).hexdigest()}"
 
 
 def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") -> Election:
-    """Decide. `offers` is peer -> its state, in ring order; `current` the group's last revision, None for the first.
+    """Decide. `offers` is peer -> state, in ring order; `current` the group's last revision, None for the first.
 
     1. A revision may be one more than the current one at most; the first one is free.
-    2. Among the peers that send (all but RECEIVE_ONLY) the highest revision wins over lower ones, and among those the
-       content that most peers have; at a tie the one whose first holder comes first in the ring.
-       It is older than the current one only if no peer offers that one.
+    2. Among the sending peers (all but RECEIVE_ONLY) the highest revision wins over lower ones, and then the content of
+       most peers; at a tie the one whose first holder comes first in the ring. It is older than the current one only if
+       no peer offers that one.
     3. Names, types and shapes of all peers must be the winner's. Contents marked as free to differ are not compared.
     4. SEND_ONLY peers must have the winning content.
 
@@ -207,7 +207,7 @@ class GroupOperations:
         self._seeking = False  # search for a way around a broken link is under way
 
     def begin(self, operation: Running) -> int:
-        """Add an operation and return its number, under which its peers are to begin it."""
+        """Add an operation and return its number, under which the peers begin it."""
         seq = self._desk.next_seq()
         self.running[seq] = operation
         return seq
@@ -240,7 +240,7 @@ class GroupOperations:
         return min((fault.verdict_at for _, fault in self._faults()), default=math.inf)
 
     def expire(self, now: float) -> None:
-        """Abort operations whose links failed between peers that live; avoid a link that fails often."""
+        """Abort operations whose links failed between live peers; avoid an often failing link."""
         for seq, fault in self._faults():
             if fault.verdict_at <= now and seq in self.running:
                 self._abort(seq, "aborted", fault.reason, (fault.name,))
@@ -280,7 +280,7 @@ class GroupOperations:
             if peer not in running.peers:
                 continue
             if running.revision is not None:
-                # Donors are replaceable: the others go on; a peer without a donor reports its own failure.
+                # Donors are replaceable: the others go on; a peer without a donor reports a failure.
                 running.peers = tuple(other for other in running.peers if other != peer)
                 running.done.pop(peer, None)
                 if not running.peers:

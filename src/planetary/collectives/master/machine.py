@@ -47,7 +47,7 @@ class MasterMachine:
         self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
 
     def restore(self, records: Iterable[Record], now: float, grace_s: float) -> None:
-        """Take up where a journal ends. Its members have `grace_s` seconds to return.
+        """Take up where a journal ends. Members have `grace_s` seconds to return.
 
         The caller then replaces the journal by `records`, so a second restart knows of this one.
         """

@@ -129,13 +129,13 @@ class Master:
     ) -> None:
         """Prepare; `start` listens.
 
-        `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and
-        no peer needs a token. `revoked` has the ids of invites that are no longer welcome. `invites_lapse` False: an
-        invite that has expired is as good, where another server decides who takes part. `journal`: a file from
-        which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
-        `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
-        too, where every host on the network may join, read and change. `remeasure_s`: seconds from one measurement of
-        a link in the background to the next, in each group of three and more peers on several machines; 0 for none.
+        `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and no
+        peer needs a token. `revoked` has the ids of invites that are no longer welcome. `invites_lapse` False: an
+        invite that has expired is as good, where another server decides who takes part. `journal`: a file from which a
+        restarted master goes on; members have `grace_s` seconds to return. A peer that was silent for `silent_s`
+        seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback, too, where
+        every host on the network may join, read and change. `remeasure_s`: seconds from one measurement of a link in
+        the background to the next, in each group of three and more peers on several machines; 0 for none.
         `ports`: the machine the master runs on, by default the real one; the simulator passes another one.
         """
         self._host, self._port = parse_address(listen_address)
@@ -200,7 +200,7 @@ class Master:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # --- in its thread
+    # --- in the thread
 
     async def _open(self) -> None:
         authority = self._authority
@@ -237,7 +237,7 @@ class Master:
     async def _close(self) -> None:
         self._problems.put(None)
         server, self._server = self._server, None
-        self._connections.clear()  # no loss is reported to the machine: its members may return to the next master
+        self._connections.clear()  # no loss is reported to the machine: members may return to the next master
         if server is not None:
             await server.close("the master stops")
         if self._timer is not None:

@@ -48,7 +48,7 @@ class CollectiveJob:
 
 
 class ActiveCall(ABC):
-    """A call from the master's `Commence` to its end.
+    """A call from the master's `Commence` to the end.
 
     Attributes:
         sent, received: bytes of payload, once it is over.

@@ -48,7 +48,7 @@ class Calls:
         return min(self._shell.settings.stall_s, max(limit, _LEAST_STALL_S))
 
     def answered(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
-        """Make a call the master answers; `event` takes the call's number and its seconds."""
+        """Make a call the master answers; `event` takes the call's number and seconds."""
 
         def start(limit: float) -> Work:
             work = OpenWork(title, self._threads)

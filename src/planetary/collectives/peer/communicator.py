@@ -1,4 +1,4 @@
-"""A peer of a group, as its user sees it."""
+"""A peer of a group, as the user sees it."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _Group = Annotated[int, Meta(ge=0, lt=2**32)]
 class Communicator:
     """One peer of a group. Also a context manager: connects on entry, leaves on exit. Thread-safe.
 
-    The methods that take `timeout_s` wait that long for the other peers to make the same call, and then fail with
-    the names of who did not come (`StragglerError`).
+    Methods with `timeout_s` wait that long for the other peers' same call, and then fail with the names of the missing
+    peers (`StragglerError`).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Communicator:
             advertise: address for other peers, by default where the master sees this peer; with a port
                 (`"host:port"`) where the outside port is another one, e.g. behind a router or a relay.
             timeout_s: default of the calls.
-            stall_s: an operation that makes no progress for as long, or for its `timeout_s` if that is shorter, fails.
+            stall_s: an operation without progress for as long, or for a shorter `timeout_s`, fails.
             master_grace_s: how long a master that is gone is waited for.
             min_world_size: collectives in a smaller group raise `TooFewPeersError`.
             piece_bytes: size of the pieces of the pipeline; equal on all peers. By default it depends on the tensor.
@@ -359,8 +359,8 @@ class Communicator:
     ) -> np.ndarray:
         """Combine as `all_reduce` and return this peer's share, a flat array.
 
-        Rank r has the r-th of `world_size` runs; the first ones are longer by one where it does not divide. bfloat16
-        is returned as its bits in uint16.
+        Rank r has the r-th of `world_size` runs; the first ones are longer by one where it does not divide. bfloat16 is
+        returned as bits in uint16.
         """
         with self._calls.arguments("reduce_scatter", tag, timeout_s):
             op = _reduction(op)
@@ -385,7 +385,7 @@ class Communicator:
     def all_gather(self, array: Any, *, tag: int = 0, timeout_s: float | None = None) -> np.ndarray:
         """Return the arrays of all peers, [world_size, *shape], by rank. All have the same shape and type.
 
-        bfloat16 is returned as its bits in uint16.
+        bfloat16 is returned as bits in uint16.
         """
         with self._calls.arguments("all_gather", tag, timeout_s):
             source = Flat(array, writable=False, what="the array to gather")
@@ -480,9 +480,9 @@ class Communicator:
     ) -> SyncInfo:
         """Make the state bit-identical on all members: the popular content of the newest revision wins.
 
-        A group that lost all its members goes on only from the state they agreed on last, which the master remembers by
-        revision and digest: members come back with a checkpoint of it, or of the revision after it. With `restart`, on
-        every peer that offers a state, they may begin with any other one.
+        A group without members goes on only from the state they agreed on last, which the master remembers by revision
+        and digest: members come back with a checkpoint of it, or of the revision after it. With `restart`, on every
+        peer that offers a state, they may begin with any other one.
 
         `state` is a `SharedState`, or a mapping of names to arrays whose revision is counted here: one per call.
         The arrays must not change meanwhile. On failure they are as before on every peer. Raises `RemovedError` when

@@ -1,4 +1,4 @@
-"""Events and instructions of a peer's machine: the kernel's, and those of its user's calls and its transfers."""
+"""Events and instructions of a peer's machine: the kernel's, and those of the user's calls and the transfers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class BeginFetch(Instruction, frozen=True):
 
 
 class FinishCall(Instruction, frozen=True):
-    """A call is over. With an `error`, its arrays are restored before the call raises."""
+    """A call is over. With an `error`, the arrays are restored before the call raises."""
 
     call: int
     error: PlanetaryError | None = None
@@ -143,6 +143,6 @@ class RunProbe(Instruction, frozen=True):
 
 
 class Hangup(Instruction, frozen=True):
-    """The peer has left its group for good; close its connections."""
+    """The peer has left the group for good; close its connections."""
 
     error: PlanetaryError

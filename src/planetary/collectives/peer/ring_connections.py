@@ -1,4 +1,4 @@
-"""The bulk connections of a peer: its listener, and its link to the successor in the ring."""
+"""The bulk connections of a peer: listener, and the link to the successor in the ring."""
 
 from __future__ import annotations
 

@@ -266,9 +266,7 @@ class MoeConfig(MixtureOptions, frozen=True):
     latent_every: Count = 2  # steps between two merges of the latent projections
     backbone_every: Count = 8  # steps between two merges of everything else but the experts
     backbone_fragments: Count = 1  # parts of the backbone merged at different steps
-    refresh_every: Count = (
-        5  # steps between two fits of an owner's surrogates, and between two copies of the owner's state
-    )
+    refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and two copies of the owner's state
     outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
     outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
     radial: bool = True  # merge lengths and directions apart; false: plain weighted means

@@ -245,7 +245,7 @@ class Membership:
         self._desk.send(supervisor.session, m.Shutdown(reason=reason, ok=False, kind="resource"))
 
     def answered(self, worker: WorkerSession) -> None:
-        """The worker answered a task: so the process is not ended early."""
+        """The worker answered a task; the process is not ended early."""
         self._crashes.pop(worker.worker, None)
 
     def remove(

@@ -1,4 +1,4 @@
-"""A site's dealings with its hub, which all happen between two of its rounds. See `docs/federation.md`."""
+"""A site's dealings with the hub, all between two rounds of the site. See `docs/federation.md`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planetary.runs.rounds.controller.desk import RoundsDesk
 
 
 def adoption_of(anchor: Anchor, tokens_total: int, why: str = "") -> VersionAdopted:
-    """Return the record of a site that goes on from an anchor, after `tokens_total` of its own tokens."""
+    """Return the record of a site's start from an anchor, after `tokens_total` own tokens."""
     carried = tokens_total - anchor.tokens
     return VersionAdopted(round=anchor.round, version=anchor.version, carried=carried, why=why)
 
@@ -30,7 +30,7 @@ class Border:
     def __init__(
         self, desk: RoundsDesk, anchor: Anchor | None, offered: Offered | None, patience_s: float, now: float
     ) -> None:
-        """Start at monotonic time `now`; a site that knows its hub gives it some time to answer."""
+        """Start at monotonic time `now`; a site with a known hub gives the hub some time to answer."""
         self._desk, self._patience_s = desk, patience_s
         self.anchor, self.offered = anchor, offered
         self.task: TrainTask | None = None
@@ -67,7 +67,7 @@ class Border:
         self._desk.append(adoption_of(anchor, self._desk.state.tokens_total, why))
 
     def kept(self) -> None:
-        """The contribution is on its way."""
+        """The contribution is in flight."""
         self._keeping = False
 
     # --- between two rounds -----------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Border:
         if self.anchor is None:
             return False
         if state.durable_round < state.round:
-            return True  # its checkpoint failed: nothing is handed over that the site might not have tomorrow
+            return True  # the checkpoint failed: nothing is handed over that the site might lose
         rounds = state.round - self.anchor.round
         if self.task is not None and rounds > 0 and (rounds >= self.task.steps or is_last):
             self._offer(self.task, self.anchor, now)

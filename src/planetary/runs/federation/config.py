@@ -1,4 +1,4 @@
-"""Keys a hub and its sites honour."""
+"""Keys of a hub and its sites."""
 
 from __future__ import annotations
 

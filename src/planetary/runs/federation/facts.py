@@ -1,4 +1,4 @@
-"""Comparison of a site's model, data and step with its hub's, in words."""
+"""Comparison of a site's model, data and step with the hub's, in words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def facts_of(config: Config, prepared: Prepared) -> Facts:
 def differences(
     hub: Facts, site: Facts, of_hub: Sequence[TensorSpec], of_site: Sequence[TensorSpec], *, same_data: bool
 ) -> str:
-    """Return the differences that keep a site from training for its hub, with sizes and digests; "" for none.
+    """Return the differences that keep a site from training for the hub, with sizes and digests; "" for none.
 
     `same_data`: whether the site trains a part of the hub's data.
     """

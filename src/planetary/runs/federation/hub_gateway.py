@@ -1,4 +1,4 @@
-"""The gateway of a hub and its topology: a run in rounds in a star, whose workers are the gateways of sites."""
+"""The gateway of a hub and the topology: a run in rounds in a star, whose workers are the gateways of sites."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ class PublishedOf(Payload, frozen=True):
 class Sites(Star):
     """A version is sent when it outlasts the hub, together with how many of the site's tokens are in it.
 
-    A site puts the rest of its tokens on top: it has to know which version they are missing in, and that the hub never
-    goes back behind it by itself.
+    A site puts the remaining tokens on top: it has to know which version lacks them, and the hub must never go back
+    behind that version by itself.
     """
 
     def __init__(self, desk: RoundsDesk, policy: HubPolicy) -> None:
@@ -178,7 +178,7 @@ class Sites(Star):
         self._hub = policy
 
     def able_workers(self) -> list[WorkerSession]:
-        """A site contributes once to a round, since only its next version shows its counted tokens."""
+        """A site contributes once to a round, since only the next version shows the counted tokens."""
         opened = self._desk.state.open
         done = set() if opened is None else {c.worker for c in opened.contributions}
         return [
@@ -200,7 +200,7 @@ class Sites(Star):
         return [worker for worker in super().evaluators() if worker.backend != SITE]
 
     def reports_steps(self, worker: WorkerSession) -> bool:
-        """A site reports its rounds, and keeps no queue of versions."""
+        """A site reports rounds, and keeps no queue of versions."""
         return worker.backend != SITE
 
     @property
@@ -218,7 +218,7 @@ class Sites(Star):
             self._desk.send(worker.session, m.Parameters(version=version, counted=counted), ParametersOf(version))
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
-        """No site weighs more than its share."""
+        """No site weighs more than the configured share."""
         sites = {c.worker: c for c in ended.contributions}
         shares = {name: self._hub.sites[name].entry.most_share for name in sites}
         weights = capped({name: c.tokens for name, c in sites.items()}, shares)

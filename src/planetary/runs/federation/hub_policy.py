@@ -19,7 +19,7 @@ from planetary.sync.judgement import Claim, Judge, Judgement
 EVALUATOR = "evaluator"
 """The role of a worker that joins a hub."""
 SITE = "site"
-"""The role of a gateway that joins; also its backend and its target."""
+"""The role of a gateway that joins; also backend and target."""
 
 
 class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
 
 
 def trusting(judge: Judge, trusted: frozenset[str]) -> Judge:
-    """Return a judge that refuses nothing of the sites that are trusted."""
+    """Return a judge that refuses nothing of trusted sites."""
 
     def judge_others(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
         found = judge(claims, table, history, scale)

@@ -1,4 +1,4 @@
-"""Messages between a hub and its sites, beside those between every gateway and its workers."""
+"""Messages between a hub and its sites, beside those between every gateway and workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts a hub and its sites must share, beside the parameters' names, types and shapes."""
+    """Facts shared by a hub and its sites, beside the parameters' names, types and shapes."""
 
-    model: str  # digest of the loss: `[model]` without its initial values
+    model: str  # digest of the loss: `[model]` without initial values
     vocabulary: int
     tokenizer: str  # digest
     data: str  # `PreparedData.key`: the tokens and their order
@@ -31,7 +31,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Name and data of one site in its federation."""
+    """Name and data of one site in a federation."""
 
     entry: SiteEntry
     part: int  # part of the hub's data, from 0; where `entry.data` is "own", 0
@@ -39,7 +39,7 @@ class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
-    """The worker is a site: it trains rounds with workers of its own, and contributes the parameters at the end."""
+    """The worker is a site: it trains rounds with further workers, and contributes the parameters at the end."""
 
     hub: str  # identity of the hub's run
     facts: Facts

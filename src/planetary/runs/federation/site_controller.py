@@ -1,4 +1,4 @@
-"""The controller of a site: that of a run in rounds, which meets its hub between two of them."""
+"""The controller of a site: that of a run in rounds, which meets the hub between two of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from planetary.runs.rounds.state import ControllerState
 
 
 class SiteStar(Star):
-    """A star whose parameters are not sent ahead where its hub is about to replace them."""
+    """A star that sends no parameters ahead of a replacement by the hub."""
 
     def __init__(self, desk: RoundsDesk, is_due: Callable[[int], bool]) -> None:
         """`is_due`: whether that is so after a round."""
@@ -38,10 +38,10 @@ class SiteStar(Star):
 
 
 class SiteController(Controller):
-    """The controller of a site: trains in rounds, and meets its hub between two of them.
+    """The controller of a site: trains in rounds, and meets the hub between two of them.
 
     Attributes:
-        border: the site's dealings with its hub.
+        border: the site's dealings with the hub.
     """
 
     def __init__(

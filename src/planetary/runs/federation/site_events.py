@@ -1,4 +1,4 @@
-"""Events and instructions of a site's controller that concern its hub."""
+"""Events and instructions of a site's controller about the hub."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SiteFileLost(Event, frozen=True):
 class FederationEnded(Event, frozen=True):
     """The hub has nothing more to do with this site."""
 
-    kind: EndKind  # "done": its run is over
+    kind: EndKind  # "done": the site's run is over
     reason: str
 
 
@@ -72,7 +72,7 @@ class OfferParameters(Instruction, frozen=True):
 
 
 class ShowProgress(Instruction, frozen=True):
-    """Tell the hub how many rounds of its task are done."""
+    """Tell the hub the number of finished rounds of the task."""
 
     task: int
     rounds: int

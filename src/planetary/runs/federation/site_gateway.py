@@ -34,7 +34,7 @@ class SiteGateway(RoundsGateway):
     def __init__(
         self, config: Config, options: GatewayOptions, security: Security, *, site: UplinkOptions, **parts: Any
     ) -> None:
-        """`site`: how it joins its hub; `parts`: as of `RoundsGateway`."""
+        """`site`: how it joins the hub; `parts`: as of `RoundsGateway`."""
         super().__init__(config, options, security, **parts)
         self._site = site
         self._points: SitePoints | None = None
@@ -87,7 +87,7 @@ class SiteGateway(RoundsGateway):
         await super()._close()
 
     def federation(self) -> FederationStanding:
-        """Return the site's place in its federation. Called on the event loop."""
+        """Return the site's place in the federation. Called on the event loop."""
         controller = self.controller
         anchor = controller.border.anchor if isinstance(controller, SiteController) else None
         tokens = 0 if controller is None else controller.state.tokens_total

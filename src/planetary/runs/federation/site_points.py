@@ -1,10 +1,10 @@
-"""Where a site stands towards its hub, in files of its run folder that outlast it.
+"""Where a site stands towards the hub, in lasting files of the run folder.
 
     federation/anchor       the version that the site trains from, and the parameters that it went on with
     federation/offered      the site's parameters when it last contributed
 
 Between them and the newest parameters lie the tokens that are in no version of the hub. A version comes with the number
-of the site's tokens that are in it, which says where these begin: at the contribution if that was merged, else at the
+of contained tokens of the site, which says where these begin: at the contribution if that was merged, else at the
 anchor.
 """
 
@@ -69,11 +69,11 @@ class SitePoints:
         self._read()
 
     def began_with(self, round_: int) -> Tensors | None:
-        """Return the parameters the site went on with after `round_`, None where they are its own."""
+        """Return the parameters the site went on with after `round_`, None where they are the site's own."""
         return self._start if self.anchor is not None and self.anchor.round == round_ else None
 
     def is_anchor(self, version: int, params: Tensors) -> bool:
-        """Whether a version of the hub is the anchor's; a hub that went back may have another with its number."""
+        """Whether a version of the hub is the anchor's; a hub that went back may have another version of the number."""
         return (
             self.anchor is not None
             and self.anchor.version == version

@@ -1,4 +1,4 @@
-"""Status of a federation at one moment, as seen by its hub or by one of its sites."""
+"""Status of a federation at one moment, as seen by the hub or by a site."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from planetary.runs.federation.messages import SiteTerms
 
 
 class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):
-    """One site, as its hub sees it."""
+    """One site, as the hub sees it."""
 
     terms: SiteEntry
     part: int  # part of the hub's data, from 0
-    parts: int  # 1: it has data of its own, or is the only one
+    parts: int  # 1: the site has its own data, or is the only one
     connected: bool
     joined: bool  # ready for contributions
     tokens: int  # tokens of this site in the newest version
@@ -28,14 +28,14 @@ class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # "hub" or "site"
     hub: str  # identity of the hub's run; "": not known to the site yet
     version: int | None  # newest of the hub, or the one the site trains from; None: it has none yet
-    tokens_total: int  # tokens in the hub's version; of a site: its trained tokens
-    uncounted: int  # site only: its tokens the version it trains from does not contain
+    tokens_total: int  # tokens in the hub's version; of a site: trained tokens
+    uncounted: int  # site only: tokens missing in the version it trains from
     waits: str  # site only: reason of a wait between two rounds, "" without a wait
-    sites: tuple[FederatedSite, ...]  # hub only: sites in the order of its configuration
+    sites: tuple[FederatedSite, ...]  # hub only: sites in the order of the configuration
 
 
 def terms_in_words(terms: SiteTerms) -> str:
-    """Describe a site's terms in its federation."""
+    """Describe a site's terms in a federation."""
     entry = terms.entry
     texts = [f"part {terms.part + 1} of {terms.parts}" if entry.data == "part" else "data of its own"]
     texts += ["standby"] if entry.role == "standby" else []

@@ -1,7 +1,7 @@
-"""A site's connection to its hub: the shell of a worker, whose role is the site itself.
+"""A site's connection to the hub: the shell of a worker, whose role is the site itself.
 
-The hub's tasks, versions and cancellations become events of the site's controller, and its offers become the
-result of a task. So dialling, redialling, invites, refusals and the order of messages are those of every worker.
+The hub's tasks, versions and cancellations become events of the site's controller, and the controller's offers become
+the result of a task. So dialling, redialling, invites, refusals and the order of messages are those of every worker.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ REJOIN_S = 2.0
 
 
 class UplinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a site joins its hub."""
+    """How a site joins the hub."""
 
     address: Address
     name: str
     cache: Path  # folder of blobs
-    run: str = ""  # run of the hub to join; "": its only one
+    run: str = ""  # run of the hub to join; "": the only one
 
 
 def hub_invite_in(path: str) -> str:
@@ -75,7 +75,7 @@ def hub_address(hub: str, token: str, key: Path, connect_s: float) -> Address:
 
 
 class Uplink:
-    """One per site. Its methods are called on the event loop.
+    """One per site. Methods are called on the event loop.
 
     Attributes:
         terms: the site's terms in the federation; None before the hub's job.
@@ -146,7 +146,7 @@ class Uplink:
     # --- as a `RoleLoader` ------------------------------------------------------------------------------------
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        """A site has its own training step."""
+        """A site has a separate training step."""
         return ()
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
@@ -175,7 +175,7 @@ class Uplink:
 
 
 class SiteShell(WorkerShell):
-    """A worker's shell that keeps how its gateway's run ended.
+    """A worker's shell that keeps how the gateway's run ended.
 
     Attributes:
         end_kind: as of `Shutdown`; "" before.
@@ -194,8 +194,8 @@ class SiteWork:
 
     Attributes:
         report: takes the events of the role.
-        exchange: with the hub; its role sets it.
-        arrived: the newest version that came, and its tensors.
+        exchange: with the hub; the role sets it.
+        arrived: the newest received version, and the tensors.
     """
 
     def __init__(self, post: Callable[[Event], None]) -> None:
@@ -222,7 +222,7 @@ class SiteWork:
         self.report(w.StepDone(progress.task, progress.rounds, progress.loss))
 
     def abandon(self) -> None:
-        """Drop the hub's task: its connection is closed."""
+        """Drop the hub's task: the connection is closed."""
         if self._task:
             self._post(s.HubAsksNoMore(self._task))
             self._task = 0
@@ -269,7 +269,7 @@ class SiteWork:
 
 
 class SiteRole(TrainingRole):
-    """The role of a site as a worker of its hub."""
+    """The role of a site as a worker of the hub."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class SiteRole(TrainingRole):
 
 
 def _kind_of(end: Exit) -> EndKind:
-    """Return how a site's run ends its hub does not take."""
+    """Return how a site's run ends that the hub refuses."""
     error = end.error or PlanetaryError
     if issubclass(error, UserError):
         return "data"

@@ -1,7 +1,7 @@
 """Messages of a mixture trained over composers, between composers, expert workers and the gateway.
 
-A `payload` comes with its message as one tensor of bytes, "payload", and is named by its kind and sha256. A shard is
-the experts that one composer owns; every grant of it has a higher `epoch`, and messages under an older one are stale.
+A `payload` comes with a message as one tensor of bytes, "payload", and is named by kind and sha256. A shard is the
+experts that one composer owns; every grant of it has a higher `epoch`, and messages under an older one are stale.
 `step` counts the steps a shard has taken, `progress` those of the run: the mean over all shards, as far as the sender
 knows. The schedule of the learning rate goes by the latter.
 """
@@ -18,7 +18,7 @@ TierName = Literal["router", "latent", "backbone", "experts"]
 
 
 class MixtureJob(RoleJob, frozen=True, kw_only=True):
-    """The worker's job: its `plan` is a `planetary.runs.mixture.plan.MixturePlan`, in JSON."""
+    """The worker's job: `plan` is a `planetary.runs.mixture.plan.MixturePlan`, in JSON."""
 
     functions: dict[str, FunctionSpec]  # functions of the artifact's module
 
@@ -37,7 +37,7 @@ class MixtureReady(RoleMessage, frozen=True, kw_only=True):
 
 
 class GrantShard(RoleMessage, frozen=True, kw_only=True):
-    """The worker is the composer of this shard; the shard's state comes along unless the worker keeps its own."""
+    """The worker is the composer of this shard; the shard's state comes along unless the worker keeps one."""
 
     shard: int
     epoch: int
@@ -50,7 +50,8 @@ class GrantShard(RoleMessage, frozen=True, kw_only=True):
 class AssignSpeaker(RoleMessage, frozen=True, kw_only=True):
     """The composer publishes the surrogates of these shards from now on, and of no others.
 
-    With one owner of every expert they are those of its own shard. With several they come from the first that lives.
+    With one owner of every expert they are those of the composer's shard. With several they come from the first that
+    lives.
     """
 
     shards: tuple[int, ...]
@@ -113,7 +114,7 @@ class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
 
 
 class SaveShard(RoleMessage, frozen=True, kw_only=True):
-    """A shard's whole state after `step` steps, from which its next owner goes on.
+    """A shard's whole state after `step` steps, from which the next owner goes on.
 
     Nothing that others wait for stands behind it.
     """
@@ -160,13 +161,13 @@ class ViewModel(RoleMessage, frozen=True, kw_only=True):
     epoch: int
     step: int
     progress: int
-    mixed_loss: float  # loss with its own experts and surrogates for the others, nats per token
+    mixed_loss: float  # loss with own experts and surrogates for the others, nats per token
     surrogate_loss: float  # surrogates for all
     payload: str
 
 
 class RequestTokens(RoleMessage, frozen=True, kw_only=True):
-    """A composer that cannot read its tokens asks for those of `count` steps of its shard, from step `first` on."""
+    """A composer without access to tokens asks for those of `count` steps of the shard, from step `first` on."""
 
     order: ClassVar[Order] = Order.AHEAD
     shard: int
@@ -231,8 +232,8 @@ class ExpertsImproved(RoleMessage, frozen=True, kw_only=True):
 class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
-    Their weights come along, or their changes to version `base`, and the surrogates that expert workers fitted;
-    nothing where `base` is that version itself.
+    Their weights come along, or their changes to version `base`, and the expert workers' surrogates; nothing where
+    `base` is that version itself.
     """
 
     shard: int
@@ -241,7 +242,7 @@ class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     base: int = -1  # -1: the weights whole
     step: int  # index of the step whose sketches were last used; -1: none yet
     arrived: int  # index of the step whose sketch of that layer came last on this connection; -1: none yet
-    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer without answer, of all its owners
+    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer without answer, of all owners
     payload: str
 
 

@@ -1,4 +1,4 @@
-"""The plan of a mixture, which all participants get: model, training, ownership, and the place of its tokens."""
+"""The plan of a mixture, for all participants: model, training, ownership, and the place of the tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
     """The plan of a mixture. It is the same for all participants and never changes during a run.
 
     Attributes:
-        model: its sizes; `batch_size` is one composer's.
+        model: sizes; `batch_size` is one composer's.
         training: how it is trained; `batch_size` is that of all composers together.
         owners: ownership map.
         order: of the training tokens: a lease is one step of all composers.
@@ -89,7 +89,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
 
     @property
     def steps_ahead(self) -> int:
-        """For how many steps a composer that gets its tokens from the gateway has them at most."""
+        """Most steps for which a composer has tokens from the gateway."""
         return max(8, min(self.steps, AHEAD_BYTES // (4 * self.order.slice_tokens // self.training.composers)))
 
     @property
@@ -185,7 +185,7 @@ def cadence_of(moe: MoeConfig) -> Cadence:
 
 
 def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, schedule: Schedule) -> MoeTraining:
-    """Return how a configuration trains its mixture.
+    """Return how a configuration trains the mixture.
 
     Raises:
         UserError: keys do not fit together; they are named.

@@ -54,7 +54,7 @@ class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
     shard: int
     epoch: int
     step: int
-    progress: int  # steps of the run, the mean over all shards, as far as its composer knew
+    progress: int  # steps of the run, the mean over all shards, as far as the composer knew
     payload: str
     loss: float | None = None  # mean cross-entropy since the end of the last round, at the end of a round
     compute_s: float = 0.0  # spent in the steps since then
@@ -129,12 +129,12 @@ class Shard(msgspec.Struct):
     """A shard's state, as the journal has it.
 
     Attributes:
-        step, progress: of its saved state.
-        surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
+        step, progress: of the saved state.
+        surrogate_step, surrogate_progress: steps of the composer, and of the run, at the fit of the surrogates.
         surrogate_change: payload of their changes to those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
-        round_step: how many steps its composer had taken at the end of the last finished round.
-        marks: its first state at or after the end of rounds not finished yet.
+        round_step: steps of the composer at the end of the last finished round.
+        marks: the shard's first state at or after the end of rounds not finished yet.
     """
 
     payload: str = ""
@@ -195,7 +195,7 @@ class MixtureState(RunFold, kw_only=True):
         return tuple(self.experts[shard, layer].payload for layer in range(layers))
 
     def evaluates_last(self, rounds: int) -> bool:
-        """Whether the last of `rounds` is finished, and its model not evaluated yet."""
+        """Whether the last of `rounds` is finished, and the model not evaluated yet."""
         return self.round == rounds and rounds not in self.evals
 
     def needed(self) -> set[str]:
@@ -240,8 +240,8 @@ class MixtureState(RunFold, kw_only=True):
                         f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
                     )
                 shard.epoch, shard.owner = record.epoch, record.worker
-                # Where steps are lost no saved state has, the run goes back. A state that was saved when they counted
-                # ends no later round: its composer saves another one when that round is over.
+                # Where steps are lost no saved state has, the run goes back. A state saved then ends no later round:
+                # the composer saves another one after that round.
                 last = record.progress // self.steps_per_round
                 shard.marks = {round_: kept for round_, kept in shard.marks.items() if round_ <= last}
             case SpeakerChanged():
@@ -249,7 +249,7 @@ class MixtureState(RunFold, kw_only=True):
             case ShardKept():
                 shard = self.shards[record.shard]
                 shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
-                # A composer that was cut off at the end of a round is saved later: that state stands for the round.
+                # A composer cut off at the end of a round is saved later: that state stands for the round.
                 for round_ in range(self.round + 1, record.progress // self.steps_per_round + 1):
                     shard.marks.setdefault(round_, record)
             case FragmentAdvanced():

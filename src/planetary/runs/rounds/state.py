@@ -88,7 +88,7 @@ class OpenRound(msgspec.Struct):
     holders: dict[int, Holding] = {}  # lease -> holder
     orphans: list[int] = []  # leases without a holder, ascending
     closed: bool = False
-    judged: ContributionsJudged | None = None  # the newest verdict on its contributions
+    judged: ContributionsJudged | None = None  # the newest verdict on the contributions
 
     @property
     def tasks(self) -> int:
@@ -112,7 +112,7 @@ class OpenRound(msgspec.Struct):
 
     @property
     def counted(self) -> dict[str, int]:
-        """Of a hub: up to which of its tokens each site contributed to this round."""
+        """Of a hub: last contributed token of each site to this round."""
         return {c.worker: c.through for c in self.contributions if c.through}
 
     @property
@@ -129,15 +129,15 @@ class ControllerState(RunFold):
         version: the newest global parameters.
         next_task: number of the next task.
         ledger: which leases are trained, held or free.
-        open: the round that is trained now; in lock-step also while its parameters are being made.
+        open: the round in training; in lock-step also while the parameters are being made.
         closing: under overlap, the round before it, whose parameters are being made meanwhile.
         durable_round: the newest round with a checkpoint.
         lengths: of the deltas that counted, by round; see `sync.judgement.Judgement`.
-        refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
+        refusals: rounds of which a worker's contribution or held-out loss was refused, by worker.
         retreats: versions the run went back from because they were of no use.
         slow: why each slow worker is.
-        counted: of a hub: how many of each site's tokens, since its run began, are in the newest version, or were given
-            up with a later one that was of no use.
+        counted: of a hub: each site's tokens since its run began in the newest version, or given up with a useless
+            later version.
         steps: digests of the training steps that led to the one in use, which is the last; a roll-back drops the later
             ones.
         inner_state_of: the step that workers' optimizer states belong to: those of equal signature share them.
@@ -158,10 +158,10 @@ class ControllerState(RunFold):
     inner_state_of: str = ""
 
     def mark(self) -> Mark:
-        """Return the part of the state that belongs to a checkpoint of the round that has just been closed.
+        """Return the checkpoint's part of the state at the close of a round.
 
-        Its leases that were not trained have been returned by then. Those of a round that is trained meanwhile are
-        free in it: a run that goes on from the checkpoint trains that round anew.
+        Untrained leases of the round have been returned by then. Leases of a round in training are free in it: a run
+        resumed from the checkpoint trains that round anew.
         """
         ledger, ended = self.ledger.copy(), self.closing or self.open
         if self.closing is not None and self.open is not None:
@@ -177,7 +177,7 @@ class ControllerState(RunFold):
 
     @property
     def ends(self) -> bool:
-        """Whether a round is closed and not finished: its parameters exist and are not the newest of the run yet."""
+        """Whether a round is closed and not finished: the parameters exist and are not the run's newest yet."""
         ended = self.closing or self.open
         return ended is not None and ended.closed
 
@@ -271,8 +271,8 @@ gateway's machine, and workers may still answer to tasks that only these records
 def contradiction(state: ControllerState) -> str:
     """Return a contradiction between two parts of a state, or "" for a possible state.
 
-    Every lease that is held is in exactly one round under way, with one holder, or none for the moment; one that
-    contributed to such a round is trained. So the leases handed out, those trained, held and returned, sum to zero.
+    Every held lease is in exactly one round under way, with one holder or none for the moment; a lease behind a
+    contribution to such a round is trained. So the leases handed out, those trained, held and returned, sum to zero.
     """
     ledger = state.ledger
     if wrong := check_ledger(ledger):

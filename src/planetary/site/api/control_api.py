@@ -71,7 +71,7 @@ def control_api(
 
 
 def page_of(site: Site) -> PageOperations:
-    """Return the page of the newest run, or of the one its address names with `?job=`."""
+    """Return the page of the newest run, or of the one named in the address by `?job=`."""
 
     def job(request: Request) -> Job | None:
         name = request.query_params.get("job", "")
@@ -101,7 +101,7 @@ def page_of(site: Site) -> PageOperations:
 class InferenceOperations:
     """Hands requests below `/v1/inference` to a served model's own application.
 
-    A model that asks for keys of its own does so here, too; another one's users need a token of the site.
+    A model with API keys of its own asks for them here, too; users of other models need a token of the site.
     """
 
     def __init__(self, site: Site, access: Access) -> None:

@@ -50,7 +50,7 @@ class FederationView(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool
     runs: tuple[FederatedRun, ...]
     places_jobs: bool  # this is a hub that places jobs: see /v1/federation/jobs
-    link: HubLinkView | None  # None: it has none of its own
+    link: HubLinkView | None  # None: it has none
 
 
 class PeerList(msgspec.Struct, frozen=True, kw_only=True):

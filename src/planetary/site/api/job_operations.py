@@ -208,7 +208,7 @@ def job_of(site: Site, request: Request) -> Job:
 
 
 async def status_of(site: Site, job: Job) -> RunStatus:
-    """Return the status of a job's run, from its process or its folder."""
+    """Return the status of a job's run, from the process or the folder."""
     run = site.runs.get(job.job)
     if run is not None:
         return run.status()

@@ -52,7 +52,7 @@ class PlacedJobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubSiteList(msgspec.Struct, frozen=True, kw_only=True):
-    """Sites of a hub, in the order of its configuration."""
+    """Sites of a hub, in the order of the configuration."""
 
     sites: tuple[HubSiteStatus, ...]
 

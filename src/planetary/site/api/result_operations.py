@@ -187,7 +187,7 @@ _RANGES = re.compile(r"bytes=\s*(\d+-\d*|-\d+)(\s*,\s*(\d+-\d*|-\d+))*\s*")
 async def _download_of(path: Path, request: Request, filename: str) -> Response:
     """Return the response with a file, or with the parts of it that are asked for. A malformed range is ignored.
 
-    Raises `ApiError` for a file that was removed meanwhile (404), and a range beyond its end (416).
+    Raises `ApiError` for a file removed meanwhile (404), and a range beyond the end (416).
     """
     try:
         found = await asyncio.to_thread(os.stat, path)

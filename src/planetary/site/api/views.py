@@ -78,7 +78,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     toml: str | None = None  # the text of one
     overrides: tuple[str, ...] = ()  # "section.key=value"
     files: dict[str, FileReference] = {}  # "section.key" of config or toml -> a file that was sent, in place of a path
-    name: str = ""  # name of the job and its folder; "": the run's, with a number where that is taken
+    name: str = ""  # name of job and folder; "": the run's, with a number where that is taken
     priority: Priority | None = None  # priority for workers; None: the controller's
     resume: str = ""  # name of a run's folder that goes on
     service_id: str | None = None  # PCP's name of a controller's service; the job's name here
@@ -96,7 +96,7 @@ class SiteWorker(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     node: str
     job: str  # job of the worker; "": none
-    moving_to: str  # job it works for when its task has ended; "": it stays
+    moving_to: str  # next job after the task; "": it stays
     why: str  # it is there, or goes there
     drained: bool
     controller: str  # the only one it works for; "": any
@@ -119,7 +119,7 @@ class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):
-    """An invite, without its token."""
+    """An invite, without the token."""
 
     id: str
     made_at: float  # Unix time in seconds
@@ -160,7 +160,7 @@ class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     compiler: str  # version of IREE; "": XLA compiles it on the worker
     stablehlo: str  # sha256 of the module it was compiled from
-    verified: str  # finding of its check; "": none is known
+    verified: str  # finding of the check; "": none is known
 
 
 class ArtifactList(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,14 +198,14 @@ class RollOutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An earlier training step asked for."""
 
-    step: str = ""  # digest, or its beginning; "": the one before
+    step: str = ""  # digest, or a prefix; "": the one before
     reason: str = ""  # reason for the journal
 
 
 class StepUse(msgspec.Struct, frozen=True, kw_only=True):
     """From when on a run had a training step."""
 
-    step: str  # sha256 of its portable artifact
+    step: str  # sha256 of the portable artifact
     first_round: int  # first round with this step
     at: float  # Unix time in seconds
     by: str = ""  # name of the token

@@ -110,7 +110,7 @@ class WorkerOperations:
         return name
 
     def _statuses(self) -> dict[str, WorkerStatus]:
-        """Return workers as their runs see them; one that is there before one that is lost."""
+        """Return workers as their runs see them, connected before lost."""
         found: dict[str, WorkerStatus] = {}
         for name, run in self._site.runs.items():
             for status in run.status().workers:

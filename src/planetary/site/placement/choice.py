@@ -2,18 +2,18 @@
 
 A site can take a job unless one of these holds, in this order:
 
-1. its policy forbids it (roles, data sets, trust), or the job names another site: for good,
+1. the policy forbids it (roles, data sets, trust), or the job names another site: for good,
 2. it refused this job for a reason that lasts: for good,
 3. it is away, or an earlier attempt of the job may still run there,
 4. it has no such controller, not the data the job reads, or too few workers of the role, backend and memory,
-5. its line has carried the bytes of the day,
-6. its controller has as many jobs as it runs at once.
+5. the line has carried the bytes of the day,
+6. the controller has as many jobs as it runs at once.
 
 Of several sites the one with the most idle workers that fit gets it, then the one with the most workers, then with the
 fewest jobs of the hub, then the first by name.
 
-A job over several sites is divided into parts. Its parts are placed together, each on a separate site: `choose_sites`
-finds none before there is one for every part. Later a part is placed like any job, but not on a site that has, or had,
+A job over several sites is divided into parts. Parts are placed together, each on a separate site: `choose_sites` finds
+none before there is one for every part. Later a part is placed like any job, but not on a site that has, or had,
 another part: a site's tokens in the merged model belong to one part of the data.
 """
 
@@ -29,10 +29,10 @@ from planetary.site.placement.messages import SiteNews, WorkerGroup
 
 
 class JobNeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requirements of a job on its site, from its submission."""
+    """Requirements of a job on a site, from the submission."""
 
     site: str = ""  # the only one; "": any
-    backend: str = ""  # backend of its workers; "": any
+    backend: str = ""  # backend of the workers; "": any
     workers: Index = 1  # least number of fitting workers; 0: they may come later
     memory_mb: Index = 0  # free on each worker's machine as it started, in MiB
     trust: Trust = "full"  # "judged": a site that is not trusted will do
@@ -40,7 +40,7 @@ class JobNeeds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PlaceableJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as far as its placement depends on it."""
+    """The facts of a job for placement."""
 
     controller: str
     roles: tuple[WorkerRole, ...]  # roles of the needed workers
@@ -53,12 +53,12 @@ class SiteNow(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: SitePolicy
     news: SiteNews | None  # None: it is away
-    placed: int = 0  # jobs of the hub its controller has
+    placed: int = 0  # jobs of the hub at the controller
     refused: str = ""  # why it refused this job for good
     rests: str = ""  # why it is not asked again for a while
     part: str = ""  # another part of the same job it has or had; "": none
     stray: bool = False  # an earlier attempt of this job may still run there
-    nbytes: int = 0  # traffic of its line today
+    nbytes: int = 0  # the line's traffic today
 
 
 class Obstacle(msgspec.Struct, frozen=True):

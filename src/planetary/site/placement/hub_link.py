@@ -1,4 +1,4 @@
-"""A gateway's own link to its hub: a pure machine, and the shell that dials for it.
+"""A gateway's own link to the hub: a pure machine, and the shell that dials for it.
 
 The machine knows the attempts the gateway's journal has, so an offer that comes again is answered and not taken again.
 The gateway takes and ends jobs; every change of one becomes a `JobReport`.
@@ -41,23 +41,23 @@ log = logging.getLogger(__name__)
 
 REDIAL_FIRST_S, REDIAL_LIMIT_S = 0.2, 5.0
 LEAVE_S = 2.0
-"""How long a gateway that ends waits for its last messages to the hub."""
+"""Time of an ending gateway for the last messages to the hub."""
 
 _LASTING = ". This gateway does not dial again: correct it, and start the gateway again"
-"""Behind a refusal whose reason cannot pass away while this process lives: its invite, its key, or its version."""
+"""Behind a refusal with a lasting reason: invite, key, or version."""
 
 Attempt = tuple[str, int]
 """A job of the hub and the number of the attempt."""
 
 
 class NewsCollected(Event, frozen=True):
-    """The gateway looked at its capabilities."""
+    """The gateway looked at the capabilities."""
 
     news: SiteNews
 
 
 class AttemptReported(Event, frozen=True):
-    """The gateway has taken or declined a job of the hub, or its state has changed."""
+    """The gateway has taken or declined a job of the hub, or the job's state has changed."""
 
     report: JobReport
 
@@ -78,7 +78,7 @@ class EndJob(Instruction, frozen=True):
 
 
 class HubLinkMachine:
-    """A gateway's link to its hub, as a pure machine. The first event is a `Tick`.
+    """A gateway's link to the hub, as a pure machine. The first event is a `Tick`.
 
     Attributes:
         hub: identity of the hub the attempts are of; "" before the first connection of the gateway's life.
@@ -224,7 +224,7 @@ class HubLinkMachine:
 
 
 class HubLinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a gateway joins its hub.
+    """How a gateway joins the hub.
 
     Attributes:
         address: of the hub.
@@ -236,7 +236,7 @@ class HubLinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubLink:
-    """The link's shell. Its methods are called on the event loop.
+    """The link's shell. Methods are called on the event loop.
 
     Attributes:
         machine: decides.

@@ -1,4 +1,4 @@
-"""The shell of a hub that places jobs: its journal, its sites' links, and submissions.
+"""The shell of a hub that places jobs: journal, sites' links, and submissions.
 
 Decisions are those of `PlacementMachine`; every record is on the disk before the message that follows from it is sent.
 """
@@ -92,7 +92,7 @@ def refusal_of(
 ) -> Refused | None:
     """Return why a site is refused; None: it is not. See `admission.refuse`.
 
-    A gateway keeps its link for its whole life, and the hub's operator can remove most reasons meanwhile.
+    A gateway keeps the link for the gateway's whole life, and the hub's operator can remove most reasons meanwhile.
     """
     refusal = admission.refuse(hello, terms, book, connected)
     if refusal is None or refusal.code == "token":
@@ -174,7 +174,7 @@ class JobHub:
     # --- sites ------------------------------------------------------------------------------------------------
 
     async def attend(self, connection: Connection, hello: Hello) -> None:
-        """Attend a site whose token was checked, until its connection ends."""
+        """Attend a site whose token was checked, until the connection ends."""
         connected = {
             line.hello.worker: (line.hello.node, line.hello.identity)
             for line in self._lines.values()
@@ -211,7 +211,7 @@ class JobHub:
     async def attend_uplink(
         self, connection: Connection, hello: Hello, attend: Callable[[Connection, Hello], Awaitable[None]]
     ) -> None:
-        """Have the hub's run of a job attend a site with a part of it, and count the bytes of its line."""
+        """Have the hub's run of a job attend a site with a part of it, and count the line's bytes."""
         terms = HubTerms(self.book.hub, tuple(self.machine.policies))
         if (refusal := refusal_of(hello, terms, self.book, {})) is not None:
             log.warning("the site %s is refused by the run %s: %s", hello.worker, hello.run, refusal.reason)
@@ -255,10 +255,10 @@ class JobHub:
         """Accept a job; it is placed at once where a site can take it.
 
         Args:
-            config: of its run; a site checks it where it is placed.
-            needs: of its site.
+            config: of the run; a site checks it where it is placed.
+            needs: of the site.
             name: of the job; "": the run's, with a number behind it when that is taken.
-            priority: among waiting jobs, and of its claim to workers at its site; None: as the site has it.
+            priority: among waiting jobs, and for workers at the site; None: as the site has it.
             by: name of the token.
 
         Raises:
@@ -329,7 +329,7 @@ class JobHub:
         return any(one in self.book.jobs for one in names) or (parts > 0 and (self.path.parent / name).exists())
 
     def cancel(self, name: str, *, by: str = "", reason: str = "") -> PlacedJob:
-        """End a job: at once, where its site is here; else as soon as it is back.
+        """End a job: at once, where the site is connected; else as soon as it is back.
 
         Raises:
             UserError: there is none of this name.
@@ -342,7 +342,7 @@ class JobHub:
         return job
 
     def outer_config(self, job: PlacedJob) -> Config:
-        """Return the configuration of the hub's own run of a job over several sites, with its present sites.
+        """Return the configuration of the hub's own run of a job over several sites, with the present sites.
 
         Raises:
             UserError: the hub's version of planetary refuses it.
@@ -371,7 +371,7 @@ class JobHub:
         return choice.why if choice is not None and job.state is PlacementState.WAITING else ""
 
     def state_there(self, job: PlacedJob) -> str:
-        """Return the newest state of a job at its site; "": not known."""
+        """Return the newest state of a job at the site; "": not known."""
         return self.machine.state_there(job)
 
     def site(self, name: str) -> SiteSession:
@@ -431,7 +431,7 @@ class JobHub:
 
 
 def data_sets_of(config: Config) -> tuple[str, ...]:
-    """Return the names of the data sets of its site a job reads, each once."""
+    """Return the names of the data sets of the site that a job reads, each once."""
     sources = [*(part.source for part in config.data.parts), config.rl.prompts]
     names = [source.removeprefix(DATA_SCHEME) for source in sources if source.startswith(DATA_SCHEME)]
     return tuple(dict.fromkeys(names))

@@ -1,19 +1,20 @@
 """A hub that places jobs, as a pure machine: sites come and go, jobs are offered, lost, returned and cancelled.
 
-Every decision is a record of the hub's journal before its message is sent. A site that comes is asked again for every
+Every decision is a record of the hub's journal before the message is sent. A site that comes is asked again for every
 job it has, or may have: an offer of the same attempt changes nothing there and is answered with the job's state. So the
-loss of a message, a connection, a site or the hub loses no job. A job is offered to another site only once its own was
-away for longer than its patience. The attempt that was given up is a *stray*: while it may still run, the job is not
-offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the job if no other
-site was asked in the meantime.
+loss of a message, a connection, a site or the hub loses no job. A job is offered to another site only after the job's
+site was away for longer than the site's patience. The attempt that was given up is a *stray*: while it may still run,
+the job is not offered to the same site again, and as soon as the site is back it is asked to cancel it, or keeps the
+job if no other site was asked in the meantime.
 
 A job over several sites is a *whole* with *parts*. The hub trains it in a separate run, whose workers are the sites
-with its parts; it begins once there is a site for every part, and its end is the end of the whole. A part is offered,
-lost, returned and cancelled like any job. The whole goes on while one part does: a part its site ended is not placed
-again. Parts that outlive their whole are cancelled, after a while in which their sites can take the last version.
+with parts; it begins once there is a site for every part, and that run's end is the end of the whole. A part is
+offered, lost, returned and cancelled like any job. The whole goes on while one part does: a part ended by its site is
+not placed again. Parts that outlive their whole are cancelled, after a while in which their sites can take the last
+version.
 
 A site that alternates between two states (queued and running, there and away, taking a job and declining it) does not
-grow the journal at the rate of its connection: offers, losses and changes of a job's state there are *paced*, and of
+grow the journal at the rate of the connection: offers, losses and changes of a job's state there are *paced*, and of
 the changes in between the newest counts.
 """
 
@@ -57,7 +58,7 @@ MOST_REASON = 2000
 PACE_S, BURST = 60.0, 20
 """Offers, losses and changes of state of a job: `BURST` at once, then one each `PACE_S` seconds; most have four."""
 SETTLE_S = 60.0
-"""How long parts may outlive the hub's run of their job, and that run all of its parts."""
+"""How long parts may outlive the hub's run of their job, and that run the parts."""
 LINE_STEPS = 50
 """Parts of a daily budget: a line's bytes are written to the journal whenever another part is used."""
 
@@ -67,11 +68,11 @@ class SiteCame(Event, frozen=True, kw_only=True):
 
     session: int
     site: str
-    identity: str = ""  # public key of its machine
+    identity: str = ""  # public key of the site's machine
 
 
 class JobAsked(Event, frozen=True, kw_only=True):
-    """A job was submitted; its name is new."""
+    """A job was submitted; the name is new."""
 
     asked: PlacementAsked
 
@@ -101,11 +102,11 @@ class LineCarried(Event, frozen=True, kw_only=True):
 
 
 class SiteSession(msgspec.Struct):
-    """A site as its hub sees it while the hub's process lives.
+    """A site as the hub sees it while the hub's process lives.
 
     Attributes:
-        session: its connection; 0: none.
-        news: its newest report on this connection.
+        session: connection; 0: none.
+        news: newest report on this connection.
         away_since: monotonic time in seconds since which it has no connection.
         carried: bytes of today the journal has not.
     """
@@ -134,11 +135,11 @@ class PlacementMachine:
         self.choices: dict[str, SiteChoice] = {}
         self._day = 0
         self._began = now
-        self._asked_at: dict[str, float] = {}  # job -> when its offer was sent on the present connection
+        self._asked_at: dict[str, float] = {}  # job -> time of the offer on the present connection
         self._rests: dict[tuple[str, str], tuple[float, str]] = {}  # job and site -> until when, and why
         self._paced: dict[str, float] = {}  # job -> when all that was written of it has been paid for
-        self._held: dict[str, JobReport] = {}  # job -> state at its site that is not in the journal yet
-        self._settles: dict[str, float] = {}  # whole -> since when either it or all of its parts are over
+        self._held: dict[str, JobReport] = {}  # job -> state at the site, not in the journal yet
+        self._settles: dict[str, float] = {}  # whole -> end of the whole or of all parts
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
@@ -159,7 +160,7 @@ class PlacementMachine:
         return min(times, default=None)
 
     def state_there(self, job: PlacedJob) -> str:
-        """Return the newest state of a job at its site; "": not known."""
+        """Return the newest state of a job at the site; "": not known."""
         held = self._held.get(job.job)
         return (job.state_there or "") if held is None else held.state
 
@@ -280,13 +281,13 @@ class PlacementMachine:
                 self._ask(job, now)
 
     def _recall(self, job: PlacedJob, attempt: int, reason: str) -> None:
-        """Have a stray cancelled at its site, which is here."""
+        """Have a stray cancelled at the connected site."""
         if not job.strays[attempt].recalled:
             self._append(StrayRecalled(job=job.job, attempt=attempt))
         self._send(job.strays[attempt].site, CancelJob(job=job.job, attempt=attempt, reason=reason))
 
     def _ask(self, job: PlacedJob, now: float) -> None:
-        """Offer a job to its site, or have it cancelled there."""
+        """Offer a job to the site, or have it cancelled there."""
         if job.state is PlacementState.CANCELLING:
             self._send(job.site, CancelJob(job=job.job, attempt=job.attempt, reason=job.reason))
             return
@@ -365,7 +366,7 @@ class PlacementMachine:
     # --- decisions --------------------------------------------------------------------------------------------
 
     def _lost_at(self, job: PlacedJob) -> float | None:
-        """Return when a job is given up at its site; None while the site attends to it."""
+        """Return when a job is given up at the site; None while the site attends to it."""
         if not job.is_at_site:
             return None
         if job.site not in self.sites:
@@ -409,7 +410,7 @@ class PlacementMachine:
                 self._exhausted(whole, parts)
 
     def _exhausted(self, whole: PlacedJob, parts: Sequence[PlacedJob]) -> None:
-        """End a job whose parts have all ended, while its run waits for more contributions."""
+        """End a job whose parts have all ended, while the run waits for more contributions."""
         reasons = "; ".join(f"{part.job} {part.state}: {part.reason}" for part in parts)
         if any(part.state is PlacementState.FINISHED for part in parts):
             reason = f"its sites have trained all rounds of theirs: {reasons}"

@@ -1,7 +1,7 @@
-"""Messages on the link of a site's gateway to its hub: the site's capabilities, offers of jobs and their states.
+"""Messages on the link of a site's gateway to the hub: the site's capabilities, offers of jobs and their states.
 
 `job` and `attempt` identify one placement: a hub counts attempts up over the life of a job, and a site runs each
-attempt at most once. An offer that comes again is therefore a question for the state of its attempt.
+attempt at most once. A repeated offer is therefore a question for the attempt's state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OfferJob(Message, frozen=True, kw_only=True):
 
     job: str
     attempt: int
-    config: str  # configuration of its run, TOML
+    config: str  # configuration of the run, TOML
     priority: Priority | None = None  # priority for workers; None: the site's controller's
 
 
@@ -71,7 +71,7 @@ class JobReport(Message, frozen=True, kw_only=True):
     job: str
     attempt: int
     state: AttemptState
-    reason: str = ""  # reason of its refusal, end or cancellation
+    reason: str = ""  # reason of the refusal, end or cancellation
     lasting: bool = False  # declined: whether a later offer of the same job would be, too
     name: str = ""  # name of the site's own job
 

@@ -1,4 +1,4 @@
-"""The jobs of a hub, folded from its journal: submissions, offers, answers, and states at the sites."""
+"""The jobs of a hub, folded from the journal: submissions, offers, answers, and states at the sites."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PlacementState(StrEnum):
 
     WAITING = "waiting"  # no site has it
     OFFERED = "offered"  # a site has been asked, and may have taken it
-    PLACED = "placed"  # a site has taken it; over several sites: each of its parts has one, and the hub has its run
-    CANCELLING = "cancelling"  # it is to end at its site
+    PLACED = "placed"  # a site has taken it; over several sites: each of its parts has one, and the hub has the run
+    CANCELLING = "cancelling"  # it is to end at the site
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -31,7 +31,7 @@ class PlacementState(StrEnum):
 
 PLACED_JOB: Table = {
     (PlacementState.WAITING, "offer"): PlacementState.OFFERED,
-    (PlacementState.WAITING, "return"): PlacementState.PLACED,  # its lost site is back, and has it still
+    (PlacementState.WAITING, "return"): PlacementState.PLACED,  # the lost site is back, and has it still
     (PlacementState.WAITING, "spread"): PlacementState.PLACED,  # over several sites: each part has one
     (PlacementState.WAITING, "cancel"): PlacementState.CANCELLED,
     (PlacementState.WAITING, "fail"): PlacementState.FAILED,  # every site refuses it for good
@@ -39,13 +39,13 @@ PLACED_JOB: Table = {
     (PlacementState.OFFERED, "decline"): PlacementState.WAITING,
     (PlacementState.OFFERED, "lose"): PlacementState.WAITING,
     (PlacementState.OFFERED, "cancel"): PlacementState.CANCELLING,
-    (PlacementState.PLACED, "accept"): PlacementState.PLACED,  # and its state there has changed
-    (PlacementState.PLACED, "decline"): PlacementState.WAITING,  # by a site that has lost its journal
+    (PlacementState.PLACED, "accept"): PlacementState.PLACED,  # and the state there has changed
+    (PlacementState.PLACED, "decline"): PlacementState.WAITING,  # by a site without its former journal
     (PlacementState.PLACED, "lose"): PlacementState.WAITING,
     (PlacementState.PLACED, "cancel"): PlacementState.CANCELLING,
     (PlacementState.PLACED, "finish"): PlacementState.FINISHED,
     (PlacementState.PLACED, "fail"): PlacementState.FAILED,
-    (PlacementState.PLACED, "stop"): PlacementState.CANCELLED,  # at its site, by a person
+    (PlacementState.PLACED, "stop"): PlacementState.CANCELLED,  # at the site, by a person
     (PlacementState.CANCELLING, "accept"): PlacementState.CANCELLING,
     (PlacementState.CANCELLING, "decline"): PlacementState.CANCELLED,
     (PlacementState.CANCELLING, "lose"): PlacementState.CANCELLED,
@@ -59,13 +59,13 @@ HUB_ENDS = frozenset({PlacementState.FINISHED, PlacementState.FAILED, PlacementS
 
 
 class HubNamed(Record, frozen=True, kw_only=True, tag="hub_named"):
-    """The identity of this hub, by which its sites know it; the first record."""
+    """The identity of this hub, by which sites know it; the first record."""
 
     hub: str
 
 
 class SiteJoined(Record, frozen=True, kw_only=True, tag="site_joined"):
-    """A site came for the first time; its name belongs to this machine from now on."""
+    """A site came for the first time; the name belongs to this machine from now on."""
 
     site: str
     identity: str  # public key; "": of a hub without TLS
@@ -91,7 +91,7 @@ class PlacementAsked(Record, frozen=True, kw_only=True, tag="placement_asked"):
 
 
 class JobSpread(Record, frozen=True, kw_only=True, tag="job_spread"):
-    """The hub has a site for each part of a job over several sites, and begins its own run."""
+    """The hub has a site for each part of a job over several sites, and begins a separate run."""
 
     job: str
     sites: tuple[str, ...]  # sites of the uncancelled parts, in their order
@@ -116,7 +116,7 @@ class JobDeclined(Record, frozen=True, kw_only=True, tag="job_declined"):
 
 
 class JobAccepted(Record, frozen=True, kw_only=True, tag="job_accepted"):
-    """The site has the job; written again when its state there has changed."""
+    """The site has the job; written again when the state there has changed."""
 
     job: str
     attempt: int
@@ -126,7 +126,7 @@ class JobAccepted(Record, frozen=True, kw_only=True, tag="job_accepted"):
 
 
 class JobLost(Record, frozen=True, kw_only=True, tag="job_lost"):
-    """The site is away for longer than its patience, or does not answer: the job goes elsewhere."""
+    """The site is away for longer than the site's patience, or does not answer: the job goes elsewhere."""
 
     job: str
     attempt: int
@@ -156,7 +156,7 @@ class StrayEnded(Record, frozen=True, kw_only=True, tag="stray_ended"):
 
 
 class PlacedJobEnded(Record, frozen=True, kw_only=True, tag="placed_job_ended"):
-    """The job has ended at its site; where no site takes it, without one."""
+    """The job has ended at the site; where no site takes it, without one."""
 
     job: str
     state: AttemptState  # finished, failed or cancelled
@@ -235,7 +235,7 @@ class Stray(msgspec.Struct):
     """An attempt that was given up, and may still run.
 
     Attributes:
-        recalled: whether its site may have been asked to cancel it.
+        recalled: whether the site may have been asked to cancel it.
     """
 
     site: str
@@ -243,7 +243,7 @@ class Stray(msgspec.Struct):
 
 
 PART_KIND = "site"
-"""Kind of run of a part: that of a gateway that belongs to a hub."""
+"""Kind of run of a part: that of a hub's gateway."""
 
 
 def part_names(job: str, parts: int) -> tuple[str, ...]:
@@ -260,10 +260,10 @@ class PlacedJob(msgspec.Struct, kw_only=True):
         state_there: as the site reported it last.
         strays: by attempt.
         refused: site -> why it will never take it.
-        why: it is at its site.
+        why: it is at the site.
         whole: job over several sites it is a part of; "": none.
-        part: its number among the parts, from 1.
-        parts: names of its own parts, in their order; empty: it is for one site.
+        part: number among the parts, from 1.
+        parts: names of the parts, in order; empty: a job for one site.
         members: of a job over several sites: site -> number of the part it has, or had.
     """
 
@@ -298,7 +298,7 @@ class PlacedJob(msgspec.Struct, kw_only=True):
 
     @property
     def is_at_site(self) -> bool:
-        """Whether its site has it, or may have; never of a job over several sites, whose parts are at theirs."""
+        """Whether the site has it, or may have; never of a job over several sites."""
         return not self.parts and self.state in AT_SITE
 
     def advance(self, event: str) -> None:
@@ -313,11 +313,11 @@ class PlacementBook:
     """The fold of a hub's journal; see `machine.journal.Fold`.
 
     Attributes:
-        hub: its identity; "" before the first record.
+        hub: identity; "" before the first record.
         jobs: by name, in the order in which they were submitted.
-        keys: site -> public key of the machine its name belongs to.
+        keys: site -> public key of the machine the name belongs to.
         bans: of sites; a hub that places jobs bans none.
-        used: site -> day and bytes its line has carried on it.
+        used: site -> day and traffic of the line.
     """
 
     def __init__(self) -> None:
@@ -344,7 +344,7 @@ class PlacementBook:
         self.date(record)
 
     def date(self, record: HubRecord) -> None:
-        """Take the dates of a record applied before it had its own; no decision depends on them."""
+        """Take the dates of a record applied without a date; no decision depends on them."""
         if not record.t or isinstance(record, HubNamed | SiteJoined | SiteForgiven | LineUsed):
             return
         job = self.job(record.job)

@@ -1,8 +1,8 @@
 """Configurations of a job over several sites: of the hub's own run, and of the run of each part.
 
-The job's configuration is that of the hub's run: `train.rounds` counts its versions, and `[outer]` is its step. A site
-contributes after `federation.every_rounds` rounds of its own, and takes the mean of its workers' end parameters as they
-are: rate 1 without momentum, the identity where a site has one worker.
+The job's configuration is that of the hub's run: `train.rounds` counts its versions, and `[outer]` is the hub's step. A
+site contributes after `federation.every_rounds` rounds, and takes the mean of all workers' end parameters as they are:
+rate 1 without momentum, the identity where a site has one worker.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def _names(named: Sequence[SiteEntry], sites: int) -> Sequence[str]:
 
 
 def with_members(config: Config, members: Mapping[str, int], policies: Sequence[SitePolicy]) -> Config:
-    """Return the configuration of the hub's run with the sites that have, or had, its parts; strictly checked.
+    """Return the configuration of the hub's run with the sites that have, or had, parts; strictly checked.
 
     Args:
         config: of `outer_config`.
-        members: site -> number of its part, from 1.
+        members: site -> number of the part, from 1.
         policies: of the hub: a site judged there is judged in the run.
 
     Raises:
@@ -83,9 +83,9 @@ def with_members(config: Config, members: Mapping[str, int], policies: Sequence[
 
 
 def part_config(config: Config, job: str) -> Config:
-    """Return the configuration of a site's run of its part, from that of the hub's run of the job.
+    """Return the configuration of a site's run of the part, from that of the hub's run of the job.
 
-    The site adds the address of its hub and its own name there.
+    The site adds the address of the hub and the site's name there.
     """
     replace = msgspec.structs.replace
     federation = config.federation
@@ -99,9 +99,9 @@ def part_config(config: Config, job: str) -> Config:
 
 
 def parts_of(placeable: PlaceableJob, named: Sequence[SiteEntry], sites: int) -> tuple[PlaceableJob, ...]:
-    """Return the parts of a job as their placement sees them; `named`: the sites its configuration names.
+    """Return the parts of a job for placement; `named`: sites in the configuration.
 
-    A site the hub judges will do: the hub's run compares its contributions with the others'.
+    A site the hub judges will do: the hub's run compares the contributions with the others'.
     """
     needs = msgspec.structs.replace(placeable.needs, sites=1, trust="judged")
     sites_of = [entry.name for entry in named] or [needs.site] * sites

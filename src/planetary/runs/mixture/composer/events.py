@@ -18,7 +18,7 @@ class GrantArrived(Event, frozen=True):
 
     Attributes:
         held: fragments that came with the shard's saved state; None: the composer goes on with the state it has.
-        speaks: shards whose surrogates it publishes; None: its own.
+        speaks: shards with surrogates to publish; None: the composer's own.
     """
 
     shard: int
@@ -51,7 +51,7 @@ class StepsReported(Event, frozen=True):
 class MergeArrived(Event, frozen=True):
     """A merged version of a fragment has arrived, made of these shards' publications; `UsePayload` if it is newer.
 
-    The version that is here already means that nothing of this composer's is being merged.
+    The present version means: nothing of this composer is being merged.
     """
 
     key: Key
@@ -167,7 +167,7 @@ class TakeStep(Instruction, frozen=True):
 
 
 Upload = tuple[Literal["state", "surrogates", "fragment", "sketch"], str, int]
-"""The next is made when this has left the machine. With its kind come tier and fragment, or the layer."""
+"""The next is made when this has left the machine. With the kind come tier and fragment, or the layer."""
 
 STATE: Upload = "state", "", 0
 

@@ -1,4 +1,4 @@
-"""Makes a worker's role in a mixture: loads its program, and finds by the reference which roles the device can have.
+"""Makes a worker's role in a mixture: loads the program, and finds by the reference which roles the device can have.
 
 The code of composers and expert workers is imported by workers that have such a job alone.
 """
@@ -60,9 +60,9 @@ def roles_on(
 
     Args:
         program: the job's, on the device.
-        job: with its reference in the worker's store; without one nothing is compared.
+        job: with the reference in the worker's store; without one nothing is compared.
         roles: of the run, with the parts of the program each needs.
-        place: the worker; its options have the allowed roles.
+        place: the worker; the options have the allowed roles.
 
     Raises:
         CompileError: there is no role whose functions the device computes rightly.

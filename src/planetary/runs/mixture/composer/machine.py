@@ -56,7 +56,7 @@ class ComposerPhase(StrEnum):
     STANDBY = "standby"  # no shard
     COMPOSING = "composing"
     DETACHED = "detached"  # it trains without a connection; nothing is published or saved
-    FINISHED = "finished"  # no step of the run is left; its last state is saved
+    FINISHED = "finished"  # no step of the run is left; the last state is saved
     FINISHED_DETACHED = "finished detached"  # finished; the last state is saved at the next connection
 
     @property
@@ -70,7 +70,7 @@ class ComposerPhase(StrEnum):
         return self in {ComposerPhase.FINISHED, ComposerPhase.FINISHED_DETACHED}
 
 
-GRANTED, RESUMED = "shard granted", "shard resumed"  # shard with its saved state; with the state here
+GRANTED, RESUMED = "shard granted", "shard resumed"  # shard with the saved state; with the state here
 STOOD_DOWN, LOST, ENDED = "stood down", "connection lost", "run ended"
 
 COMPOSER: Table = {
@@ -114,13 +114,13 @@ class SketchWindow:
     """Flow control of sketches, per layer: a composer's side of `runs.mixture.controller.offload.WaitingSketches`.
 
     At most a window of sketches of a layer is unanswered: more would be made with experts that are too old when it is
-    their turn. With every `ExpertsUpdate` the gateway reports the newest sketch that has come on this connection, and
-    the steps of those that wait for an answer. Such messages come unasked, too, and the newest stands for those before
-    it, which a slow line leaves out; so a composer counts the sketches that wait there and those sent since. In
-    neither set are sketches in flight on a lost connection; those of the shard's last owner are among them.
+    their turn. With every `ExpertsUpdate` the gateway reports the newest sketch of this connection, and the steps of
+    unanswered sketches. Such messages come unasked, too, and the newest stands for those before it, which a slow line
+    leaves out; so a composer counts the sketches that wait there and those sent since. In neither set are sketches in
+    flight on a lost connection; those of the shard's last owner are among them.
 
-    Only the gateway forgets sketches: an answer may take longer than any number of steps. A step names its sketch. A
-    composer that goes back takes steps again, and its offers are the same work then (`ExpertWork.key`).
+    Only the gateway forgets sketches: an answer may take longer than any number of steps. A step names a sketch. A
+    composer that goes back takes steps again, and offers are the same work then (`ExpertWork.key`).
 
     Args:
         layers: of the model.
@@ -192,7 +192,7 @@ class ComposerMachine:
         layers = len(plan.training.expert_optimizer.streamed_layers(plan.model.n_layer))
         self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers
         self._sketches = SketchWindow(layers, plan.window)
-        self._merged: dict[Key, tuple[int, bool]] = {}  # not adopted yet: version, and whether its own part is in it
+        self._merged: dict[Key, tuple[int, bool]] = {}  # not adopted: version, and whether own values are in it
         self._fit_at = self._saved_at = 0  # steps of the last fit and save that were decided
         self._decided_at = -1  # the step whose publications, fit and saving have been decided
         self._chores: set[Chore] = set()
@@ -212,7 +212,7 @@ class ComposerMachine:
 
     @property
     def progress(self) -> int:
-        """Steps of the run that are done: the mean over its shards, as far as is known here.
+        """Finished steps of the run: the mean over all shards, as far as is known here.
 
         The learning rate's schedule, rounds and the end go by it. The others take over steps a composer misses, and one
         that comes back late goes on with the learning rate the others have. All of them are done when the gateway
@@ -227,7 +227,7 @@ class ComposerMachine:
 
     @property
     def surrogate_age(self) -> float | None:
-        """Steps of the run since the surrogates of experts that are not its own were fitted, mean over their shards.
+        """Steps of the run since the fit of the other shards' surrogates, mean over these shards.
 
         Negative where their composers had taken more steps; None without surrogates.
         """
@@ -340,7 +340,7 @@ class ComposerMachine:
 
     def _experts_arrived(self, event: ExpertsArrived) -> list[Instruction]:
         self.expert_steps[event.layer] = max(event.step, self.expert_steps[event.layer])
-        # An older version counts, too: the gateway may have lost its newest records with its machine.
+        # An older version counts, too: the gateway may have lost the newest records with the machine.
         if event.version == self.expert_versions[event.layer]:
             return []
         self.expert_versions[event.layer] = event.version
@@ -393,7 +393,7 @@ class ComposerMachine:
         return self.progress // self.plan.steps_per_round
 
     def waits_for(self) -> str:
-        """Return the reason for which a composer waits before its next step; "": none."""
+        """Return the reason for which a composer waits before the next step; "": none."""
         missing = chain(self._missing_experts(), self._missing_merges(*Tier), self._missing_surrogates())
         return self.plan.pace.blocked_by(missing)
 

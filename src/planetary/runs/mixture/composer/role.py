@@ -1,5 +1,5 @@
-"""A composer that carries out its machine's instructions, one boundary and one step at a time, and the worker's role
-that runs it in a separate thread, on a connection that may come and go.
+"""A composer that carries out a machine's instructions, one boundary and one step at a time, and the worker's role that
+runs it in a separate thread, on an unreliable connection.
 
 Messages are left in an inbox from any thread and taken between two steps only, so no event on the network holds a step
 up. Long work besides the step goes to background threads: packing, and everything about surrogates
@@ -73,12 +73,12 @@ Send = Callable[[m.Message, Packed | None], None]
 
 
 class ComposerPost:
-    """A composer's outgoing messages, packed beside its steps and sent in order.
+    """A composer's outgoing messages, packed beside the steps and sent in order.
 
     Args:
         send: called in the thread that packs.
         packing: of one thread; None: everything is packed and sent at once.
-        failed: called in that thread with the error of a payload that could not be packed.
+        failed: called in that thread with a payload's packing error.
     """
 
     def __init__(self, send: Send, packing: Executor | None, failed: Callable[[Exception], None]) -> None:
@@ -88,7 +88,7 @@ class ComposerPost:
     def put(self, message: m.Message, kind: str = "", pack: Callable[[], Packed] | None = None) -> None:
         """Send a message, with the payload that `pack` makes; as `payload` it has kind and sha256 of it.
 
-        Without a kind the message itself names its payload. The payload's arrays must not change from now on.
+        Without a kind the message itself names the payload. The payload's arrays must not change from now on.
         """
         if pack is None:
             self.send(message, None)
@@ -98,7 +98,7 @@ class ComposerPost:
             self._packing.submit(self._pack_and_send_or_fail, message, kind, pack, self._connection)
 
     def forget(self) -> None:
-        """Drop the messages that wait to be packed for a connection that is lost."""
+        """Drop unpacked messages of a lost connection."""
         self._connection += 1
 
     def _pack_and_send(self, message: m.Message, kind: str, pack: Callable[[], Packed]) -> None:
@@ -125,7 +125,7 @@ class ComposerDriver:
         plan: of the mixture.
         run: the mixture's program.
         send: to the gateway.
-        fitting: of one thread, for surrogates: fitting those of its own and taking the others', which need not end
+        fitting: of one thread, for surrogates: fitting the composer's own and taking the others', not bound to end
             before the next step; None: do it at once.
         packing: for packing and sending, one message after the other; None: do it at once.
         clock: monotonic seconds.
@@ -195,7 +195,7 @@ class ComposerDriver:
         self._leave(None)
 
     def claims(self, ready: mm.MixtureReady) -> mm.MixtureReady:
-        """Return `ready` with the shard that is here, if with all that it takes to go on."""
+        """Return `ready` with the shard here, if it is complete."""
         machine = self.machine
         shard = machine.shard if machine.composes else -1  # messages in flight for it may be lost
         return msgspec.structs.replace(ready, shard=shard, epoch=machine.epoch, step=machine.done)
@@ -330,7 +330,7 @@ class ComposerDriver:
         seconds = self._clock() - began
         self._losses.stepped(loss, seconds)
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
-        if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
+        if due and self.machine.connected:  # before the shard is granted again, messages are under an old epoch
             self._reported_at = began
             self._send_own(mm.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
@@ -477,7 +477,7 @@ class RoundLosses:
 
 
 class ComposerRole:
-    """A worker's role in a mixture, composer or expert worker: a driver and its threads. See `Role`."""
+    """A worker's role in a mixture, composer or expert worker: a driver and threads. See `Role`."""
 
     def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send, system: System) -> None:
         """`ready`: the worker's description of itself, without a shard."""
@@ -501,7 +501,7 @@ class ComposerRole:
 
     @property
     def driver(self) -> ComposerDriver:
-        """Of its composer; another one after each failure."""
+        """The composer's driver; another one after each failure."""
         return self._driver
 
     def carry_out(self, instruction: Instruction) -> None:
@@ -514,7 +514,7 @@ class ComposerRole:
                 pass
 
     def tensors(self, payload: Payload) -> Tensors:
-        """The driver sends its own."""
+        """The driver sends tensors."""
         raise LocalProtocolError(f"a composer's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:

@@ -1,8 +1,8 @@
-"""A composer's surrogates as they come and go beside its steps, which only see one whole bank after the other.
+"""A composer's surrogates in transit beside the steps, which only see one whole bank after the other.
 
 Decoding, checking, fitting, packing and digests are done by one background thread, one thing after the other in the
 order in which the compute thread took their messages. Results are left in the composer's inbox with the new bank;
-between two steps the compute thread takes that bank in place of its own, and does no more.
+between two steps the compute thread takes that bank, and does no more.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class ComposerSurrogates:
         yield [self._fitted(s, step, found, bases.get(s)) for s, found in fits.items() if s in self._speaks]
 
     def _fitted(self, shard: int, step: int, fits: Sequence[LayerFit], base: str | None) -> Refresh:
-        """`base`: the payload known when the fit began, which its changes change."""
+        """`base`: the payload known when the fit began, the base of the changes."""
         # Versions are steps, but who speaks for others' experts may have taken more or fewer than they.
         version = self._newest[shard] = max(step, self._newest[shard] + 1)
         messages = messages_of(fits, shard, version)
@@ -155,7 +155,7 @@ class ComposerSurrogates:
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """A shard's surrogates that have arrived are in the bank; `newer`: than those that were in it."""
+    """A shard's arrived surrogates are in the bank; `newer`: than the previous ones."""
 
     message: mm.SurrogatesReady
     newer: bool
@@ -189,7 +189,7 @@ class SendOwn(Protocol):
     def __call__(
         self, type_: type[m.Message], kind: str = "", pack: Callable[[], Packed] | None = None, /, **fields: object
     ) -> None:
-        """`pack` makes the payload, `kind` is its kind; the rest are the message's fields."""
+        """`pack` makes the payload, `kind` is the payload's kind; the rest are the message's fields."""
         ...
 
 
@@ -300,7 +300,7 @@ class SurrogateTraffic:
     def _take_fits(self, fitted: Sequence[Tensors]) -> bool:
         """Return whether fits of expert workers, by layer as in `HeldExperts`, are to be published.
 
-        It is if something of it is new, and nothing is missing, as it is before a composer has got its experts.
+        True if something is new and nothing is missing, as before a composer has got experts.
         """
         fits = tuple(int(layer["progress"]) for layer in fitted if layer)
         if not fits or len(fits) < len(fitted):

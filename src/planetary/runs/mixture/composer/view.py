@@ -1,4 +1,4 @@
-"""How a composer sees the model: the loss with surrogates in it, and where its router sends tokens (table 12)."""
+"""How a composer sees the model: the loss with surrogates in it, and where the router sends tokens (table 12)."""
 
 from __future__ import annotations
 

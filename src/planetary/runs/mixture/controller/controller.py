@@ -3,7 +3,7 @@
 It decides; `runs.mixture.gateway.gateway` carries out. Durable state is `runs.mixture.records.MixtureState`,
 changed through journal records alone. Composers never wait for the controller: they take steps, and report them.
 
-A round is a number of steps of the run, the mean over its shards. It is finished when every shard's state after them is
+A round is a number of steps of the run, the mean over all shards. It is finished when every shard's state after them is
 in the payload store.
 """
 
@@ -101,7 +101,7 @@ class MixtureController(RunController[MixtureDesk]):
         yield from self.patience.waits()
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        """Only live workers compose, each its own shard."""
+        """Only live workers compose, each a separate shard."""
         yield from super()._invariants()
         self.syncing.machine.validate()
         lost = sorted(self.composing.keys() - self.desk.workers.keys())
@@ -219,7 +219,7 @@ class MixtureController(RunController[MixtureDesk]):
     # --- composers ------------------------------------------------------------------------------------------------
 
     def _from_composer(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        """Take a composer's message, unless its epoch is over (it is fenced off) or its payload is unusable."""
+        """Take a composer's message, unless the epoch is over (it is fenced off) or the payload is unusable."""
         message = event.message
         composing = self.composing.get(worker.session)
         assert isinstance(message, FromComposer)
@@ -254,7 +254,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self._kept(composing, message, event.payload)
 
     def _ask_again(self, composing: Composing, message: FromComposer) -> None:
-        """Answer an unusable payload so that its composer sends another one, where it would not by itself."""
+        """Answer an unusable payload so the composer sends another one, where it would not by itself."""
         session = composing.session
         match message:
             case mm.PublishFragment() if (Tier(message.tier), message.fragment) in self.state.fragments:
@@ -340,7 +340,7 @@ class MixtureController(RunController[MixtureDesk]):
             self.desk.out.append(CollectPayloads(frozenset(keep)))
 
     def _unsent_states(self) -> set[Task]:
-        """Return the last states that are due: without a deadline a composer that hangs then would end no run."""
+        """Return the due last states: without a deadline a hanging composer would end no run."""
         if not self._all_steps_are_taken:
             return set()
         due = [one for one in self.composing.values() if not self.rounds.has_ended(one.shard)]

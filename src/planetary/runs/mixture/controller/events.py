@@ -27,7 +27,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
     workers: int  # planned workers: the fastest of those within `startup_grace_s` of the first compose
-    lease_s: float  # how long an expert worker may take before another one gets its work
+    lease_s: float  # limit of an expert worker before another one gets the work
     last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
 
@@ -106,7 +106,7 @@ class MakeFragment(Instruction, frozen=True):
     fragment: int
     version: int
     before: str  # payload of the version before
-    velocity: str  # payload of its outer velocity; "" for none
+    velocity: str  # payload of the outer velocity; "" for none
     published: tuple[PublishedPart, ...]
     why: str
 
@@ -211,7 +211,7 @@ class JudgeExperts(Instruction, frozen=True):
 
 
 class ExpertsJudged(Event, frozen=True):
-    """A result was judged, its accepted part is in the payload store; `failed`: why it cannot be judged."""
+    """A result was judged, the accepted part is in the payload store; `failed`: why it cannot be judged."""
 
     task: int
     payload: str = ""  # payload of the experts; the old experts where nothing counts

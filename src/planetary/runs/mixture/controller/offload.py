@@ -1,11 +1,11 @@
 """The controller's part about expert workers: which sketches become work, who does it, and how results are used.
 
 Workers without a shard improve experts. The experts' weights and moments live in the payload store, in one stream of
-versions per shard and layer; a composer uses the newest it has, and never waits for the next. An update of which
-nothing counts makes no version; its composer is answered all the same.
+versions per shard and layer; a composer uses the newest it has, and never waits for the next. A wholly refused update
+makes no version; the composer is answered all the same.
 
-A sketch names the version of its composer's experts it was made with, and so does its work. One that lags behind by
-more than the window is refused when it is offered, when it is leased, and when its result is judged.
+A sketch and its work name the composer's expert version behind the sketch. A sketch more than the window behind is
+refused at the offer, at the lease, and at the judgement.
 
 Some work is checked: audited where it is judged, or made by two workers, who must agree. Where there is no second one,
 the first one's result is judged alone.
@@ -107,7 +107,7 @@ class WaitingSketches:
         self._waiting.setdefault((shard, layer), set()).add(step)
 
     def forget(self, shard: int, step: int, begun: Collection[tuple[int, int, int]]) -> list[int]:
-        """Drop a shard's sketches that are too old after `step` steps; return the layers that had some.
+        """Drop a shard's sketches too old after `step` steps; return the affected layers.
 
         `begun`: shard, layer and step of work under way.
         """
@@ -167,7 +167,7 @@ class Offload:
         self._desk = desk
         self._updates = updates
         self._refused_sketches = refused_sketches
-        self.improving: dict[int, Improving] = {}  # work by session; kept while its result is judged
+        self.improving: dict[int, Improving] = {}  # work by session; kept until the judgement
         self._half: list[Improving] = []  # wait for another worker to make them, too
         self._judging: dict[int, Improving] = {}  # results under judgement, by task
         self._seen: dict[int, deque[str]] = {}  # payloads of the newest sketches, by layer
@@ -207,7 +207,7 @@ class Offload:
         return True
 
     def stepped(self, session: int, shard: int, step: int) -> None:
-        """Report to a composer that has taken steps which of its sketches are too old by now."""
+        """Report to a composer that has taken steps which sketches are too old by now."""
         if not self._desk.policy.plan.pace.sketches_expire:
             return
         begun = {(one.lease.work.owner, one.lease.work.layer, one.lease.work.step) for one in self._begun()}
@@ -246,7 +246,7 @@ class Offload:
         if worker is None or place in self._busy():
             self._desk.out.append(EndWork(lease, ""))
             return None
-        if not self._waiting.is_waiting(*place, lease.work.step):  # too old, as its composer knows
+        if not self._waiting.is_waiting(*place, lease.work.step):  # too old, as the composer knows
             self._desk.out.append(EndWork(lease, "", again=False))
             return None
         late = self._late(*place, lease.work.version)
@@ -261,7 +261,7 @@ class Offload:
         return None
 
     def end_work(self, event: WorkOver) -> bool:
-        """End a piece of work; return whether its composer waits for an answer."""
+        """End a piece of work; return whether the composer waits for an answer."""
         work = event.work
         if event.failed:
             self._count("failed", self._experts(work.owner, work.layer))
@@ -292,7 +292,7 @@ class Offload:
         return {(s, "work", one.task) for s, one in self.improving.items() if one.task not in self._judging}
 
     def judged(self, event: ExpertsJudged) -> JudgedWork | None:
-        """Record a judgement; its shard's composer is to be answered."""
+        """Record a judgement; the shard's composer is to be answered."""
         one = self._judging.pop(event.task, None)
         if one is None:
             return None

@@ -1,4 +1,4 @@
-"""How long a worker may take for a piece of work, an evaluation or its last state before it counts as stuck."""
+"""How long a worker may take for a piece of work, an evaluation or a last state before it counts as stuck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's part about rounds: when one is finished, its report, and the evaluation of its model."""
+"""The controller's part about rounds: the end of a round, the report, and the evaluation of the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evaluating(msgspec.Struct):
 
 
 class Viewed(msgspec.Struct, frozen=True):
-    """How a composer sees the model at the end of a round, and the payload with its routing."""
+    """How a composer sees the model at the end of a round, and the payload with the routing."""
 
     mixed: float
     surrogates: float
@@ -54,8 +54,8 @@ class Viewed(msgspec.Struct, frozen=True):
 
 
 class MixtureRounds:
-    """A round is a number of steps of the run, which are the mean over its shards; it is finished when every shard's
-    state after them is saved.
+    """A round is a number of steps of the run, the mean over all shards; it is finished when every shard's state after
+    them is saved.
     """
 
     def __init__(

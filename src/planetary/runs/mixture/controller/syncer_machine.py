@@ -1,15 +1,15 @@
 """The syncer as a pure machine (PARALLAX, 4.4, 4.9, 14.4): who owns which shard, and when a fragment is merged.
 
-Composers never wait for it. Each publishes a fragment when its cadence has it due and pulls the merged version at a
+Composers never wait for it. Each publishes a fragment when due by the cadence and pulls the merged version at a
 separate boundary. A fragment is merged when every connected composer has published it, or when a quorum has and the
-grace time since the first publication is over. A publication counts only if it was trained from the version that is
-current: a later one is refused, and its composer goes on from the newer version.
+grace time since the first publication is over. A publication counts only if it was trained from the current version:
+another one is refused, and the composer goes on from the newer version.
 
 A shard has one owner at a time, and every grant of it a higher epoch, so two processes that believe they own it cannot
 both be right: messages under the older epoch are stale.
 
 With several owners of every expert, a shard's experts are also held by the owners of the shards after it. They are a
-fragment that these alone publish. A shard's surrogates come from the first of them that lives: its speaker.
+fragment that these alone publish. A shard's surrogates come from the first live owner: the speaker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SyncPolicy(msgspec.Struct, frozen=True):
         grace_s: seconds from a fragment's first publication until a quorum is enough, and for which a lost composer's
             shard is kept for it.
         max_shards: that one composer may own; above 1 it also adopts those of lost ones.
-        replicas: owners of every expert; a shard's experts are then a fragment, which its holders publish.
+        replicas: owners of every expert; a shard's experts are then a fragment, published by the holders.
         return_s: for which shards are kept for their owners after the syncer was restarted: these have to notice that
             it is there again.
     """
@@ -77,7 +77,7 @@ class Joined(Event, frozen=True):
 
 
 class Returning(Event, frozen=True):
-    """A composer is connected and not ready yet: its shards are kept for it as long as it is."""
+    """A composer is connected and not ready yet: shards are kept for it meanwhile."""
 
     composer: str
 
@@ -137,7 +137,7 @@ class Standby(Instruction, frozen=True):
 
 
 class Speak(Instruction, frozen=True):
-    """A shard's surrogates come from the owner of the shard `by` from now on, which holds a copy of its experts."""
+    """A shard's surrogates come from the owner of the shard `by` from now on, which holds a copy of the experts."""
 
     shard: int
     by: int
@@ -236,7 +236,7 @@ class Ownership(StrEnum):
 
 OWNERSHIP: Table = {
     (Ownership.FREE, "granted"): Ownership.OWNED,
-    (Ownership.FREE, "restored"): Ownership.KEPT,  # its owner has to notice that the syncer was restarted
+    (Ownership.FREE, "restored"): Ownership.KEPT,  # the owner has to notice that the syncer was restarted
     (Ownership.OWNED, "granted"): Ownership.OWNED,  # again, under another epoch: it came over another connection
     (Ownership.OWNED, "owner lost"): Ownership.KEPT,
     (Ownership.OWNED, "owner returning"): Ownership.OWNED,
@@ -276,11 +276,11 @@ class _Shard:
 
     Attributes:
         state: see `OWNERSHIP`.
-        owner: a lost one until its grace time is over.
+        owner: a lost one until the grace time is over.
         epoch: number of the last grant.
         kept_until: when a lost owner loses it.
         speaker: the shard whose owner speaks for it.
-        behind: whether its owner came back and takes steps again its surrogates have behind them.
+        behind: whether the returned owner repeats steps behind the surrogates.
     """
 
     def __init__(self, number: int) -> None:
@@ -323,7 +323,7 @@ class SyncerMachine:
     # --- queries --------------------------------------------------------------------------------------------
 
     def owners(self) -> list[str | None]:
-        """Return each shard's owner; a lost one until its grace time is over."""
+        """Return each shard's owner; a lost one until the grace time is over."""
         return [shard.owner for shard in self._shards]
 
     def behind(self, shard: int) -> bool:
@@ -400,7 +400,7 @@ class SyncerMachine:
         found: list[Instruction] = [
             Announce(name, tier, i, f.version)
             for (tier, i), f in self._fragments.items()
-            if f.version and tier is not Tier.EXPERTS  # a grant of a shard brings its experts
+            if f.version and tier is not Tier.EXPERTS  # a grant of a shard brings the experts
         ]
         if event.claims is not None and 0 <= event.claims < len(self._shards):
             owner = self._shards[event.claims].owner
@@ -410,7 +410,7 @@ class SyncerMachine:
                 )
         for number, shard in enumerate(self._shards):
             if shard.owner == name:
-                # Its process may be another one than before: the epoch fences off messages of the old one.
+                # The process may be new: the epoch fences off messages of the old one.
                 found.append(self._grant(number, name, "it comes back"))
         found += self._give_out_shards(now, first=event.claims)
         if not self._owned(name):
@@ -516,10 +516,10 @@ class SyncerMachine:
         return [name for name in self._connected if name in owners]
 
     def _due_speakers(self) -> list[tuple[int, int]]:
-        """Return shards that need another speaker, and who it is: the first owner of their experts that is there.
+        """Return shards that need another speaker, and that speaker: the first connected owner of their experts.
 
-        A speaker that was lost, or has not come yet, remains one for as long as its shard is kept for it. An owner that
-        comes back does not take over before it has caught up: until then its surrogates are older than the known ones.
+        A lost or missing speaker remains one while the shard is kept for it. A returning owner does not take over
+        before it has caught up: until then its surrogates are older than the known ones.
         """
         found: list[tuple[int, int]] = []
         count, replicas = self.policy.shards, self.policy.replicas

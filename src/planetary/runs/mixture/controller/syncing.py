@@ -56,7 +56,7 @@ class Syncing:
         self._first_at: dict[tuple[Tier, int], float] = {}  # arrival of the first publication of a merge under way
 
     def handle(self, event: Event, now: float) -> None:
-        """Hand the machine an event, and carry out its instructions."""
+        """Hand the machine an event, and carry out the instructions."""
         self.carry_out(self.machine.handle(event, now), now)
 
     def published(self, worker: str, message: mm.PublishFragment, payload: str, now: float) -> None:
@@ -141,14 +141,14 @@ class Syncing:
             one.sent(now)
 
     def stepped(self, one: Composing, now: float) -> None:
-        """A composer has taken steps, or begins. After an absence it has caught up when it has taken those of a refresh
-        interval: it began with the newest merge of its experts.
+        """A composer has taken steps, or begins. After an absence it has caught up after the steps of a refresh
+        interval: it began with the newest merge of the experts.
         """
         if self.machine.behind(one.shard) and one.step >= one.granted + self.desk.policy.plan.training.cadence.refresh:
             self.handle(CaughtUp(one.shard), now)
 
     def steps(self) -> tuple[int, ...]:
-        """Return how many steps every shard has taken: those of a live composer, else those of its saved state."""
+        """Return how many steps every shard has taken: those of a live composer, else those of the saved state."""
         live = {one.shard: one.step for one in self.composing.values()}
         return tuple(live.get(n, shard.step) for n, shard in enumerate(self.desk.state.shards))
 
@@ -193,7 +193,7 @@ class Syncing:
                 self.send_surrogates(other, message.of)
 
     def unusable_surrogates(self, one: Composing) -> None:
-        """Have a composer send its surrogates whole: a change of them was unusable."""
+        """Have a composer send whole surrogates: a change of them was unusable."""
         self.desk.send(one.session, mm.AssignSpeaker(shards=self.spoken_for(one.shard)))
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:

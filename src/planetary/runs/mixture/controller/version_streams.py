@@ -1,7 +1,7 @@
 """Each expert's versions, from a run's journal, and the proof that there is one stream of them. Pure.
 
-An expert belongs to one shard. Under direct ownership its versions are the shard's saved states, each under the shard's
-epoch; under offload they are the judged updates of its layer; with several owners they are the merges of their copies.
+An expert belongs to one shard. Under direct ownership the versions are the shard's saved states, each under the shard's
+epoch; under offload they are the judged updates of the layer; with several owners they are the merges of their copies.
 Surrogates have the step they were fitted after as their version, and come from the shard's speaker.
 """
 
@@ -26,7 +26,7 @@ from planetary.runs.mixture.training.replicas import holders
 
 
 class ExpertVersion(msgspec.Struct, frozen=True):
-    """One version of an expert: its number, the steps it has learned from, and who made it under which epoch.
+    """One version of an expert: number, the steps it has learned from, and who made it under which epoch.
 
     Of a merge of copies: the most steps an owner's copy has learned from, the owners, and the epoch of the first.
     """
@@ -63,7 +63,7 @@ class _Streams:
 
     def __init__(self, owners: Sequence[Sequence[int]], replicas: int) -> None:
         self._composers, self._replicas = 1 + max(max(row) for row in owners), replicas
-        self._mine: dict[tuple[int, int], list[int]] = {}  # shard, layer -> its experts
+        self._mine: dict[tuple[int, int], list[int]] = {}  # shard, layer -> experts
         for layer, row in enumerate(owners):
             for expert, shard in enumerate(row):
                 self._mine.setdefault((shard, layer), []).append(expert)

@@ -21,7 +21,7 @@ import msgspec
 from planetary.core.errors import ResourceError, UserError
 
 _FORMAT = 3
-"""Raised whenever the table changes. Work in an older one is dropped: its experts have moved on."""
+"""Raised whenever the table changes. Work in an older one is dropped: the experts have moved on."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS work ("
@@ -126,8 +126,7 @@ class WorkQueue:
     def offer(self, work: Iterable[ExpertWork]) -> int:
         """Add work and return how much of it is new: work offered before, done or not, is left as it is.
 
-        But work that is neither leased nor done gives way to an offer with newer experts: its composer has taken
-        that step again.
+        But work neither leased nor done gives way to an offer with newer experts: the composer has repeated that step.
         """
         rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads), w.progress, w.version) for w in work]
         added = 0
@@ -185,9 +184,9 @@ class WorkQueue:
         return True
 
     def give_up(self, lease: Lease, *, again: bool = True) -> bool:
-        """Return work a worker cannot do; another may try, until its attempts are used up.
+        """Return work a worker cannot do; another may try, until the attempts are used up.
 
-        `again` False: no other worker tries, as its subject is over; its owner knows that (see `failed`).
+        `again` False: no other worker tries, as the subject is over; the owner knows that (see `failed`).
         """
         with self._writing("give work up"):
             done = self._db.execute(
@@ -198,7 +197,7 @@ class WorkQueue:
         return done.rowcount == 1
 
     def failed(self) -> list[ExpertWork]:
-        """Return work without attempt left, each once: its owners wait for an answer."""
+        """Return work without attempt left, each once: the owners wait for an answer."""
         with self._writing("look for failed work"):
             rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'failed' AND NOT told").fetchall()
             if rows:
@@ -212,7 +211,7 @@ class WorkQueue:
         return found is not None and found[0] in {"done", "failed"}
 
     def results(self, owner: int) -> list[tuple[ExpertWork, str]]:
-        """Return an owner's finished work with the digests of its results, oldest first."""
+        """Return an owner's finished work with the results' digests, oldest first."""
         with self._reading():
             rows = self._db.execute(
                 f"SELECT result, {_WORK} FROM work WHERE state = 'done' AND owner = ? ORDER BY step, layer",
@@ -221,17 +220,17 @@ class WorkQueue:
         return [(_work(row), result) for result, *row in rows]
 
     def add(self, work: ExpertWork, *, keep: int) -> list[ExpertWork]:
-        """Offer work and remove work that is old beside it; return the removed work its owners wait for.
+        """Offer work and remove older work; return the removed work that owners wait for.
 
-        `keep`: Steps, of the run and of its owner, that older work may lie back; old output gradients mislead (12.10).
+        `keep`: Steps, of the run and of the owner, by which older work may lie back; old output gradients mislead
+        (12.10).
         """
         over = [] if self.offer([work]) or not self.is_over(work) else [work]
         return over + self.forget(work, keep)
 
     def forget(self, work: ExpertWork, keep: int) -> list[ExpertWork]:
-        """Remove work that is not leased and is `keep` steps older than `work` or more by its owner's count, where
-        owner and layer are the same, or more than that by the run's; return the removed work that was neither done nor
-        failed.
+        """Remove unleased work, `keep` steps older than `work` or more by the owner's count, where owner and layer are
+        the same, or more than that by the run's; return the removed work that was neither done nor failed.
         """
         old = "state != 'leased' AND (progress < ? OR (owner = ? AND layer = ? AND step <= ?))"
         bounds = (work.progress - keep, work.owner, work.layer, work.step - keep)

@@ -1,7 +1,7 @@
 """The costs of a mixture in floating-point operations, bytes of memory and bytes of traffic (PARALLAX, 5 and 13).
 
-All functions are pure; bytes are bytes (GB in the report are 10⁹), a multiply-add is two operations. Where the
-report's formula leaves something out, a second function beside it counts that too, and its docstring names it.
+All functions are pure; bytes are bytes (GB in the report are 10⁹), a multiply-add is two operations. Where the report's
+formula leaves something out, a second function beside it counts that too, as the docstring says.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def surrogate_forward_flops(shape: MoeShape) -> int:
 
 
 def surrogate_share(shape: MoeShape) -> float:
-    """Return a composer's operations on a surrogate over those of training its expert: r/(3h) for relu² (section 5).
+    """Return a composer's operations on a surrogate over those of training the expert: r/(3h) for relu² (section 5).
 
-    Without the detach the gradient passes through to its input, which costs another forward pass: 2r/(3h).
+    Without the detach the gradient passes through to the input, which costs another forward pass: 2r/(3h).
     """
     passes = 1 if shape.detach else 2
     return passes * surrogate_forward_flops(shape) / (3 * expert_forward_flops(shape))
@@ -232,7 +232,7 @@ def sketch_bytes(shape: MoeShape, tokens: int, *, precision: Precision = _KEYS.p
 
     Args:
         shape: of the model.
-        tokens: of the composer in that step that sketches have.
+        tokens: of the composer in that step, in sketches.
         precision: of the expert inputs and output gradients.
 
     Returns:
@@ -259,9 +259,9 @@ def copies_bytes(shape: MoeShape, replicas: int, *, width: int = 4) -> float:
     return 2 * replicas * all_expert_params(shape) * width
 
 
-# The report prints 1.95B and 8.65B active parameters; its tables follow from 1.955e9 and 8.645e9, and from expert
-# totals rounded to 19.3e9 and 171.9e9 (the shapes give 19.33e9 and 171.80e9). The test of every cell needs these.
-# Their tiers' sizes, which the report does not print, are in `cost_table.py`.
+# The report prints 1.95B and 8.65B active parameters; the tables follow from 1.955e9 and 8.645e9, and from expert
+# totals rounded to 19.3e9 and 171.9e9 (the shapes give 19.33e9 and 171.80e9). The test of every cell needs these. Their
+# tiers' sizes, which the report does not print, are in `cost_table.py`.
 REPORT_20B = MoeShape("20B", 16, 256, 16, 768, 3072, 64, 1.955e9, 19.3e9, ternary=True)
 REPORT_176B = MoeShape("176B", 32, 640, 16, 1024, 4096, 48, 8.645e9, 171.9e9, ternary=True)
 SHAPES = {"20b": REPORT_20B, "176b": REPORT_176B}

@@ -157,7 +157,7 @@ def _memory(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
 
 
 def _traffic(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
-    """The traffic that is removed, and the traffic in its place."""
+    """The removed traffic, and the traffic instead."""
     cadence, tokens = work.cadence, work.batch * work.length
     rows = [
         row(
@@ -281,8 +281,8 @@ def shape_of(name: str, config: LatentMoeConfig, *, rank: int, detach: bool = Tr
 def named_shape(name: str, *, rank: int) -> tuple[MoeShape, LatentMoeConfig]:
     """Return the shape a name stands for, and the model's sizes.
 
-    "20b" and "176b" are the report's, with its own rank: their routers and latent projections are those of the presets
-    of these names, and the backbone is the rest of the active parameters the report counts.
+    "20b" and "176b" are the report's, with the report's rank: their routers and latent projections are those of the
+    presets of these names, and the backbone is the rest of the active parameters the report counts.
 
     Raises:
         UserError: there is no such name.
@@ -307,7 +307,7 @@ def named_shape(name: str, *, rank: int) -> tuple[MoeShape, LatentMoeConfig]:
 
 
 def configured(config: Config) -> tuple[MoeShape, LatentMoeConfig, Workload]:
-    """Return the shape of a configuration's model, the model's sizes, and the workload of its run.
+    """Return the shape of a configuration's model, the model's sizes, and the run's workload.
 
     Raises:
         UserError: it is no mixture.

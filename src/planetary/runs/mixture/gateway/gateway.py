@@ -1,4 +1,4 @@
-"""The gateway of a mixture: its controller on real connections, with payloads and a real disk."""
+"""The gateway of a mixture: a controller on real connections, with payloads and a real disk."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         return e.Received(session, message, defect, attachment, payload, size)
 
     def _keep(self, message: m.Message, data: Packed) -> tuple[str, str]:
-        """Check a message's payload and put it into the store; return its name, or its defect."""
+        """Check a message's payload and put it into the store; return the name, or the defect."""
         assert self._checks is not None
         return self._checks.keep(self._payloads, message, data)
 
@@ -286,7 +286,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         return ModelAssembled(instruction.round, payload, checkpoint, seconds, routing=routing)
 
     def _checkpoint(self, round_: int, model: Tensors) -> str:
-        """Write the ordinary model as a checkpoint, which `planetary generate` reads; return its folder's name."""
+        """Write the ordinary model as a checkpoint, which `planetary generate` reads; return the folder's name."""
         assert self.prepared is not None
         specs = self.prepared.model
         info = CheckpointInfo(
@@ -299,7 +299,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             controller=msgspec.Raw(msgspec.json.encode(Mark(round_, 0, 1, LeaseLedger()))),
             random_state={"seed": self.config.run.seed},
         )
-        nothing = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}  # its merges keep no velocity
+        nothing = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}  # merges keep no velocity
         folder = self.options.folder / CHECKPOINTS
         return write_checkpoint(
             folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep, files=self._system.files
@@ -340,7 +340,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
                     if all(self._payloads.has(name) for name in found[0].work.payloads):
                         lease = found[0]
                         break
-                    self._queue.give_up(found[0])  # its sketches were too old to be kept
+                    self._queue.give_up(found[0])  # the sketches were too old to be kept
         return lease, over + [WorkOver(work, failed=True) for work in self._queue.failed()]
 
     async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
@@ -400,7 +400,7 @@ def worker_status(controller: MixtureController, worker: WorkerSession) -> Worke
     """Describe a connected worker.
 
     A round is a number of steps of the run and not of a composer: one that is faster than others takes more than their
-    mean in it, and is in the next round when its state at the end of this one is saved.
+    mean in it, and is in the next round once the state at the end of this one is saved.
     """
     composing = controller.composing.get(worker.session)
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"

@@ -232,7 +232,7 @@ class PayloadChecks:
         self._fragments = plan.fragments(dense, experts)
 
     def keep(self, store: PayloadStore, message: m.Message, data: Packed) -> tuple[str, str]:
-        """Check a message's payload and put it into the store; return its name, or its defect.
+        """Check a message's payload and put it into the store; return the name, or the defect.
 
         A change of surrogates is put there with the surrogates it makes, and the name is that of these.
         """

@@ -1,5 +1,5 @@
-"""Everything between a configuration and a mixture that composers can join: data, plan, program and initial values, and
-the run folder of one that begins, or goes on from its journal and its payloads.
+"""Everything between a configuration and a joinable mixture: data, plan, program and initial values, and the run folder
+of a new run, or of one resumed from journal and payloads.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgramRecord(PreparedRecord, frozen=True):
-    """The sources of a mixture's program, and its functions.
+    """The sources of a mixture's program, and the functions.
 
     Attributes:
         digest: of the portable module of all functions.
@@ -144,7 +144,7 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
     `owners`: those the run began with; None: those of the configuration.
 
     Raises:
-        UserError: its parts do not fit together.
+        UserError: the parts do not fit together.
     """
     model = model_of(config)
     if data.vocab_size > model.vocab_size:
@@ -225,7 +225,7 @@ def prepare_mixture(
 
 
 def _program_parts(plan: MixturePlan) -> str:
-    """Return the part of a plan that decides its program, as JSON: no length of a run, no rate, no ownership."""
+    """Return the part of a plan that decides the program, as JSON: no length of a run, no rate, no ownership."""
     schedules = {"dense_schedule": None, "expert_schedule": None}
     parts = {
         "mixture": msgspec.to_builtins(plan.model),
@@ -328,7 +328,7 @@ def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
 
 
 STUCK_AFTER_S = 120.0
-"""A composer without a step for this long, and for twenty of its usual steps, is restarted."""
+"""A composer without a step for this long, and for twenty usual steps, is restarted."""
 
 
 @dataclass
@@ -343,7 +343,7 @@ class MixtureStart:
 
 
 def owners_of_run(folder: Path) -> OwnerMap | None:
-    """Return the ownership map of a run that has begun, from its journal; None: it has not."""
+    """Return the ownership map of a run that has begun, from the journal; None: a new run."""
     records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
     return next((record.owners for record in records if isinstance(record, MixtureStarted)), None)
 
@@ -358,7 +358,7 @@ def begin_mixture(
     """Read or make the run folder with the file operations of `system`.
 
     Raises:
-        UserError: there is already a run in the folder, or none that can be resumed; or its journal is damaged.
+        UserError: there is already a run in the folder, or no resumable one; or the journal is damaged.
         TrustError: it was started with another configuration.
         ResourceError: the payload store fails.
     """
@@ -386,7 +386,7 @@ def begin_mixture(
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     _check_same(earlier, policy, prepared, folder)
     records = []
-    if not state.shards:  # the gateway died between its first two records
+    if not state.shards:  # the gateway died between the first two records
         records.append(start := store_start(prepared, store))
         state.apply(start)
     for name in sorted(state.needed()):

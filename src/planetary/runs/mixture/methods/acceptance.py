@@ -61,9 +61,9 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class ExpertState(msgspec.Struct, frozen=True):
-    """One expert as its owner holds it: weights by name, version and owner.
+    """One expert as the owner holds it: weights by name, version and owner.
 
-    `steps`: of its optimizer, at most, that are behind an update of it.
+    `steps`: optimizer steps behind an update, at most.
     """
 
     layer: int
@@ -75,7 +75,7 @@ class ExpertState(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """A worker's proposal: deltas to add to weights, the moments after it, and its proxy before and after.
+    """A worker's proposal: deltas to add to weights, later moments, and the proxy before and after.
 
     `residuals`: dropped from the deltas by a lossy form, by weight.
     """
@@ -92,7 +92,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The decision and its reason, in words for the journal."""
+    """Decision and reason, in words for the journal."""
 
     refusal: Refusal
     why: str
@@ -112,7 +112,7 @@ def lag_refusal(version: int, base_version: int, window: int) -> Refusal:
 
 
 def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule) -> Verdict:
-    """Return whether an update counts; `rule`: of its moments. Used by `audit.accept_slots`."""
+    """Return whether an update counts; `rule`: of the moments. Used by `audit.accept_slots`."""
     where = f"layer {state.layer} expert {state.expert}"
     if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
         return Verdict(

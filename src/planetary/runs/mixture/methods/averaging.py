@@ -23,7 +23,7 @@ class PublishedParameters(msgspec.Struct, frozen=True):
     """One composer's parameters at a synchronisation.
 
     Attributes:
-        composer: its number; the order of the sum, so results do not depend on the order of arrival.
+        composer: number; the order of the sum, so results do not depend on the order of arrival.
         tensors: float32 by name.
         tokens: trained since the last synchronisation.
         steps: taken since then.
@@ -68,8 +68,8 @@ def merge(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the tier's parameters after an outer step, and the outer velocity, both float32 by name.
 
-    v ← μ v + Δ, θ ← θ_prev − η (Δ + μ v), as `planetary.sync.outer`. A composer alone, at rate 1 and without
-    momentum, gets its own parameters back bit for bit.
+    v ← μ v + Δ, θ ← θ_prev − η (Δ + μ v), as `planetary.sync.outer`. A composer alone, at rate 1 and without momentum,
+    gets the same parameters back bit for bit.
 
     Args:
         previous: the composers' start, float32 by name.

@@ -1,9 +1,9 @@
 """Rows of numbers in four bits: a scale per row, a signed Hadamard rotation, a 16-level Gaussian grid.
 
-The report names a 4-bit "HQ4" compression of sketches (4.10) and does not define it. This one follows its citations:
-a rotation by a Hadamard matrix with random signs makes the numbers of a row nearly Gaussian whatever they were
-(Ashkboos et al. 2024, arXiv:2404.00456), so one grid, the least-squares one for a Gaussian (Max 1960, table I), fits
-every row. The expected squared error is 1.2 % of a row's energy.
+The report names a 4-bit "HQ4" compression of sketches (4.10) and does not define it. This one follows the citations: a
+rotation by a Hadamard matrix with random signs makes the numbers of a row nearly Gaussian whatever they were (Ashkboos
+et al. 2024, arXiv:2404.00456), so one grid, the least-squares one for a Gaussian (Max 1960, table I), fits every row.
+The expected squared error is 1.2 % of a row's energy.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
 
 
 def _hadamard(rows: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each block of each row by the orthonormal Hadamard matrix (its own inverse), in log₂ steps.
+    """Multiply each block of each row by the orthonormal Hadamard matrix (an involution), in log₂ steps.
 
     Numbers at one place of all blocks lie beside each other meanwhile: the first steps would otherwise add runs of one
     or two numbers, which takes five times as long. Every number is added to the same one either way.

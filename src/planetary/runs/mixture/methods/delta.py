@@ -1,6 +1,6 @@
-"""How an update travels: exact, bf16, four bits, its largest elements, or a low rank; the loss is fed back.
+"""How an update travels: exact, bf16, four bits, the largest elements, or a low rank; the loss is fed back.
 
-The sender keeps the residual of a lossy form and adds it to its next update, so nothing is lost for good (PARALLAX,
+The sender keeps the residual of a lossy form and adds it to the next update, so nothing is lost for good (PARALLAX,
 13.6). Every function returns the message and the new residual; the receiver decodes the message alone.
 """
 

@@ -23,9 +23,9 @@ _SQUARES = ("adam.square.", "adafactor.")
 _AVERAGE = "average."  # prefix of the weights' averages
 
 MOST_NATS = 1e4
-"""The largest gradient: its length times that of the weights, in nats. A change of the weights by a thousandth
-would change the mean loss by ten nats then; a model that knows nothing has the logarithm of its vocabulary, about 12.
-Experts of the tests' small model are below 3."""
+"""The largest gradient: the gradient's length times that of the weights, in nats. A change of the weights by a
+thousandth would change the mean loss by ten nats then; a model that knows nothing has the logarithm of its vocabulary,
+about 12. Experts of the tests' small model are below 3."""
 
 MOST_AVERAGE = 10.0
 """How far an average of the weights may be from them, relative to them."""
@@ -84,7 +84,7 @@ class MomentRule(msgspec.Struct, frozen=True):
         return ""
 
     def _mean_over_root(self, count: int) -> float:
-        """The most that Adam's mean of gradients can be over the root of its mean of squares, after `count` steps.
+        """The largest ratio of Adam's mean of gradients to the root of the mean of squares, after `count` steps.
 
         Both are sums over the same gradients, weighted with (1 - β1) β1ⁿ and (1 - β2) β2ⁿ: Cauchy and Schwarz.
         """

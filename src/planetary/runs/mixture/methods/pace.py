@@ -66,7 +66,7 @@ class Pace(Protocol):
         ...
 
     def may_finish(self, confirmed: bool) -> bool:
-        """Whether a composer that counts no step left may end; `confirmed`: by the gateway, since its last step."""
+        """Whether a composer without remaining steps may end; `confirmed`: by the gateway, since the last step."""
         ...
 
     def blocked_by(self, missing: Iterable[str]) -> str:
@@ -74,7 +74,7 @@ class Pace(Protocol):
         ...
 
     def skips_upload(self, in_flight: int) -> bool:
-        """Whether an upload is left out while `in_flight` earlier ones of its kind have not left this machine."""
+        """Whether an upload is left out while `in_flight` earlier ones of the kind have not left this machine."""
         ...
 
     def may_offer(self, has_room: bool) -> bool:
@@ -206,7 +206,7 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
         return done
 
     def may_finish(self, confirmed: bool) -> bool:
-        """Its own count is that of all composers."""
+        """One composer's count is that of all."""
         return True
 
     def blocked_by(self, missing: Iterable[str]) -> str:

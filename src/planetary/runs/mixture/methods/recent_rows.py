@@ -1,4 +1,4 @@
-"""The rows an owner remembers for calibrating surrogates: the inputs and gates of its last steps."""
+"""The rows an owner remembers for calibrating surrogates: the inputs and gates of the last steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def no_rows(capacity: int, latent: int, experts: int) -> RecentRows:
 
 
 def remember(rows: RecentRows, inputs: np.ndarray, gates: np.ndarray) -> RecentRows:
-    """Return the buffer after a step: its oldest rows are replaced; of more rows than fit, the last ones stay."""
+    """Return the buffer after a step: the oldest rows are replaced; of more rows than fit, the last ones stay."""
     capacity = len(rows.inputs)
     inputs, gates = inputs[-capacity:], gates[-capacity:]
     place = (rows.next_row + np.arange(len(inputs))) % capacity

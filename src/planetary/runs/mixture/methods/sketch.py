@@ -41,7 +41,7 @@ class Sketch(msgspec.Struct, frozen=True):
 
 
 class EncodedSketch(msgspec.Struct, frozen=True):
-    """A sketch as it travels, and the sha256 of its contents.
+    """A sketch as it travels, and the sha256 of the contents.
 
     `inputs` and `output_gradients` are float32 arrays or four-bit rows; ids take one byte up to 256 experts and two
     above; gates are float16, or float32 in an uncompressed sketch.
@@ -74,7 +74,7 @@ def sketch_from_gates(
 ) -> Sketch:
     """Return the sketch of `place` (layer, step, composer) from gates [tokens, experts] of which `active` are not 0.
 
-    A gate that underflowed to 0 counts as chosen by its rank; its expert gets a zero gradient either way.
+    A gate that underflowed to 0 counts as chosen by rank; the expert gets a zero gradient either way.
     """
     ids = np.sort(np.argsort(-gates, axis=1, kind="stable")[:, :active], axis=1)
     chosen = np.take_along_axis(gates, ids, axis=1)

@@ -42,7 +42,7 @@ class SketchPool(Protocol):
 
 
 class OwnSketches:
-    """`moe.sketches = "owner"`: each sketch improves its own composer's experts."""
+    """`moe.sketches = "owner"`: each sketch improves the composer's experts."""
 
     def add(self, sketch: OfferedSketch) -> list[SketchBatch]:
         return [SketchBatch(sketch.shard, sketch.version, (sketch.payload,))]
@@ -72,7 +72,7 @@ class StepSketches:
 
 
 class RecentSketches:
-    """`moe.sketches = "all"` at a free pace: a sketch improves its composer's experts with the others' newest ones.
+    """`moe.sketches = "all"` at a free pace: a sketch improves the composer's experts with the others' newest ones.
 
     Args:
         reach: steps of the run between sketches that are used together. Composers are not at the same step, and what

@@ -1,8 +1,8 @@
 """Fitting surrogates (PARALLAX, 4.8): Ê(u) = ReLU(u A)² B to E(u) on recent rows.
 
-For a given A the best B is a ridge regression, so only A is searched: Adam on the error that is left after that
-solution (variable projection; at the best B the gradient with respect to A needs no derivative of B). A starts from
-the current surrogate. Rows count with g_e²: an error is felt after the gate.
+For a given A the best B is a ridge regression, so only A is searched: Adam on the remaining error (variable projection;
+at the best B the gradient with respect to A needs no derivative of B). A starts from the current surrogate. Rows count
+with g_e²: an error is felt after the gate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FitOptions(msgspec.Struct, frozen=True):
     Attributes:
         steps: of Adam on A per refresh; 0: only B is solved again.
         rate: of Adam, relative to the root mean square of A's elements.
-        ridge: added to the diagonal of the regression, relative to its mean.
+        ridge: added to the diagonal of the regression, relative to the mean.
         rows: per expert, at most.
         capacity: of the buffer of recent rows.
     """
@@ -97,7 +97,7 @@ def fit_surrogates(
 
     Args:
         u: inputs float32 [E, n, d_e].
-        weights: float32 [E, n], none negative; an expert whose weights are all 0 keeps its surrogate.
+        weights: float32 [E, n], none negative; an expert whose weights are all 0 keeps the surrogate.
         targets: outputs of the real experts, float32 [E, n, d_e].
         a: float32 [E, d_e, r], the start.
         b: float32 [E, r, d_e], the present solution.
@@ -168,7 +168,7 @@ def initial_surrogates(up: np.ndarray, down: np.ndarray, rank: int) -> tuple[np.
 def surrogate_message(
     layer: int, expert: int, *, owner: int, version: int, a: np.ndarray, b: np.ndarray
 ) -> SurrogateMessage:
-    """Return the message with its checksum."""
+    """Return the message with the checksum."""
     return SurrogateMessage(layer, expert, owner, version, a, b, _checksum((layer, expert, owner, version), a, b))
 
 

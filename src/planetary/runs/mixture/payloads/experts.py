@@ -1,4 +1,4 @@
-"""Payloads of experts under offload, as bytes and back: work, its result, and the experts that composers get.
+"""Payloads of experts under offload, as bytes and back: work, results, and the composers' experts.
 
 Expert workers get weights, moments and residuals. Composers get the weights that experts compute with, ternary ones in
 two bits, or what has changed of them in the form the run's updates have. Moments and residuals always travel exactly.

@@ -1,4 +1,4 @@
-"""A composer's shard as it was saved, put together from the payload store: its state, and under offload its experts.
+"""A composer's shard as it was saved, put together from the payload store: state, and under offload the experts.
 
 Under offload the experts are not in the state: expert workers improve them, and the newest version of every shard's and
 layer's is a separate payload.
@@ -18,12 +18,12 @@ from planetary.runs.mixture.training.participant_states import ComposerState
 
 
 def saved_composer(store: PayloadStore, shard: str, experts: Sequence[str], plan: MixturePlan) -> ComposerState:
-    """Return a composer's state with its experts as they are trained.
+    """Return a composer's state with the experts in training form.
 
     Args:
         store: of the run.
         shard: payload of the saved state.
-        experts: under offload, payloads of its experts, by layer.
+        experts: under offload, payloads of the experts, by layer.
         plan: of the mixture.
 
     Raises:

@@ -1,8 +1,8 @@
 """A shard's state and an assembled model as payloads, and back.
 
-Under offload a shard's experts are not in its state: expert workers improve them, and they are payloads of their own.
-The rows that surrogates are fitted on are not saved: a composer that goes on from a saved state gathers new ones, and
-keeps a surrogate as it is until it has rows for its expert.
+Under offload a shard's experts are not in the state: expert workers improve them, and they are separate payloads.
+Calibration rows are not saved: a composer resumed from a saved state gathers new ones, and keeps a surrogate as it is
+until there are rows for the expert.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class HeldFragment(msgspec.Struct):
     """A composer's part in one fragment.
 
     Attributes:
-        base: the version its parameters are trained from.
+        base: the version the parameters are trained from.
         since: the step after which they were exactly that version, or what they carried over on top of it.
         published: the step after which they were last published from this base; None: not yet.
-        again: whether that publication may have been lost with its connection.
+        again: whether that publication may have been lost with the connection.
     """
 
     base: int = 0
@@ -64,9 +64,9 @@ def shard_bytes(state: ComposerState, step: int, held: dict[Key, HeldFragment], 
 
 
 def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, HeldFragment]]:
-    """Return the state in a payload, the steps it has taken, and its fragments' versions.
+    """Return the state in a payload, the taken steps, and the fragments' versions.
 
-    Under offload without its experts.
+    Under offload without the experts.
 
     Raises:
         RemoteProtocolError: it is no such payload, or of another model.

@@ -1,6 +1,6 @@
 """A shard's surrogates as payloads, whole or as changes of others, and back.
 
-Both forms have of every expert its layer, owner, version and the checksum of the whole surrogate: who puts a change and
+Both forms have of every expert layer, owner, version and the checksum of the whole surrogate: who puts a change and
 what it changes together has the owner's bits or an error.
 """
 

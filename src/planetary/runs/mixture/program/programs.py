@@ -10,9 +10,9 @@ between them.
 `update(dense..., state..., step, gradients...)` is one step of the optimizer; `evaluate` returns the cross-entropy and
 each layer's router probabilities.
 
-An expert worker's program is about the experts of one layer: `gradients` and `proxy` of the Taylor proxy
-Σ ⟨g_e g_y, E_e(u)⟩ (13.5), and the same `update`. A composer that owns its experts directly uses that update too, so
-both ways give the same bits.
+An expert worker's program is about the experts of one layer: `gradients` and `proxy` of the Taylor proxy Σ ⟨g_e g_y,
+E_e(u)⟩ (13.5), and the same `update`. A composer with direct ownership uses that update too, so both ways give the same
+bits.
 
 Ownership and surrogates are ordinary arguments: one program serves all composers.
 """
@@ -117,13 +117,13 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
     """Build a composer's program.
 
     Args:
-        config: the model; its own batch_size is not used.
-        shape: of the composer. Where it does not train its experts, it takes the weights they compute with.
-        options: of the optimizer of the dense parameters. Each tier is clipped by its own norm, because tiers
-            synchronise at different times and a common norm would let one composer's backbone scale its router's step.
+        config: the model; without its batch_size.
+        shape: of the composer. Without training experts, it takes the experts' computing weights.
+        options: of the optimizer of the dense parameters. Each tier is clipped by the tier's norm, because tiers
+            synchronise at different times and a common norm would let one composer's backbone scale the router's step.
             With `micro_batches` the batch is taken in as many parts: loss and gradients are means over them, and a
             balance loss and a capacity are those of a part. `precision` is that of the factors in contractions of
-            `gradients` and `evaluate`, `remat` decides the operations that `gradients` recomputes.
+            `gradients` and `evaluate`, `remat` decides the recomputed operations of `gradients`.
 
     Raises:
         CompileError, UnsupportedOpError: the model cannot be differentiated.
@@ -202,7 +202,7 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
         )
         if parts == 1:
             return found
-        # The whole batch's loss is the mean over parts, and so are its gradients, those of the probes (g_y) included.
+        # The whole batch's loss is the mean over parts, and so are the gradients, those of the probes (g_y) included.
         means, others = found[: len(sums)], found[len(sums) :]
         observed, g_y = others[: len(seen)], others[len(seen) :]
         return [*_divided(means, parts), *observed, *_divided(g_y, parts)]
@@ -230,11 +230,11 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
 def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions) -> Program:
     """Build the program about the experts of one layer, for sketches of `tokens` tokens.
 
-    `gradients(experts..., u, g_y, gates)` returns the gradient of Σ ⟨g_y, Σ_e g_e E_e(u)⟩, `proxy` (same arguments) its
+    `gradients(experts..., u, g_y, gates)` returns the gradient of Σ ⟨g_y, Σ_e g_e E_e(u)⟩, `proxy` (same arguments) the
     value per slot, f32 [slots], and `update(experts..., state..., rate, gradients...)` one step of the optimizer,
     without clipping: a norm over several experts would tie together what is owned apart. `options.precision` is that of
-    the factors in contractions of `gradients`; the proxy is computed in float32, because audits compare its small
-    differences with those that others compute.
+    the factors in contractions of `gradients`; the proxy is computed in float32, because audits compare small
+    differences of it.
     """
     experts = expert_parameters(config, slots)
     rows = jax.ShapeDtypeStruct((tokens, config.n_latent), jax.numpy.float32)
@@ -294,7 +294,7 @@ def clip_each_tier(limit: float) -> optimizers.Transform:
 Emit = Callable[[ir.Operation, Sequence[Value]], list[Value]]
 
 _FACTORS: dict[str, Callable[[], ir.Type] | None] = {"f32": None, "bf16": ir.bf16}
-"""Precision -> element type that factors are rounded to. f16 would need a loss scale that composers share."""
+"""Precision -> element type of rounded factors. f16 would need a loss scale shared by composers."""
 
 
 class _Builder:

@@ -46,7 +46,7 @@ def zeros_for(specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
 
 
 def parameter_specs(program: Program) -> tuple[TensorSpec, ...]:
-    """Return the parameters a program's `update` moves, in the order of its arguments."""
+    """Return the parameters a program's `update` moves, in the order of the arguments."""
     arguments = signature(program, "update").arguments
     return arguments[: sum(spec.name.startswith(GRADIENT) for spec in arguments)]
 

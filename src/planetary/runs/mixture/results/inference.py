@@ -1,5 +1,5 @@
-"""A trained mixture as a function from tokens to logits, with its real experts or with surrogates in their place; and
-the held-out losses of a run's mixture either way, beside those the run reported.
+"""A trained mixture as a function from tokens to logits, with real experts or with surrogates in their place; and the
+held-out losses of a run's mixture either way, beside those the run reported.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MixtureLosses(msgspec.Struct, frozen=True):
     Attributes:
         real: of the assembled model.
         surrogates: of the same dense parameters with surrogates of all experts; None: there are no surrogates.
-        mixed: as each composer sees the model, with its own experts and surrogates for the others.
+        mixed: as each composer sees the model, with own experts and surrogates for the others.
         alone: of each composer's dense parameters with surrogates of all experts.
     """
 
@@ -122,7 +122,7 @@ def model_with(saved: SavedTraining, experts: ExpertSelection) -> RunnableModel:
 
 
 def composers_model(composer: ComposerState, surrogates: Surrogates, config: LatentMoeConfig) -> RunnableModel:
-    """Return the model as a composer executes it: its own experts, surrogates for the others."""
+    """Return the model as a composer executes it: own experts, surrogates for the others."""
     matrix = ownership.slot_matrix(composer.slots, config.n_expert)
     held = _surrogates_by_layer(named_surrogates(surrogates), config)
     owned = [{**layer, "ownership": matrix[i]} for i, layer in enumerate(held)]
@@ -205,7 +205,7 @@ def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[d
 
 class RunEvaluation(msgspec.Struct, frozen=True):
     """Attributes:
-    run: name of its folder.
+    run: name of the run folder.
     steps: that every composer has done.
     round: that ends with them; 0: none does.
     tokens: batches, sequences of a batch and tokens of a sequence the losses are of.
@@ -230,7 +230,7 @@ class Reported(msgspec.Struct, frozen=True):
 
 
 def evaluate_run(folder: Path, cache: Path) -> RunEvaluation:
-    """Evaluate the newest state the composers of a run have saved, on its held-out tokens.
+    """Evaluate the newest state the composers of a run have saved, on the held-out tokens.
 
     Args:
         folder: of the run, which may be under way.

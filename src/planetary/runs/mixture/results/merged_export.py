@@ -1,4 +1,4 @@
-"""The ordinary model of a trained mixture as files: weights in safetensors and a configuration that uses them; and its
+"""The ordinary model of a trained mixture as files: weights in safetensors and a configuration that uses them; and the
 surrogates. Ternary experts are written as the masters of the training, or packed: two bits a weight.
 """
 
@@ -38,7 +38,7 @@ class Exported(msgspec.Struct, frozen=True):
 
     Attributes:
         parameters: of the real model.
-        nbytes: of its tensors in the file.
+        nbytes: size of the tensors in the file.
         sha256: of that file.
         surrogates: numbers in theirs; 0: there is no such file.
     """
@@ -103,7 +103,7 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig, packe
 
 
 def _packed(tensors: Tensors) -> dict[str, np.ndarray]:
-    """Return the model with its experts in two bits."""
+    """Return the model with the experts in two bits."""
     # The program's own function: numpy would add up the scales in another order.
     computed = jax.jit(straight_through_ternary)
     found: dict[str, np.ndarray] = {}
@@ -116,7 +116,7 @@ def _packed(tensors: Tensors) -> dict[str, np.ndarray]:
 
 
 def _write(files: DurableFiles, path: Path, tensors: Tensors) -> str:
-    """Write tensors to a file and return its sha256."""
+    """Write tensors to a file and return the sha256."""
     specs = [TensorSpec(name, DTYPE_NAMES[value.dtype], value.shape) for name, value in tensors.items()]
     digest = hashlib.sha256()
 

@@ -1,4 +1,4 @@
-"""The newest state the composers of a run have saved, read from its folder: from journal and payload store."""
+"""The newest state the composers of a run have saved, read from the run folder: from journal and payload store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which of an expert worker's updates count: norms and moments of each (`accept_slots`), and audits (PARALLAX, 4.12 and
-its outlook), which recompute its gain on the sketches it had and its effect on one it had not, and compare it with the
-result of a second worker.
+the outlook), which recompute the gain on the worker's sketches and the effect on another sketch, and compare it with
+the result of a second worker.
 
 Their power, measured on a small run: a gain computed again differs from an honest claim by less than 10⁻⁴ of it, so a
 false one is found at once, and with it an update in a wrong direction. A sketch of other tokens is weak evidence on one
@@ -102,8 +102,8 @@ def audit(
 
     Args:
         before: experts' weights, [slots, ...] by name.
-        improved: the result. One that is not finite is left to `acceptance.judge`; in a lossy form its
-            gain is not checked, as it is claimed for the update before it was made smaller.
+        improved: the result. An update that is not finite is left to `acceptance.judge`; in a lossy form the gain is
+            not checked, as it is claimed for the original update.
         used: the sketches the worker had.
         other: one it had not.
         layer: for words.

@@ -1,7 +1,7 @@
-"""A composer's step, as transitions on its state: from host to host (`ComposerSteps`), and with the state on the device
+"""A composer's step, as transitions on the state: from host to host (`ComposerSteps`), and with the state on the device
 (`ResidentComposer`). A lock-step training and the fabric take the same.
 
-A composer has its own experts and the surrogates of the others. Nothing here waits or depends on other composers.
+A composer has own experts and the surrogates of the others. Nothing here waits or depends on other composers.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ComposerSteps:
         return replace(composer, dense=dense, dense_moments=moments)
 
     def update_experts(self, composer: ComposerState, step: int, found: Tensors) -> ComposerState:
-        """Return the composer after an optimizer step of its experts on its own gradients (direct ownership)."""
+        """Return the composer after an optimizer step of the experts on own gradients (direct ownership)."""
         experts, moments, rate = [], [], self.training.expert_schedule.rate(step)
         for layer, held in enumerate(composer.experts):
             gradients = {GRADIENT + n: found[GRADIENT + in_layer(layer, "experts", n)] for n in held}
@@ -222,9 +222,9 @@ class ComposerSteps:
         """Return new surrogates of the experts that this composer owns in a layer, as all composers will hold them.
 
         Surrogates as wide as their relu² experts are copies of these and are not fitted. With `delta_rank` what is new
-        about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. What either drops is
-        in the next one's way to go, because that starts from the copies that all hold. `whole`: not all hold these,
-        so do without.
+        about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. The next exchange
+        makes up for dropped parts, because it starts from the common copies. `whole`: not all hold these, so do
+        without.
         """
         mine = np.flatnonzero(composer.slots[layer] != ownership.EMPTY)
         ids = composer.slots[layer][mine]
@@ -247,7 +247,7 @@ class ComposerSteps:
         return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
     def published(self, number: int, tensors: Tensors, steps: int) -> PublishedParameters:
-        """Return a composer's publication of a fragment, `steps` steps after its last merge."""
+        """Return a composer's publication of a fragment, `steps` steps after the last merge."""
         tokens = steps * self.batch * self.config.sequence_length
         return PublishedParameters(number, tensors, tokens, steps)
 
@@ -340,11 +340,11 @@ def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoe
 
 
 class ResidentComposer:
-    """A composer whose parameters, optimizer state, experts and surrogates stay on its device from step to step.
+    """A composer whose parameters, optimizer state, experts and surrogates stay on the device from step to step.
 
-    Its transitions are those of `ComposerSteps`. Used by one thread at a time.
+    The transitions are those of `ComposerSteps`. Used by one thread at a time.
 
-    Everything a step takes besides its batch is sent when it has changed on the host, and read when the host asks for
+    Everything a step takes besides the batch is sent when it has changed on the host, and read when the host asks for
     it. Experts are taken as they are: the masters, or under offload the computed weights.
 
     Args:

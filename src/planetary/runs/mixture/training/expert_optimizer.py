@@ -1,7 +1,7 @@
 """Where the optimizer of the experts runs, as one object: on their composer, or offloaded to expert workers.
 
-`MoeTraining.expert_optimizer` is it. *Resident*: a composer's step updates its own experts. *Offloaded*: it sends
-sketches, expert workers update the experts from them, and the newest versions are streamed back through the gateway.
+`MoeTraining.expert_optimizer` is it. *Resident*: a composer's step updates own experts. *Offloaded*: it sends sketches,
+expert workers update the experts from them, and the newest versions are streamed back through the gateway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ExpertOptimizer(Protocol):
     """The decisions.
 
     Attributes:
-        in_step: whether a composer's own step updates its experts; it then computes with the optimizer's masters.
+        in_step: whether a composer's own step updates the experts; it then computes with the optimizer's masters.
         functions: functions of the program's part about experts that participants run.
         largest_state: the largest payload of a composer's state, in words.
         roles: of workers, and the parts of the program of which each runs functions.

@@ -118,7 +118,7 @@ def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -
     """Return the experts as their owner gets them, with the new residuals and the deltas that travel.
 
     A delta is a message per weight tensor of the layer. "exact" has the bits of the worker's own tensors. So travels a
-    result that is not finite, which no other form can represent, and which its judge refuses.
+    result that is not finite: no other form can represent it, and the judge refuses it.
     """
     if form == "exact" or not all(np.isfinite(value).all() for value in improved.weights.values()):
         return improved

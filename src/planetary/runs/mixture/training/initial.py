@@ -1,4 +1,4 @@
-"""The start of a training: the model drawn from its seed, and its division among composers, by load where wanted."""
+"""The start of a training: the model drawn from the seed, and the division among composers, by load where wanted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planetary.runtime.program_runner import Program
 
 
 def drawn_model(config: LatentMoeConfig) -> Tensors:
-    """Return the ordinary model's parameters as its seed gives them, by the names of `models.latent_moe`."""
+    """Return the ordinary model's parameters from the seed, by the names of `models.latent_moe`."""
     return flat_names(draw(parameters(config), config.seed))
 
 
@@ -108,7 +108,7 @@ def owners_by_load(model: Tensors, config: LatentMoeConfig, order: SliceOrder, c
 
     Args:
         model: all parameters, by the names of `models.latent_moe`.
-        config: its sizes.
+        config: sizes.
         order: of the training tokens.
         composers: C.
 

@@ -24,15 +24,15 @@ class ComposerState(msgspec.Struct, frozen=True):
         number: which one.
         slots: experts it owns, i32 [layers, slots].
         dense: everything but the routed experts, by name.
-        dense_moments: of its optimizer.
+        dense_moments: of the optimizer.
         experts: per layer, weights [slots, ...] by name; under offload a composer on the fabric has those they compute
             with, and the trainer the masters.
         expert_moments: per layer; under offload they live with the experts in the payload store, and
             a composer on the fabric has none; the trainer carries them along here.
         rows: per layer, recent inputs of the owned experts.
         residuals: per layer, dropped by expert workers' lossy updates so far, by weight; empty without.
-        fitted: per layer, the surrogates of its experts that expert workers fitted last, as in `HeldExperts`; empty
-            where composers fit them.
+        fitted: per layer, the experts' surrogates of the last fit by expert workers, as in `HeldExperts`; empty where
+            composers fit them.
     """
 
     number: int
@@ -59,7 +59,7 @@ class ComposerState(msgspec.Struct, frozen=True):
         return {name: self.dense[name] if name in self.dense else held[name] for name in names}
 
     def with_named(self, tensors: Tensors) -> ComposerState:
-        """Return the composer with these values in place of its own; names it does not hold are passed over."""
+        """Return the composer with these values in place of the composer's; other names are passed over."""
         experts = [dict(layer) for layer in self.experts]
         changed: set[tuple[int, str]] = set()
         for name, layer, weight, slot in self._copies():
@@ -73,7 +73,7 @@ class ComposerState(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, dense=dense, experts=tuple(experts))
 
     def _copies(self) -> Iterator[tuple[str, int, str, int]]:
-        """Name, layer, weight and slot of everything its experts consist of."""
+        """Name, layer, weight and slot of every tensor of the experts."""
         for layer, weights in enumerate(self.experts):
             for slot, expert in enumerate(self.slots[layer]):
                 if expert != ownership.EMPTY:
@@ -139,7 +139,7 @@ def assembled(
             np.concatenate([c.slots[layer] for c in state.composers]) + 1, minlength=config.n_expert + 1
         )
         for name, value in state.composers[0].experts[layer].items():
-            whole = np.full((1, config.n_expert, *value.shape[1:]), -0.0)  # -0.0: a single copy keeps all its bits
+            whole = np.full((1, config.n_expert, *value.shape[1:]), -0.0)  # -0.0: a single copy keeps all bits
             for composer in state.composers:
                 slots = composer.slots[layer : layer + 1]
                 added = ownership.take_slots(whole, slots) + composer.experts[layer][name][None]
@@ -150,7 +150,7 @@ def assembled(
 
 
 def merged_model(state: TrainingState, config: LatentMoeConfig) -> dict[str, np.ndarray]:
-    """Return the ordinary model with all real experts, named as `models.latent_moe.build` names its parameters.
+    """Return the ordinary model with all real experts, named as `models.latent_moe.build` names parameters.
 
     Written with `artifacts.safetensors_file`, `model.weights` of a configuration takes it.
     """
@@ -170,7 +170,7 @@ def ternary(weights: np.ndarray) -> np.ndarray:
     gets from expert workers, and an exported model, have two bits a weight (`payloads/expert_payloads.py`,
     `results/merged_export.py`, `artifacts/ternary_matrices.py`).
 
-    A compiled program adds up γ in another order and may differ from this in its last bit.
+    A compiled program adds up γ in another order and may differ from this in the last bit.
 
     Raises:
         NumericsError: a weight is NaN or infinite.

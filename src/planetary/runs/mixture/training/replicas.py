@@ -1,9 +1,9 @@
-"""Experts with several owners: their holders, an expert's speaker, and how its copies become one again.
+"""Experts with several owners: their holders, an expert's speaker, and how copies become one again.
 
 The report has one owner per expert (4.1). With R owners a shard is also held by the R − 1 composers after its first
-owner. Each trains its copy on its own tokens; whenever surrogates are refreshed the copies are merged as tiers are: a
-shard's experts are a fragment of their own. One owner, the first that lives, publishes surrogates, so versions still
-come from one place; when it is lost the next one goes on from its own copy, and nothing has to be fetched.
+owner. Each trains a copy on separate tokens; whenever surrogates are refreshed the copies are merged as tiers are: a
+shard's experts are a separate fragment. The first live owner publishes surrogates, so versions still come from one
+place; when it is lost the next one goes on from another copy, and nothing has to be fetched.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planetary.runs.mixture.training.participant_states import ComposerState, ex
 
 
 def holders(shard: int, composers: int, replicas: int) -> tuple[int, ...]:
-    """Return who owns a shard's experts, its first owner first."""
+    """Return who owns a shard's experts, the first owner first."""
     return tuple((shard + further) % composers for further in range(replicas))
 
 
@@ -32,15 +32,15 @@ def held_shards(number: int, composers: int, replicas: int) -> tuple[int, ...]:
 
 
 def speaker(shard: int, composers: int, replicas: int, living: Collection[int]) -> int:
-    """Return who publishes a shard's surrogates: its first owner that lives, `ownership.EMPTY` where none does.
+    """Return who publishes a shard's surrogates: the first live owner, `ownership.EMPTY` where none does.
 
-    Such a shard waits for a replacement, and its surrogates grow old meanwhile.
+    Such a shard waits for a replacement, and the surrogates grow old meanwhile.
     """
     return next((one for one in holders(shard, composers, replicas) if one in living), ownership.EMPTY)
 
 
 def replicated_slots(owners: np.ndarray, composers: int, replicas: int) -> list[np.ndarray]:
-    """Return for each composer which expert is in each of its slots, i32 [layers, slots].
+    """Return for each composer which expert is in each slot, i32 [layers, slots].
 
     Args:
         owners: first owners, i32 [layers, experts].
@@ -63,7 +63,7 @@ def replicated_slots(owners: np.ndarray, composers: int, replicas: int) -> list[
 
 
 def only_shards(composer: ComposerState, owners: np.ndarray, shards: Collection[int]) -> ComposerState:
-    """Return the composer with only those of its experts whose first owners are `shards`; its other slots are empty.
+    """Return the composer with only the experts whose first owners are `shards`; other slots are empty.
 
     Args:
         composer: of any number of owners.
@@ -78,7 +78,7 @@ def only_shards(composer: ComposerState, owners: np.ndarray, shards: Collection[
 def expert_fragments(
     owners: np.ndarray, composers: int, weights: Iterable[str]
 ) -> dict[tuple[Tier, int], tuple[str, ...]]:
-    """Return the names of every shard's fragment: each weight of each of its experts is merged by itself.
+    """Return the names of every shard's fragment: each weight of each expert is merged by itself.
 
     Args:
         owners: first owners, i32 [layers, experts].

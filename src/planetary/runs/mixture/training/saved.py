@@ -5,8 +5,8 @@
         training.json       the rest, with array numbers in place of arrays, and the sha256 of the file above
         COMMITTED           the sha256 of training.json
 
-The folder is written aside and renamed, so it is there whole or not at all. A training that goes on from it gives the
-same bits as one that never stopped.
+The folder is written aside and renamed, so it is there whole or not at all. A resumed training gives the same bits as
+an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def composer_runner(
     config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
 ) -> XlaRunner:
-    """Return a composer's program ready to run; trainings of one model in one process share its functions."""
+    """Return a composer's program ready to run; trainings of one model in one process share the functions."""
     return XlaRunner(composer_program(config, shape, options), optimise=optimise)
 
 
@@ -110,7 +110,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
 
 class MoeTrainer:
-    """Compiles the programs of one training and moves its state from step to step.
+    """Compiles the programs of one training and moves the state from step to step.
 
     Args:
         config: the model.
@@ -158,7 +158,7 @@ class MoeTrainer:
         return initial_training(self.config, self.training, self.owners, self.composer.program, self.expert.program)
 
     def step(self, state: TrainingState, tokens: np.ndarray, targets: np.ndarray) -> tuple[TrainingState, StepReport]:
-        """Return the state after one step of every composer, and its report.
+        """Return the state after one step of every composer, and the report.
 
         Args:
             state: left as it was.
@@ -197,7 +197,7 @@ class MoeTrainer:
     def evaluate_composer(
         self, state: TrainingState, number: int, batches: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> float:
-        """Return the mean cross-entropy as one composer sees the model: its own experts, surrogates for the others."""
+        """Return the mean cross-entropy as one composer sees the model: own experts, surrogates for the others."""
         return mean_loss(self.composer, self.steps.arguments(state.composers[number], state.surrogates), batches)
 
     def evaluate_surrogates(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -222,7 +222,7 @@ class MoeTrainer:
     def refresh(
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
     ) -> tuple[Surrogates, int, float]:
-        """Return the bank after every owner fitted its experts' surrogates, bytes sent, and the mean relative error."""
+        """Return the bank after every owner fitted the experts' surrogates, bytes sent, and the mean relative error."""
         fits = []
         for composer in composers:
             fits += self.steps.fit(only_shards(composer, self.owners, [composer.number]), surrogates)

@@ -1,6 +1,6 @@
 """The forms in which the gateway sends new versions to workers: whole, as coded changes, or relayed.
 
-One object per run. The controller chooses a form per worker from the `Change` it announces; a worker reads it with its
+One object per run. The controller chooses a form per worker from the `Change` it announces; a worker reads it with an
 `Exchange`.
 """
 
@@ -49,7 +49,7 @@ class Broadcast(Protocol):
         ...
 
     def advance(self, round_: int, step: OuterStep, rule: MergeRule, parts: Mapping[int, int]) -> None:
-        """Make the change to the version after a round; `parts`: attachments of its contributions by task."""
+        """Make the change to the version after a round; `parts`: attachments of the contributions by task."""
         ...
 
     def change_of(self, version: int, own: Collection[int] = ()) -> Tensors:

@@ -1,8 +1,8 @@
-"""How long a local run trains so that the whole command takes the time that `train.target_minutes` allows.
+"""Length of a local run whose whole command takes `train.target_minutes`.
 
 The choice is one of a few named budgets, each a share of `train.rounds` and about √2 times the one before. Two
 measurements of one machine then agree unless they lie on both sides of a boundary; and since a measurement is kept (see
-`machine_speed`), a machine measures a step once and its next runs have the same length. A tenth of the default run's
+`machine_speed`), a machine measures a step once and later runs have the same length. A tenth of the default run's
 rounds fits into five minutes up to about 1 s a step, four times that of two AVX2 cores. Where it does not, the run
 trains the smaller model that `model.smaller` describes, if there is one: the last resort.
 """
@@ -14,12 +14,12 @@ import msgspec
 from planetary.core.config import Config
 
 OTHERWISE_S = 60.0
-"""Least time of a command beside its rounds: preparing the data, exporting, compiling, verifying, the last
-evaluation and the report. Independent of this start: a run with a warm cache has the length of the first one."""
+"""Least time of a command beside the rounds: preparing the data, exporting, compiling, verifying, the last evaluation
+and the report. Independent of this start: a run with a warm cache has the length of the first one."""
 
 BESIDE_MAKING_S, PER_MADE_S = 20.0, 2.0
-"""The same on a machine that needs long to compile and verify the step: a constant, and so many times that long. On two
-cores with AVX-512 making takes 20 s, so both are the same there."""
+"""The same on a machine slow to compile and verify the step: a constant, and a multiple of that time. On two cores with
+AVX-512 making takes 20 s, so both are the same there."""
 
 EVAL_SHARE = 0.4
 """An evaluation of a batch against a training step on it: the forward pass is a third of the arithmetic."""
@@ -50,12 +50,12 @@ class MachineSpeed(msgspec.Struct, frozen=True):
     """Times of this machine, measured with as many workers and threads as the run has."""
 
     step_s: float  # an inner step, while the other workers run theirs
-    round_s: float  # time of a round beside its inner steps: transfers, the outer step, the checkpoint
+    round_s: float  # time of a round beside inner steps: transfers, the outer step, the checkpoint
     made_s: float = 0.0  # time in which the step was compiled and verified
 
     @property
     def otherwise_s(self) -> float:
-        """Time of a command beside its rounds."""
+        """Time of a command beside the rounds."""
         return max(OTHERWISE_S, BESIDE_MAKING_S + PER_MADE_S * self.made_s)
 
 
@@ -75,7 +75,7 @@ class KeptSpeed(msgspec.Struct, frozen=True):
 
     Attributes:
         speed: of the fastest measurement so far: other programs only make steps longer.
-        busy: of that one, the least of its processes; see `StepTimes`.
+        busy: of that timing, the least of all processes; see `StepTimes`.
         repeated: whether the last two measurements agree.
     """
 
@@ -92,7 +92,7 @@ class KeptSpeed(msgspec.Struct, frozen=True):
         return self.busy >= UNDISTURBED_BUSY or (self.repeated and self.busy >= LEAST_BUSY)
 
     def beside(self, again: KeptSpeed) -> KeptSpeed:
-        """Return the measurement to keep after `again`. A compilation is timed once: its time is that of the longer."""
+        """Return the measurement to keep after `again`. A compilation is timed once: the longer time counts."""
         best = self if self.speed.step_s <= again.speed.step_s else again
         differ = abs(self.speed.step_s - again.speed.step_s)
         return KeptSpeed(
@@ -129,9 +129,10 @@ def fit(config: Config, speed: MachineSpeed, *, spent_s: float = 0.0) -> FittedB
 
 
 def smaller(config: Config, speed: MachineSpeed) -> Config | None:
-    """Return `config` with its smaller model where its own takes too long on this machine; None where it does not.
+    """Return `config` with the smaller model where the configured model takes too long on this machine; None where it
+    does not.
 
-    A configuration without a smaller one keeps its model, however long that takes.
+    A configuration without a smaller one keeps the model, however long it takes.
     """
     if not config.model.smaller or fit(config, speed).seconds <= 60 * config.train.target_minutes:
         return None
@@ -140,7 +141,7 @@ def smaller(config: Config, speed: MachineSpeed) -> Config | None:
 
 
 def why_smaller(config: Config, speed: MachineSpeed) -> str:
-    """Say why the model of a fitted run is not that of its configuration, for the first lines of a run."""
+    """Say why a fitted run has another model than the configuration, for the first lines of a run."""
     options = ", ".join(f"{name} = {value}" for name, value in config.model.smaller.items())
     return (
         f"this machine: {1e3 * speed.step_s:,.0f} ms a step, with which the shortest run takes "

@@ -32,9 +32,9 @@ async def search_flags(
 ) -> FlagChoice:
     """Compile a step with each candidate, time them in turns, verify the fastest and keep the choice in the cache.
 
-    Every timing runs in a separate process, so a candidate that crashes or hangs is only a candidate that failed. Each
-    has one turn; then the default and the fastest other one take turns, so other work on the machine meets both of
-    them. The fastest step of each counts.
+    Every timing runs in a separate process, so a crash or hang is only a failed candidate. Each has one turn; then the
+    default and the fastest other one take turns, so other work on the machine meets both of them. The fastest step of
+    each counts.
 
     Args:
         model: the training step and the values it starts from.
@@ -119,7 +119,7 @@ class _Race:
             self._digests[flags.name] = artifact.digest
 
     async def time(self, flags: FlagSet, folder: Path) -> None:
-        """Give a candidate its turn, or note why it fails; one that failed gets none."""
+        """Give a candidate a turn, or note why it fails; a failed candidate gets none."""
         if flags.name in self.failures:
             return
         self._stage(f"timing {flags.name}")

@@ -1,4 +1,4 @@
-"""Measure the time of a training step and a round on this machine, and give a local run its length.
+"""Measure the time of a training step and a round on this machine, and set the length of a local run.
 
 The step is compiled and verified as the first worker would ask for it, so the artifact is in the cache when that worker
 comes, and is timed by as many processes at once, with as many threads each, as the run will have.
@@ -43,12 +43,12 @@ from planetary.runs.rounds.preparation.preparation import Prepared
 TIMED_STEPS = 12
 
 ROUND_FACTOR = 10.0
-"""Time of a round beside its inner steps, in outer steps of the same parameters: both are copies, conversions and
-sums over them on one core. A round has four transfers of the parameters per pair of workers, each encrypted and
-decrypted, the optimizer's state and a checkpoint to disk."""
+"""Time of a round beside inner steps, in outer steps of the same parameters: both are copies, conversions and sums over
+them on one core. A round has four transfers of the parameters per pair of workers, each encrypted and decrypted, the
+optimizer's state and a checkpoint to disk."""
 
 FITS = "fits"
-"""Folder in the cache that keeps measurements; without its file a machine is measured again."""
+"""Folder in the cache that keeps measurements; without the file a machine is measured again."""
 
 
 def local_target(config: Config) -> CompileTarget:
@@ -158,10 +158,10 @@ async def fit_run(
     prepare: Callable[[Config], Awaitable[Prepared | None]],
     note: Callable[[str], None],
 ) -> tuple[Config, Prepared] | None:
-    """Return the configuration that takes about `train.target_minutes` here, and the parts of its run.
+    """Return the configuration that takes about `train.target_minutes` here, and the parts of the run.
 
-    None when `measure`, which times a step, or `prepare`, which makes another model, was stopped. `note` gets the
-    decision and its reason.
+    None when `measure`, which times a step, or `prepare`, which makes another model, was stopped. `note` gets decision
+    and reason.
     """
     speed = await measure(config, prepared)
     if speed is None:

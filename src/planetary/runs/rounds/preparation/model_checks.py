@@ -1,4 +1,4 @@
-"""Tries a training step before anybody trains: does the model know every token, and has its first batch a gradient?
+"""Tries a training step before anybody trains: does the model know every token, and has the first batch a gradient?
 
 An id beyond a model's tables is no error to StableHLO: a gather clamps it to the last row, a one-hot product makes it
 zero, and the run goes on with a loss that means nothing. So the loss itself is asked: the tokenizer's last id must not
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST_COST = 10**13
-"""Operations of a training step (six per parameter and token) up to which its loss is tried: minutes on one core."""
+"""Operations of a training step (six per parameter and token) up to which the loss is tried: minutes on one core."""
 
 LARGEST_GRADIENT_COST = 10**12
-"""The same for its gradient, whose execution without a plan for memory keeps every activation."""
+"""The same for the gradient, whose execution without a plan for memory keeps every activation."""
 
 
 def check_model(
@@ -51,7 +51,7 @@ def check_model(
     Args:
         config: names model, tokenizer and shapes for the errors.
         step: takes inputs and targets of tokens.
-        data: its tokens and the size of their vocabulary.
+        data: tokens and the size of their vocabulary.
         params: initial parameters by name, host arrays.
         buffers: the model's constant inputs by name, host arrays.
         cache: remembers in `checks/` the models that passed.

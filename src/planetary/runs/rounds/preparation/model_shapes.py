@@ -1,4 +1,4 @@
-"""The shape of the batch a compiled model takes: its graph fixes it, not the configuration."""
+"""The shape of the batch a compiled model takes: the graph fixes it, not the configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 def with_model_shapes(config: Config) -> Config:
-    """Return `config` with the batch of its compiled model, read from the file; of other models it is returned as is.
+    """Return `config` with the batch of the compiled model, read from the file; of other models it is returned as is.
 
-    A `train.batch_size` that is a multiple of the model's is trained in that many micro-batches, which is the same
-    update. Any other shape than the model's gives way to it, with a warning.
+    A multiple of the model's batch in `train.batch_size` is trained in as many micro-batches, which is the same update.
+    Any other shape than the model's gives way to it, with a warning.
 
     Raises:
         UserError: the file is no model, or a model built by a function was given no batch.

@@ -78,8 +78,8 @@ def _decides(section: str, key: str) -> bool:
 def in_place_of(step: Prepared, current: Prepared) -> Prepared:
     """Return `current` with the training step of another preparation.
 
-    The run keeps its data, configuration and initial parameters; the step's record stands for that configuration from
-    now on, so a resumed run finds it.
+    The run keeps data, configuration and initial parameters; the step's record stands for that configuration from now
+    on, so a resumed run finds it.
 
     Raises:
         UserError: the signature differs, or the step is the one the run has.

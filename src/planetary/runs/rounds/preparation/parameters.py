@@ -52,7 +52,7 @@ class ParameterVersions:
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
-        With a codec for the initial parameters, version 0 has the values its bytes stand for.
+        With a codec for the initial parameters, version 0 has the decoded values.
 
         `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
         parts of the parameters synchronised in turn; `optimizer`: whose state `state` is; `statistics`: names of
@@ -93,7 +93,7 @@ class ParameterVersions:
         return self._broadcast.change
 
     def _begun(self, state: OuterState, version: int) -> tuple[OuterState, Mapping[str, np.ndarray]]:
-        """Return the state of a version that is gone on from, and its tensors where they travel in a codec."""
+        """Return the state of the version to start from, and the encoded tensors where a codec is used."""
         if version > 0 or self._start is None:
             return state, {}
         payload = self._start.encode(state.params)
@@ -189,7 +189,7 @@ class ParameterVersions:
         table = table_of(judged, self.state.params, contributions)
         if not self.is_partial:
             return table
-        # A fragment of tensors that begin at zero is near zero, and its first delta is no sign of a fault.
+        # A fragment of tensors that begin at zero is near zero, and the first delta is no sign of a fault.
         squares = sum(float(np.add.reduce(np.square(flat(p), dtype=np.float64))) for p in self.state.params.values())
         return replace(table, start_norm=squares**0.5)
 

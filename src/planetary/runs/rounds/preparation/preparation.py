@@ -142,7 +142,7 @@ def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]
 
 
 def step_options(config: Config) -> StepOptions:
-    """Return the configuration's settings of the training step, but for its learning rate."""
+    """Return the configuration's settings of the training step, but for the learning rate."""
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},

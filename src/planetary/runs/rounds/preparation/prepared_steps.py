@@ -2,7 +2,7 @@
 
 A record names, by digest, everything that preparing made: the portable StableHLO, the initial parameters and the
 buffers. It counts for a new run while nothing that decided it has changed: the configuration's part, the installed
-packages, and the files the model's function was loaded from or read. A run keeps its record in its own folder, and is
+packages, and the files the model's function was loaded from or read. A run keeps the record in the run folder, and is
 resumed with it whatever became of the model's files.
 """
 
@@ -97,7 +97,7 @@ class StepRecord(PreparedRecord, frozen=True):
         params: digest of the packed initial parameters.
         buffers: digest of the packed buffers; "" without any.
         notes: of the step.
-        meaning: comparison of the model with its own framework.
+        meaning: comparison of the model with the author's framework.
     """
 
     spec: StepSpec
@@ -148,7 +148,7 @@ def packed(specs: Iterable[TensorSpec], arrays: Mapping[str, np.ndarray]) -> byt
 
 
 def made_from(config: Config, options: StepOptions) -> str:
-    """Return the keys of a configuration that decide its training step, as JSON; lengths and rates do not."""
+    """Return the keys of a configuration that decide the training step, as JSON; lengths and rates do not."""
     model, train = config.model, config.train
     made = msgspec.to_builtins(model) | {"source": _resolved(model.source), "weights": _absolute(model.weights)}
     del made["smaller"]  # another model
@@ -197,7 +197,7 @@ def keep(store: BlobStore, record: PreparedRecord) -> None:
 
 
 def sources_of(config: Config, read: Iterable[Path]) -> dict[str, ModelFile]:
-    """Return the files that decide the product that this process has just made; `read`: files read for it."""
+    """Return the files behind the product of this process; `read`: files read for it."""
     files = {path for path in read if not path.is_relative_to(PACKAGE)}
     files |= {*_loaded_files(), *_named_files(config), *_own_files()}
     return {str(path): _stamp(path) for path in sorted(files) if path.is_file()}
@@ -288,7 +288,7 @@ def _loaded_files() -> set[Path]:
 
 
 def _own_files() -> set[Path]:
-    """The deciding files of this package, all of them: which of them a process has loaded depends on its history."""
+    """The deciding files of this package, all of them: which of them a process has loaded depends on history."""
     return {path for part in DECIDING for path in (PACKAGE / part).rglob("*.py") if not is_installed(path)}
 
 
@@ -316,7 +316,7 @@ def _absolute(path: str) -> str:
 
 
 def put_whole(store: BlobStore, data: bytes) -> str:
-    """Store a blob and return its digest; one of the same name that was damaged is replaced."""
+    """Store a blob and return the digest; a damaged blob of the same name is replaced."""
     digest = store.put(data)
     try:
         store.verified_path(digest)

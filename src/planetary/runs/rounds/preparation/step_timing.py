@@ -29,7 +29,7 @@ class TimingRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         artifact: file with the compiled step.
-        spec: its signature.
+        spec: signature of the step.
         backend: that executes it.
         threads: of a CPU; 0: all usable cores.
         steps: how many steps to time, after `WARM_UP_STEPS` others.

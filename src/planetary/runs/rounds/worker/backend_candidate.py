@@ -1,4 +1,4 @@
-"""The worker process as a candidate of a `BackendTrial`: it verifies the step, and times it in its turns."""
+"""The worker process as a candidate of a `BackendTrial`: it verifies the step, and times it in turn."""
 
 from __future__ import annotations
 

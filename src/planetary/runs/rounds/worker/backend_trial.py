@@ -1,6 +1,6 @@
-"""How a machine finds its fastest backend: one process per candidate joins the run, checks the step, and takes times.
+"""How a machine finds the fastest backend: one process per candidate joins the run, checks the step, and takes times.
 
-A candidate is a worker process that never becomes ready: it fetches its job like any worker, verifies the step on its
+A candidate is a worker process that never becomes ready: it fetches the job like any worker, verifies the step on the
 device and then, when every candidate is there and nothing compiles any more, runs a few steps in turn. Parent and
 candidates (`backend_candidate`) speak through files in a folder, each written in one piece.
 """
@@ -23,7 +23,7 @@ from planetary.runtime.backends import runtime_identity
 from planetary.runtime.host import host_features
 
 FASTER = 0.05
-"""Another backend than the first one is taken only if its step is shorter by this part: less is noise."""
+"""Another backend than the first one is taken only if the step is shorter by this part: less is noise."""
 
 
 class BackendChoice(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ POLL_S = 0.05
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A candidate's answer, when it has its job."""
+    """A candidate's answer, after receiving the job."""
 
     step: str  # digest of the training step; "": the run has none that could be measured
 
@@ -95,7 +95,7 @@ class BackendTrial:
 
         Args:
             candidates: backends, in order of preference.
-            command: gives the command line of a candidate's process, from its backend and folder.
+            command: gives the command line of a candidate's process, from backend and folder.
             store: remembers choices.
             threads: of each worker.
             log_folder: for the candidates' output; None: this process's own.
@@ -150,7 +150,7 @@ class BackendTrial:
         self._ended[backend] = asyncio.ensure_future(child.wait())
 
     async def _known_for_job(self) -> BackendChoice | None:
-        """Wait for the first job; return the remembered choice for its step."""
+        """Wait for the first job; return the remembered choice for the step."""
         job = await self._first("job", TIME_LIMIT_S)
         if job is None:
             return None
@@ -162,7 +162,7 @@ class BackendTrial:
         deadline = time.monotonic() + within_s
         alive = self._alive()
         while time.monotonic() < deadline and alive:
-            alive = self._alive()  # before looking: one that ends has left its answer
+            alive = self._alive()  # before looking: an ended candidate has left an answer
             for backend in self._children:
                 path = self._folders[backend] / name
                 if path.exists():

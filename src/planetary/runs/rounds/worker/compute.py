@@ -121,9 +121,9 @@ class Compute:
     ) -> None:
         """Start with an executor that nothing is loaded in.
 
-        `exchange`: the form of a task's payload, None: its end parameters; `delay`: inner steps before the version it
-        mixes in; `feedback`: its saved residuals, if it has any;
-        `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks;
+        `exchange`: the form of a task's payload, None: end parameters; `delay`: inner steps before the version to mix
+        in; `feedback`: saved residuals, if any;
+        `check_ends`: whether useless end parameters fail the task; otherwise the gateway checks;
         `seed`: of the run's random numbers.
         """
         self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
@@ -151,7 +151,7 @@ class Compute:
         self._last: tuple[Trained, TrainingDone, Tensors | None] | None = None  # and the residual before it
         self._stop: set[int] = set()
         self._ends_early: set[int] = set()
-        self._rounds: dict[int, int] = {}  # task -> the round it counts in, where that is not its own
+        self._rounds: dict[int, int] = {}  # task -> the round it counts in, if not the task's own
         self._unusable: Exception | None = None  # why the parameters of the tasks to come are not here
         self._ends: dict[int, Tensors] = {}  # payload of the last finished train task
 
@@ -176,7 +176,7 @@ class Compute:
         self._thread.submit(use)
 
     def take_ahead(self, take: Callable[[], None]) -> None:
-        """Read a version beside the task under way; `use_parameters` of that version, which follows, has its error."""
+        """Read a version beside the task under way; `use_parameters` of that version, which follows, has the error."""
 
         def take_now() -> None:
             with self._exchanging:
@@ -189,7 +189,7 @@ class Compute:
         self._thread.submit(self._guarded, task, lambda: self._train(task, schedule, tokens))
 
     def count_in(self, task: int, round_: int) -> None:
-        """Let the result of a task that has not ended count in another round than its own."""
+        """Let the result of a running task count in another round."""
         self._rounds[task] = round_
 
     def give_again(self, task: int, round_: int) -> None:
@@ -216,11 +216,11 @@ class Compute:
         self._thread.submit(self._guarded, task, lambda: self._evaluate(task, tokens))
 
     def stop(self, task: int) -> None:
-        """Stop a task after its current inner step."""
+        """Stop a task after the current inner step."""
         self._stop.add(task)
 
     def finish(self, task: int) -> None:
-        """End a train task after its current inner step, with the steps it has."""
+        """End a train task after the current inner step, with the steps so far."""
         self._ends_early.add(task)
 
     def end_parameters(self, payload: Payload) -> Tensors:
@@ -326,7 +326,7 @@ class Compute:
         return done
 
     def _give(self, trained: Trained) -> str:
-        """Make the payload of a task, save the feedback it leaves, and return its digest."""
+        """Make the payload of a task, save the remaining feedback, and return the digest."""
         with self._exchanging:
             outgoing = self.exchange.give(trained)
         if self._feedback is not None and self.exchange.residual is not None:

@@ -64,14 +64,14 @@ class Exchange(Protocol):
     residual: Tensors | None
 
     def expects(self, message: Parameters, name: str) -> TensorSpec | None:
-        """Return the tensor of this name that comes with parameters, None for one that does not."""
+        """Return the tensor of this name among parameters, None for another name."""
         ...
 
     def take(self, message: Parameters, tensors: Tensors) -> None:
         """Keep the parameters a message makes the newest.
 
         Raises:
-            ProtocolError: the bytes of a change are not those of its digest.
+            ProtocolError: the bytes of a change do not match the digest.
         """
         ...
 
@@ -217,7 +217,7 @@ class RelayedIncoming(IncomingVersions):
         super().__init__(specs, compression)
         self._version = RelayedVersion(compression.up, specs, {})
         self._payload = PayloadForm(compression.up, specs).spec
-        self._own: dict[int, tuple[int, np.ndarray, str]] = {}  # task -> its round, its payload and the digest
+        self._own: dict[int, tuple[int, np.ndarray, str]] = {}  # task -> round, payload and digest
 
     def sent(self, trained: Trained, payload: np.ndarray, digest: str) -> None:
         self._own[trained.task] = trained.round, payload, digest
@@ -288,7 +288,7 @@ class _Unmerged(msgspec.Struct, frozen=True):
     residual: Tensors | None
 
     def contribution(self, form: PayloadForm) -> HeldContribution:
-        """Return its delta with the error feedback."""
+        """Return the delta with the error feedback."""
         deltas = form.pending(self.start, self.residual, self.ends)
         return HeldContribution(Contribution(self.task, self.tokens, deltas, form="deltas"), {})
 
@@ -331,8 +331,8 @@ class CodedUpdates:
     def start(
         self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0, missed: Sequence[int] = ()
     ) -> Tensors:
-        """The worker's part is its delta with the error feedback, all that it has trained and no version contains. The
-        aggregate will contain the decoded payload, and the error feedback carries the rest into the next start.
+        """The worker's part is the delta with the error feedback: all training missing in every version. The aggregate
+        will contain the decoded payload, and the error feedback carries the rest into the next start.
         """
         _refuse_chain(after)
         masters = self._down.masters
@@ -362,7 +362,7 @@ class CodedUpdates:
 class FragmentUpdates:
     """One fragment a round each way, and the worker's own values of all of them. See `Exchange` and `sync.fragments`.
 
-    Each fragment has the exchange of its own tensors. Its deltas count from the newest shared values, wherever the
+    Each fragment has the exchange of the fragment's tensors. Deltas count from the newest shared values, wherever the
     worker's task began.
     """
 
@@ -371,7 +371,7 @@ class FragmentUpdates:
         self._fragments, self._mixing = Fragments(specs, terms.count), terms.mixing
         self._parts = [exchange_of(part, compression) for part in self._fragments.parts]
         self._version = -1  # the newest that was taken
-        self._ends: dict[int, tuple[int, Tensors]] = {}  # own task -> its round, and all its end parameters
+        self._ends: dict[int, tuple[int, Tensors]] = {}  # own task -> round, and all end parameters
         kept = (spec for part in self._parts for spec in part.residual_specs)
         self.residual_specs: tuple[TensorSpec, ...] = tuple(kept)
         self.residual: Tensors | None = None  # residual of all fragments; zeros for fragments not sent yet

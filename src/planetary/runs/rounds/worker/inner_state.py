@@ -1,8 +1,8 @@
 """The inner optimizer's state on a worker's disk, so it survives the worker's death.
 
 One file per round, named by the round after which the state was current; the two newest are kept, because a round may
-have to be trained again after the gateway was restarted. A file counts when it has its final name: it is written
-under another name and renamed.
+have to be trained again after the gateway was restarted. A file counts under the final name: it is written under
+another name and renamed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class InnerStates:
             ) from error
 
     def load(self, before_round: int) -> tuple[int, dict[str, np.ndarray]] | None:
-        """Return the newest state from before `before_round` and its round, or None.
+        """Return the newest state from before `before_round` and the state's round, or None.
 
         A damaged or foreign file is reported, removed, and the next older one is taken.
         """

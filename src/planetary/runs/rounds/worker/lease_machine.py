@@ -1,7 +1,7 @@
 """The pure machine of a worker that trains leases: tasks in order, results, progress.
 
 Tasks and parameters are handled strictly in the order in which they arrive, so "the parameters of a task" are always
-the last ones before it. Losing the connection stops the task under way: the controller has given its lease away.
+the last ones before it. Losing the connection stops the task under way: the controller has given the lease away.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TaskPhase(StrEnum):
 
     IDLE = "idle"
     WORKING = "working"  # trains or evaluates
-    PAUSED = "paused"  # the parameters its task mixes in are not here
+    PAUSED = "paused"  # the parameters to mix in are not here
     STOPPING = "stopping"  # the task's answer is not wanted any more
 
 
@@ -150,7 +150,7 @@ class LeaseMachine:
         """Take an event that is not about a task."""
 
     def _other_message(self, message: m.Message) -> None:
-        """Take a message that is neither a task nor its parameters."""
+        """Take a message other than a task or a task's parameters."""
 
     def _may_begin(self, task: Task) -> bool:
         """Whether the parameters of a task are here. They came before it."""

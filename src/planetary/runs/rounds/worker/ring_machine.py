@@ -26,7 +26,7 @@ MOST_VERSIONS = 3  # parameter versions: the newest, the one before it, and the 
 
 
 class RingMachine(LeaseMachine):
-    """In the ring: the worker holds its results until the controller's message they are reduced.
+    """In the ring: the worker holds results until the controller's message they are reduced.
 
     Reductions and outer states of the ring have an order of their own beside the tasks: a task waits until the worker
     has the version it names, and for nothing else. With overlap the worker keeps one version more than the newest, so a
@@ -119,7 +119,7 @@ class RingMachine(LeaseMachine):
         wanted = {item.version for item in self._queue}
         assert self._job is not None
         if self._job.ring is not None and self._job.ring.overlap:
-            wanted.add(version - 1)  # a task may be on its way given before
+            wanted.add(version - 1)  # a task given before may be in flight
         self._versions = (version, *sorted(v for v in self._versions if v < version and v in wanted))
         self._outer_version, self._outer_digest = version, digest
         self._in_use = -1

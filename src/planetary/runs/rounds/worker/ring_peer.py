@@ -42,14 +42,14 @@ MakeCommunicator = Callable[..., Any]
 
 
 def new_communicator(*arguments: Any, **settings: Any) -> Communicator:
-    """Make a `Communicator`. Its package is loaded by the first call: workers of a star start without it."""
+    """Make a `Communicator`. The package is loaded by the first call: workers of a star start without it."""
     from planetary.collectives import Communicator
 
     return Communicator(*arguments, **settings)
 
 
 class RingPeer:
-    """One per job. Its methods are called from the event loop and do not block; reductions run in a thread."""
+    """One per job. Methods are called from the event loop and do not block; reductions run in a thread."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RingPeer:
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
         self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
         self._start: Tensors = {}  # parameters at the start of the last task
-        self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> its round and contribution
+        self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> round and contribution
         self._lock = threading.Lock()
         self._left = 0  # how often `leave` was called
         self._group = -1
@@ -93,12 +93,12 @@ class RingPeer:
     def use(self, version: int, versions: Collection[int]) -> None:
         """The newest outer state is this one from now on; parameters of other versions than `versions` are forgotten.
 
-        So are results of rounds that are in it, but those of the last, which a task may begin with that waits.
+        So are results of rounds in it, except those of the last, the possible start of a waiting task.
         """
         kept = version - 1 if self._job.eager else version
         self._state = self._coming[version]
         self._version = version
-        self._coming = {v: state for v, state in self._coming.items() if v > version}  # one may wait for its turn
+        self._coming = {v: state for v, state in self._coming.items() if v > version}  # a task may wait
         self._params = {v: params for v, params in self._params.items() if v in versions}
         self._params[version] = self._state.params
         self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > kept}
@@ -147,7 +147,7 @@ class RingPeer:
             self._system.aside("ring leave", communicator.close)
 
     def close(self) -> None:
-        """Leave, and begin no further reduction; the one under way fails in its thread."""
+        """Leave, and begin no further reduction; the one under way fails in the reducing thread."""
         self.leave()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -214,7 +214,7 @@ class RingPeer:
         return communicator
 
     def _join(self, group: int, peers: int, left: int) -> Communicator:
-        """Return the communicator of the group, with all its members."""
+        """Return the communicator of the group, with all members."""
         with self._lock:
             communicator = self._communicator
             if group == self._group and communicator is not None and communicator.connected:

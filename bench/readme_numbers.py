@@ -143,18 +143,15 @@ def train_step(output: str, _: Path) -> Mapping[str, str]:
     }
 
 
-def utilisation(output: str, _: Path) -> Mapping[str, str]:
-    """Shaped lines."""
-    found = json_lines(output)
-    best = {
-        mbit: max((one for one in found if one["mbit"] == mbit), key=lambda one: one["utilisation"])
-        for mbit in sorted({one["mbit"] for one in found})
-    }
-    lines = ", ".join(f"{mbit:.0f}" for mbit in best)
+def utilisation(output: str, _: Path, settings: str = "") -> Mapping[str, str]:
+    """Shaped lines, of one preset, with the settings that the command adds to it."""
+    measured = json_lines(output)
+    lines = ", ".join(f"{line['mbit']:.0f}" for line in measured)
+    (preset,) = {line["preset"] for line in measured}
     return {
         f"time of 4 workers in steps of pinned duration (they sleep), 80 ms, at {lines} Mbit/s, an eighth of 30.8 "
-        "million parameters on an eighth of the lines; the best preset of each line": ", ".join(
-            f"{100 * one['utilisation']:.1f} % ({one['preset']})" for one in best.values()
+        f"million parameters on an eighth of the lines; `{preset}`{settings}": (
+            ", ".join(f"{100 * line['utilisation']:.1f}" for line in measured) + " %"
         )
     }
 
@@ -262,10 +259,16 @@ JOBS: Mapping[str, Job] = {
         page="bench/results/train_step.md",
     ),
     "utilisation": Job(
-        "python bench/utilisation.py --slower 8 --mbit 50 200 1000 --presets eager-relay,rda-relay,streaming-diloco",
-        8,
+        "python bench/utilisation.py --slower 8 --mbit 50 200 1000 --presets eager-relay",
+        4,
         utilisation,
         page="bench/results/shaped_links.md",
+    ),
+    "utilisation-streaming": Job(
+        "python bench/utilisation.py --slower 8 --mbit 200 1000 --rounds 20 --presets streaming-diloco "
+        """--set sync.delay=6 --set 'sync.compression="int4"' --set 'sync.broadcast_compression="int4"'""",
+        5,
+        lambda output, folder: utilisation(output, folder, settings=" with four bits both ways and a delay of 6 steps"),
     ),
     "goodput": Job("python bench/goodput.py", 4, goodput),
     "serving": Job(

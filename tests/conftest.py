@@ -49,7 +49,8 @@ def _close_doors(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         _close_doors(item)
-        if _tier(item) and not item.get_closest_marker("essential"):
+        elsewhere = item.get_closest_marker("doors") is not None  # `make test-doors` runs it
+        if elsewhere or (_tier(item) and not item.get_closest_marker("essential")):
             item.add_marker(pytest.mark.slow)
     items.sort(key=_order)  # stable: the order within a tier stays
 

@@ -21,15 +21,17 @@ def sweep_on_two_cores(seeds: range) -> Counter[str]:
         return sum(pool.map(sweep, parts, chunksize=1), Counter[str]())
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(55, marks=pytest.mark.slow)])
-def test_random_fault_schedules(first: int) -> None:
-    seen = sweep(range(first, first + 55))
+@pytest.mark.parametrize(
+    "seeds", [range(20), *(pytest.param(s, marks=pytest.mark.slow) for s in (range(20, 65), range(65, 110)))], ids=str
+)
+def test_random_fault_schedules(seeds: range) -> None:
+    seen = sweep(seeds)
     assert min(seen[kind] for kind in ("kill", "drop_links", "join")) > 0
-    assert seen["aborted"] > 10
-    assert seen["succeeded"] > 400
-    assert seen["small"] > 50
-    assert seen["fetched"] > 20
-    assert seen["done"] > 80
+    assert seen["aborted"] > 0.2 * len(seeds)
+    assert seen["succeeded"] > 7 * len(seeds)
+    assert seen["small"] > 0.9 * len(seeds)
+    assert seen["fetched"] > 0.35 * len(seeds)
+    assert seen["done"] > 1.4 * len(seeds)
 
 
 @pytest.mark.slow

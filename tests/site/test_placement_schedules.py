@@ -8,7 +8,7 @@ import pytest
 from placement_schedules import run_schedule
 
 
-@pytest.mark.parametrize("first", [0, 3, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (3, 6))])
 def test_no_job_is_lost_or_doubled_whatever_fails(first: int) -> None:
     struck, attempts, states = collections.Counter[str](), 0, collections.Counter[str]()
     for seed in range(first, first + 3):

@@ -168,6 +168,7 @@ def simulate(
     given += settings(overrides)
     resolved = with_model_shapes(read_config(source, given))
     machines = _machines(resolved.fabric.workers, links, speeds)
+    _check_faults(resolved.fabric.workers, faults)
     place = cache_folder(cache)
     kind = kind_of(resolved)
     simulation = kind.simulation(resolved, place)
@@ -214,17 +215,22 @@ def _machines(
     return [SimMachine(speed=speed, link=link) for speed, link in zip(fast, each, strict=True)]
 
 
-def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:
-    workers = config.fabric.workers
+def _check_faults(workers: int, faults: Sequence[Fault] | int) -> None:
+    """Raise `UserError` for faults that cannot be injected."""
     if isinstance(faults, int):
         check_argument("faults", faults, Index)
-        return draw_plan(seed, workers=workers, horizon_s=_horizon(config), most=faults)
+        return
     wanted = 'how many are drawn at most, or faults such as planetary.Fault(at_s=12.0, kind="kill_worker", worker=3)'
     check_instance("faults", faults, (list, tuple), wanted)
     for fault in faults:
         check_instance("faults", fault, Fault, wanted)
         if not 0 <= fault.worker < workers:
             raise UserError(f"simulate: {fault} names worker {fault.worker}; expected 0 to {workers - 1}")
+
+
+def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:
+    if isinstance(faults, int):
+        return draw_plan(seed, workers=config.fabric.workers, horizon_s=_horizon(config), most=faults)
     return sorted(faults, key=lambda fault: fault.at_s)
 
 

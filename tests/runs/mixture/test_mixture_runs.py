@@ -512,7 +512,7 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seed", "options"),
     [
-        (3, OFFLOADED),
+        pytest.param(3, OFFLOADED, marks=pytest.mark.slow),
         *(
             pytest.param(n, options, marks=pytest.mark.soak)
             for n in range(1, 20)

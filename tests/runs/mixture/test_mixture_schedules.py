@@ -25,7 +25,7 @@ SAME_SEED = 10_084  # without a full disk: the error names the folder and the fr
 
 
 def test_random_fault_schedules() -> None:
-    seen = sweep(range(8), *MODES)
+    seen = sweep(range(len(MODES)), *MODES)
     assert seen.records[RunResumed] > 0
     assert all(seen.records[kind] for kind in (ShardGranted, FragmentAdvanced, SurrogatesRefreshed, ExpertsAdvanced))
 
@@ -34,7 +34,7 @@ def test_random_fault_schedules() -> None:
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    sweep(range(first, first + 36), *MODES).require(RunResumed, ExpertsAdvanced)
+    sweep(range(first, first + 38), *MODES).require(RunResumed, ExpertsAdvanced)
 
 
 @pytest.mark.soak

@@ -23,9 +23,11 @@ from planetary.simulation.rounds.small_training import SmallTraining, encode_sto
 from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_random_fault_schedules(block: int) -> None:
-    sweep(range(block * 40, (block + 1) * 40)).require(RunResumed)
+@pytest.mark.parametrize(
+    "seeds", [range(14), *(pytest.param(s, marks=pytest.mark.slow) for s in (range(14, 67), range(67, 120)))], ids=str
+)
+def test_random_fault_schedules(seeds: range) -> None:
+    sweep(seeds).require(RunResumed)
 
 
 @pytest.mark.slow
@@ -43,8 +45,9 @@ def test_five_thousand_random_fault_schedules(block: int) -> None:
     sweep(range(first, first + 500)).require(RunResumed)
 
 
-def test_rare_checkpoints_resume_from_the_last_one() -> None:
-    sweep(range(2000, 2008), checkpoint_every=3)
+@pytest.mark.parametrize("seeds", [range(2000, 2003), pytest.param(range(2003, 2008), marks=pytest.mark.slow)], ids=str)
+def test_rare_checkpoints_resume_from_the_last_one(seeds: range) -> None:
+    sweep(seeds, checkpoint_every=3)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])

@@ -35,9 +35,7 @@ def blocks(**counts: int) -> pytest.MarkDecorator:
     )
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(20), pytest.param(range(20, 80), marks=pytest.mark.slow)], ids=["first", "rest"]
-)
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 80), marks=pytest.mark.slow)], ids=["first", "rest"])
 @pytest.mark.parametrize("way", ["ring", pytest.param("overlap", marks=pytest.mark.slow)])
 def test_random_fault_schedules(way: str, seeds: range) -> None:
     sweep(seeds, **WAYS[way]).require(DeltaWithdrawn, ReduceRetried)
@@ -75,11 +73,11 @@ def test_more_runs_with_rare_checkpoints(way: str) -> None:
     assert sweep(seeds, checkpoint_every=3, **WAYS[way]).records[RunResumed] > 20
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_same_seed_same_story(way: str) -> None:
-    for seed in (3, 17):
-        first, second = run_schedule(seed, **WAYS[way]), run_schedule(seed, **WAYS[way])
-        assert encode_story(first.journal) == encode_story(second.journal)
+@pytest.mark.parametrize("seed", [3, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["ring", pytest.param("overlap", marks=pytest.mark.slow)])
+def test_same_seed_same_story(way: str, seed: int) -> None:
+    first, second = run_schedule(seed, **WAYS[way]), run_schedule(seed, **WAYS[way])
+    assert encode_story(first.journal) == encode_story(second.journal)
 
 
 def test_a_calm_run_reduces_once_a_round_in_one_group() -> None:
@@ -163,6 +161,6 @@ def test_a_ring_that_breaks_for_good_goes_on_in_a_star_from_its_newest_round() -
 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 16), marks=pytest.mark.slow)], ids=["first", "rest"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["ring", pytest.param("overlap", marks=pytest.mark.slow)])
 def test_rings_that_cannot_be_closed_survive_random_faults(way: str, seeds: range) -> None:
     assert sweep(seeds, 3, apart=True, given=QUANTISED, **WAYS[way]).records[TopologyReplaced] >= len(seeds)

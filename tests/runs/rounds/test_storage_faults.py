@@ -57,7 +57,7 @@ def struck(*faults: Fault, **mode: bool) -> SimCluster:
     return cluster
 
 
-@MODES
+@ONE_MODE_AT_ONCE
 def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, bool]) -> None:
     """The power goes between the checkpoint of a round and the record of its end: what was not synced is lost."""
     [written] = [r for r in of(calm(**mode), CheckpointWritten) if r.round == 3]
@@ -69,11 +69,12 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
     assert set(marks) == {2, 3}  # the first of them had the checkpoint, the last had not
 
 
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.slow)], ids=str)
 @ONE_MODE_AT_ONCE
-def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool]) -> None:
+def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool], seeds: range) -> None:
     """It said that it had synced, and had not: the checkpoint is what the run goes on from, whatever lines are gone."""
     lost = 0
-    for seed in range(4):  # how much is left of what was not synced is up to chance
+    for seed in seeds:  # how much is left of what was not synced is up to chance
         [written] = [r for r in of(calm(seed, **mode), CheckpointWritten) if r.round == 3]
         cluster = SimCluster(seed, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
         cluster.disk.lies = True
@@ -264,7 +265,7 @@ def test_a_doubled_line_of_a_journal_is_named_wherever_it_is(mode: dict[str, boo
             replay(read_json_lines(path, AnyRecord), ControllerState(), path)
 
 
-@pytest.mark.parametrize("skipped", ["none", "new checkpoint", "checkpoints"])
+@pytest.mark.parametrize("skipped", ["none", pytest.param("new checkpoint", marks=pytest.mark.slow), "checkpoints"])
 def test_a_checkpoint_outlasts_a_power_cut_as_its_folders_are_synced(
     skipped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,13 +20,13 @@ RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_random_faults(ring: bool) -> None:
-    assert sweep(range(4000, 4003), ring=ring, given=RADIAL).records[RoundFinished] >= 3 * 6
+    assert sweep(range(4000, 4002), ring=ring, given=RADIAL).records[RoundFinished] >= 2 * 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_more_random_faults(ring: bool) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 25), ring=ring, given=RADIAL).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 26), ring=ring, given=RADIAL).records[RunResumed] > 0
 
 
 def coded(up: str, down: str, merge: str = "mean") -> tuple[str, ...]:
@@ -137,7 +137,7 @@ IN_FRAGMENTS = (*ADAM, "sync.overlap=streaming", "sync.fragments=2", "sync.delay
     ids=["star", "ring", "streaming"],
 )
 def test_outer_adam_survives_random_faults(more: dict[str, Any]) -> None:
-    assert sweep(range(4600, 4602), **more).records[RoundFinished] >= 2 * 6
+    assert sweep([4600], **more).records[RoundFinished] >= 6
 
 
 @pytest.mark.slow
@@ -151,19 +151,19 @@ def test_outer_adam_survives_random_faults(more: dict[str, Any]) -> None:
     ids=["ring", "streaming", "coded"],
 )
 def test_outer_adam_survives_more_random_faults(more: dict[str, Any]) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 8), **more).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 9), **more).records[RunResumed] > 0
 
 
 EAGER = ("sync.overlap=eager",)
 
 
 def test_eager_overlap_survives_random_faults() -> None:
-    assert sweep(range(4200, 4204), overlap=True, given=EAGER).records[RoundFinished] >= 4 * 6
+    assert sweep(range(4200, 4202), overlap=True, given=EAGER).records[RoundFinished] >= 2 * 6
 
 
 @pytest.mark.slow
 def test_eager_overlap_survives_more_random_faults() -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 25), overlap=True, given=EAGER).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 27), overlap=True, given=EAGER).records[RunResumed] > 0
 
 
 def test_eager_rounds_begin_with_the_workers_own_part_of_the_one_before() -> None:
@@ -186,7 +186,8 @@ def test_the_merged_delta_is_measured_in_every_round_of_the_star() -> None:
 QUANTISED = ("sync.precision=f32", "outer.merge=mean", "sync.ring_compression=int8", "sync.ring_order=measured")
 
 
+@pytest.mark.parametrize("seed", [4400, pytest.param(4401, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("more", [{}, {"overlap": True, "given": (*QUANTISED, *EAGER)}], ids=["ring", "eager"])
-def test_a_measured_and_quantised_ring_survives_random_faults(more: dict[str, Any]) -> None:
-    seen = sweep(range(4400, 4402), **{"ring": True, "given": QUANTISED, **more})
-    assert seen.records[RoundFinished] >= 2 * 6
+def test_a_measured_and_quantised_ring_survives_random_faults(more: dict[str, Any], seed: int) -> None:
+    seen = sweep([seed], **{"ring": True, "given": QUANTISED, **more})
+    assert seen.records[RoundFinished] >= 6

@@ -66,7 +66,7 @@ class Plenty(dict[object, int]):
         """See `schedule_sweep.Sweep`."""
         return self
 
-    def require(self, *records: type) -> None:
+    def require(self, *records: type, kinds: bool = True) -> None:
         """See `schedule_sweep.Sweep`."""
 
 

@@ -30,9 +30,8 @@ def _tier(item: pytest.Item) -> int:
 
 
 def _order(item: pytest.Item) -> tuple[bool, int]:
-    """Quick tests that fail are to be seen early; of the slow ones those that last longest are not to begin last."""
-    slow = item.get_closest_marker("slow") is not None
-    return slow, -_tier(item) if slow else _tier(item)
+    """Quick tests that fail are to be seen early; of both, those that last longest are not to begin last."""
+    return item.get_closest_marker("slow") is not None, -_tier(item)
 
 
 def _close_doors(item: pytest.Item) -> None:

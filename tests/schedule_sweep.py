@@ -38,9 +38,9 @@ class Sweep:
             self.struck.update(cluster.struck)
             self.records.update(type(record) for record in cluster.journal)
 
-    def require(self, *records: type) -> None:
-        """Assert that the sweep had all kinds of faults, and these records."""
-        missing = [kind for kind in KINDS if not self.struck[kind] and kind not in self._foreign]
+    def require(self, *records: type, kinds: bool = True) -> None:
+        """Assert that the sweep had all `kinds` of faults, and these records."""
+        missing = [kind for kind in KINDS if kinds and not self.struck[kind] and kind not in self._foreign]
         assert not missing, f"no schedule had an effective fault of the kinds {missing}"
         for record in records:
             assert self.records[record] > 0, f"no schedule had a record {record.__name__}"

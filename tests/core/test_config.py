@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, overrides_between, to_toml
@@ -280,6 +280,7 @@ values = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(st.characters(codec="utf-8")), values, max_size=4))
 def test_whatever_toml_can_hold_reads_back_equal(options: dict) -> None:
     import tomllib

@@ -214,7 +214,11 @@ def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: 
     assert cluster.finish().ok
 
 
-@pytest.mark.parametrize("value", [np.array(2**62, np.int64), np.array(np.nan, np.float32)], ids=["huge", "nan"])
+@pytest.mark.parametrize(
+    "value",
+    [np.array(2**62, np.int64), pytest.param(np.array(np.nan, np.float32), marks=pytest.mark.slow)],
+    ids=["huge", "nan"],
+)
 def test_the_gateway_dates_fits_of_surrogates(tmp_path: Path, value: np.ndarray) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=24, fitted_by="expert-workers", **options)
@@ -272,7 +276,7 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
     assert cluster.finish().ok
 
 
-@pytest.mark.parametrize("form", ["bf16", "4bit"])
+@pytest.mark.parametrize("form", [pytest.param("bf16", marks=pytest.mark.slow), "4bit"])
 def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Form) -> None:
     """A change is only of use to who has what it changes; who comes back gets the weights whole."""
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": form}
@@ -315,7 +319,9 @@ def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path
     check_streams(cluster)
 
 
-@pytest.mark.parametrize(("factor", "reason"), [(np.nan, "not finite"), (1e6, "too large")])
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(np.nan, "not finite"), pytest.param(1e6, "too large", marks=pytest.mark.slow)]
+)
 def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_is_counted(
     tmp_path: Path, factor: float, reason: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ class Device(ProgramRunner):
         return results
 
 
+@functools.cache
+def reference_of(plan: str) -> bytes:
+    """Return the results of a mixture's functions, encoded; the tests of a plan share them."""
+    made = msgspec.json.decode(plan, type=MixturePlan)
+    device = Device(made)
+    spec = ProgramSpec("latent_moe", dict(device.program.functions), made.model.vocab_size, "c" * 64)
+    return encode_program_reference(make_reference(spec, device, factor_rounding=2.0**-23, against="XLA"))
+
+
 class Machine:
     """A worker's machine: its store, its job, and the device that its role opens."""
 
@@ -56,15 +66,13 @@ class Machine:
         self.plan = make_plan(folder, steps=8, **options)
         self.store = BlobStore(folder / "blobs")
         self.device = Device(self.plan)
-        functions = dict(self.device.program.functions)
-        spec = ProgramSpec("latent_moe", functions, self.plan.model.vocab_size, "c" * 64)
-        reference = make_reference(spec, Device(self.plan), factor_rounding=2.0**-23, against="XLA")
+        plan = msgspec.json.encode(self.plan).decode()
         self.job = mm.MixtureJob(
             run="r",
             artifact=self.store.put(b"the artifact"),
-            reference=self.store.put(encode_program_reference(reference)),
-            functions=functions,
-            plan=msgspec.json.encode(self.plan).decode(),
+            reference=self.store.put(reference_of(plan)),
+            functions=dict(self.device.program.functions),
+            plan=plan,
         )
         self.sent: list[m.Message] = []
 

@@ -62,7 +62,9 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
 
     with pytest.raises(CompileError, match=r"score_.* sums the hidden states of tokens 0 to"):
         check_model(shifted, device.shape, trial, "this CPU")
-    for defect in {size.name for size in device.shape.calls}:
+    named = [size.name for size in device.shape.calls]
+    kinds = {name.partition("_")[0]: name for name in named}
+    for defect in sorted(named) if module is mamba2 else sorted(kinds.values()):  # the slow case takes all sizes
 
         def wrong(message: ComputeCall, defect: str = defect) -> Mapping[str, np.ndarray]:
             found = dict(served.compute(message))

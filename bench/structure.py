@@ -22,7 +22,6 @@ NOT_A_REACH = {"_exit", "_replace", "_asdict", "_fields", "_make"}
 
 # Rules of the derivative and operations register in a package's `__init__`; these are the other registries.
 REGISTRIES = {
-    "planetary.run.kinds",
     "planetary.site.api.control_api",  # of groups of operations
     "planetary.monitor.sinks.sink_kinds",
     "planetary.compiler.step.named_optimizers",  # of optimizers

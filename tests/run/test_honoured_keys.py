@@ -14,7 +14,7 @@ from planetary.core.configuration.honoured import COMPANIONS, UNDECLARED, all_ke
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.configuration.strict import FIELDS, LISTS
 from planetary.core.errors import UserError
-from planetary.run.kinds import KINDS, kind_of
+from planetary.run.kinds import all_kinds, kind_of
 from planetary.runs.serve.config import GRAPH_IN_FOLDER
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "policy of a folder": ("reinforcement", {"rl": {"task": "reverse", "start": "runs/x"}}),
 }
 """Name of a case -> its kind, and the tables of the smallest configuration of it."""
-ABSENT = {section: why for kind in KINDS for section, why in kind.sections.items()}
+ABSENT = {section: why for kind in all_kinds() for section, why in kind.sections.items()}
 SAMPLES: dict[str, Any] = {"data.sources": [{"source": "a.txt"}], "federation.sites": [{"name": "other"}]}
 """Values of keys whose types do not tell one."""
 

@@ -35,7 +35,7 @@ def test_a_worker_loads_a_role_when_it_has_the_roles_job() -> None:
     """The loaders of all kinds of run are there; the code of a mixture, a policy or a served model is not, nor JAX."""
     loaded = loaded_by(
         "import planetary.fleet.worker.worker, planetary.runs.rounds.worker.role\n"
-        "from planetary.run.kinds import KINDS\nfor kind in KINDS: kind.worker_roles(), kind.protocol()"
+        "from planetary.run.kinds import all_kinds\nfor kind in all_kinds(): kind.worker_roles(), kind.protocol()"
     )
     assert {"planetary.runs.mixture.composer.loader", "planetary.runs.rl.loader"} <= loaded
     roles = {"runs.mixture.composer.role", "runs.rl.role", "runs.serve.role"}

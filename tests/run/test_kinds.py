@@ -16,12 +16,14 @@ from planetary.fleet.protocol import messages as m
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
+from planetary.run.simulate import simulation_of
 from planetary.version import __version__
 
 
 @pytest.fixture
 def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "KINDS", (Toy(), *kinds.KINDS))  # the one line
+    found = (Toy(), *kinds.all_kinds())
+    monkeypatch.setattr(kinds, "all_kinds", lambda: found)
 
 
 def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None) -> None:
@@ -36,21 +38,21 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
 
 
 def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
-    toy, (serving, mixture, learned, hub, site, rounds) = Toy(), kinds.KINDS
+    toy, (serving, mixture, learned, hub, site, rounds) = Toy(), kinds.all_kinds()
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(Config()) == []
     with pytest.raises(UserError, match=r"kind 'rounds' does not honour .*moe\.composers: moe\.composers = 0"):
         rounds.check(config)
     rounds.check_baseline(config)
     mixture.check_surrogates(tmp_path)
-    for check in (toy.check_baseline, lambda config: toy.simulation(config, tmp_path)):
+    for check in (toy.check_baseline, lambda config: simulation_of(toy, config, tmp_path)):
         with pytest.raises(UserError, match='kind "toy"'):
             check(config)
     with pytest.raises(UserError, match='kind "hub"'):
         hub.check_baseline(config)
     for kind in (hub, site):
         with pytest.raises(UserError, match=f'kind "{kind.name}"'):
-            kind.simulation(config, tmp_path)
+            simulation_of(kind, config, tmp_path)
     with pytest.raises(UserError, match=r"train.batch_size=32"):
         mixture.check_baseline(config)
     for kind in (toy, serving, learned, rounds):

@@ -50,7 +50,8 @@ class ToyInference(Quick):
 
 @pytest.fixture
 def toy_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "KINDS", (ToyInference(), Quick(), *kinds.KINDS))
+    found = (ToyInference(), Quick(), *kinds.all_kinds())
+    monkeypatch.setattr(kinds, "all_kinds", lambda: found)
     monkeypatch.setattr("planetary.site.site.worker_protocol", lambda: PROTOCOL)
 
 

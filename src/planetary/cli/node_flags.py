@@ -20,7 +20,7 @@ from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.core.printable import as_name
 from planetary.fleet.shell.shell import Address
 from planetary.net.identity import Identity
-from planetary.run.kinds import KINDS
+from planetary.run.kinds import all_kinds
 from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 
@@ -64,7 +64,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         "--role",
         action="append",
         default=[],
-        choices=[role for kind in KINDS for role in kind.roles],
+        choices=[role for kind in all_kinds() for role in kind.roles],
         help="what the workers may be in the run, and nothing else; may be given several times (default: whatever the "
         "run needs)",
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +20,7 @@ from planetary.core.errors import PeerError, UserError
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
 from planetary.run.choice import ConfigSource, read_config, settings
-from planetary.run.kinds import kind_of
+from planetary.run.kinds import RunKind, kind_of
 from planetary.run.metrics import Metrics
 from planetary.run.places import cache_folder
 from planetary.run.simulations import Simulation
@@ -171,7 +173,7 @@ def simulate(
     _check_faults(resolved.fabric.workers, faults)
     place = cache_folder(cache)
     kind = kind_of(resolved)
-    simulation = kind.simulation(resolved, place)
+    simulation = simulation_of(kind, resolved, place)
     for warning in kind.check(resolved):
         warnings.warn(warning, stacklevel=2)
     plan = _plan(simulation.config, faults, seed)
@@ -193,6 +195,20 @@ _ONE_AT_A_TIME = threading.Lock()  # workers share the compiled functions
 def _horizon(config: Config, step_s: float = STEP_S) -> float:
     """Return about how many simulated seconds the run takes without faults, and with links that take no time."""
     return START_S + config.total_inner_steps * step_s
+
+
+def simulation_of(kind: RunKind, config: Config, cache: Path) -> Simulation:
+    """Prepare a run for the simulator; `cache`: of prepared data and functions.
+
+    Raises:
+        UserError: this kind is not simulated, or the configuration is wrong.
+    """
+    if not kind.simulated:
+        raise UserError(
+            f'simulate: expected a configuration of a run in rounds or of a mixture, found the kind "{kind.name}"'
+        )
+    module, _, name = kind.simulated.partition(":")
+    return getattr(importlib.import_module(module), name)(config, cache)
 
 
 def _machines(

@@ -10,7 +10,8 @@ from mixture_stage import MixtureStage, make_plan
 
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
-from planetary.run.kinds import KINDS, Mixture
+from planetary.run.kind.mixture import Mixture
+from planetary.run.kinds import all_kinds
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.plan import MixturePlan
@@ -118,7 +119,7 @@ def test_a_local_run_whose_devices_cannot_compose_ends_with_the_reason(tmp_path:
 
 def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:
     assert Mixture.roles == tuple(OFFLOADED.roles)
-    names = [role for kind in KINDS for role in kind.roles]
+    names = [role for kind in all_kinds() for role in kind.roles]
     assert len(set(names)) == len(names)
 
 

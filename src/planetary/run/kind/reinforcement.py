@@ -1,0 +1,67 @@
+"""Reinforcement learning as a kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from planetary.run.kind.model_code import has_code, is_ours
+from planetary.run.kinds import RunKind
+
+if TYPE_CHECKING:
+    from planetary.core.config import Config
+    from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fleet.worker.role import Roles
+    from planetary.wire.protocol import Protocol
+
+
+class Reinforcement(RunKind):
+    """A policy that learns from the rewards of its own texts."""
+
+    name = "reinforcement"
+    roles = ("actor", "learner")
+    controller = "rl"
+    command = "rl"
+    sections: ClassVar[Mapping[str, str]] = {"rl": "rl.task is empty, so that nothing is learned from rewards"}
+    loads_code = True
+
+    def claims(self, config: Config) -> bool:
+        return bool(config.rl.task)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        from planetary.runs.rl.config import honoured
+
+        return honoured(config)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        from planetary.run.model.served import load_folder, new_model
+        from planetary.runs.rl.gateway import PolicyGateway
+        from planetary.runs.rl.preparation import prepare_policy
+
+        prepare = partial(prepare_policy, load=new_model, load_folder=load_folder)
+        return PolicyGateway(config, options, security, prepare=prepare)
+
+    def protocol(self) -> Protocol:
+        from planetary.runs.rl.messages import REINFORCEMENT
+
+        return REINFORCEMENT
+
+    def worker_roles(self) -> Roles:
+        from planetary.runs.rl.loader import PolicyLoader
+        from planetary.runs.rl.messages import PolicyJob
+
+        return {PolicyJob: PolicyLoader()}
+
+    def check(self, config: Config) -> list[str]:
+        from planetary.runs.rl.config import check_keys
+
+        super().check(config)
+        check_keys(config)
+        return []
+
+    def has_code(self, config: Config) -> bool:
+        folders = [Path(one) for one in (config.rl.start, config.rl.teacher) if one]
+        return any(map(has_code, folders)) or not (config.rl.start or is_ours(config.model.source))

@@ -1,0 +1,43 @@
+"""Rounds of leases as a kind of run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from planetary.run.kinds import RunKind
+
+if TYPE_CHECKING:
+    from planetary.core.config import Config
+    from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fleet.worker.role import Roles
+
+
+class Rounds(RunKind):
+    """Rounds of leases with one outer step each (DiLoCo)."""
+
+    name = "rounds"
+    roles = ("trainer",)
+    simulated = "planetary.run.simulations:SimulatedRounds"
+
+    def claims(self, config: Config) -> bool:
+        """Every configuration no other kind claims."""
+        return True
+
+    def keys(self, config: Config) -> HonouredKeys:
+        from planetary.runs.rounds.config import RING, STAR
+
+        return RING if config.sync.topology == "ring" else STAR
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        from planetary.runs.rounds.gateway.gateway import RoundsGateway
+
+        return RoundsGateway(config, options, security)
+
+    def worker_roles(self) -> Roles:
+        from planetary.fleet.protocol.messages import TrainingJob
+        from planetary.runs.rounds.worker.role import TrainingLoader
+
+        return {TrainingJob: TrainingLoader()}
+
+    def check_baseline(self, config: Config) -> None: ...

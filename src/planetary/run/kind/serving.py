@@ -1,0 +1,74 @@
+"""A served model as a kind of run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from planetary.core.errors import PlanetaryError
+from planetary.run.kind.model_code import has_code
+from planetary.run.kinds import RunKind, line_count
+
+if TYPE_CHECKING:
+    from planetary.core.config import Config
+    from planetary.core.configuration.honoured import HonouredKeys
+    from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fleet.protocol.events import Finish
+    from planetary.fleet.worker.role import Roles
+    from planetary.wire.protocol import Protocol
+
+
+class Serving(RunKind):
+    """A trained model behind an HTTP endpoint."""
+
+    name = "serving"
+    roles = ("server",)
+    controller = "inference"
+    command = "serve"
+    sections: ClassVar[Mapping[str, str]] = {"serve": "serve.model is empty, so that nothing is served"}
+    loads_code = True
+
+    def claims(self, config: Config) -> bool:
+        return bool(config.serve.model)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        from planetary.runs.serve.config import honoured
+
+        return honoured(config)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        from planetary.run.model.served import load_served
+        from planetary.runs.serve.gateway import ServingGateway
+
+        return ServingGateway(config, options, security, load_served)
+
+    def has_code(self, config: Config) -> bool:
+        return has_code(Path(config.serve.model))
+
+    def progress(self, folder: Path) -> int:
+        """There are no rounds, and the journal grows once the model is prepared."""
+        from planetary.fleet.gateway.run_files import EVENTS
+
+        return line_count(folder / EVENTS)
+
+    async def results_after(self, running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:
+        """Nothing is left."""
+        return await running
+
+    def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
+        """Nothing goes on."""
+        from planetary.fleet.protocol.records import error_class
+
+        return error_class(end.kind)(end.reason)
+
+    def protocol(self) -> Protocol:
+        from planetary.runs.serve.messages import SERVING
+
+        return SERVING
+
+    def worker_roles(self) -> Roles:
+        from planetary.runs.serve.loader import ServingLoader
+        from planetary.runs.serve.messages import ServingJob
+
+        return {ServingJob: ServingLoader()}

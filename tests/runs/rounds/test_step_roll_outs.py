@@ -9,7 +9,7 @@ import pytest
 from fault_schedules import check, draw_plan
 
 from planetary.core.errors import ClosedError, UserError
-from planetary.fleet.gateway.gateway import StepWanted
+from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.protocol.records import (
     AnyRecord,
     ArtifactPublished,
@@ -18,7 +18,6 @@ from planetary.fleet.protocol.records import (
     RunResumed,
     StepReplaced,
 )
-from planetary.runs.rounds.gateway.gateway import BEFORE, RollOut
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import STEPS, small_training
 

@@ -29,6 +29,7 @@ from planetary.data.prepare import PreparedData
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.gateway.reception import Reception
+from planetary.fleet.gateway.roll_out import RollOut, StepWanted
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, RunLock, check_config
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
@@ -116,22 +117,6 @@ class Security(msgspec.Struct, frozen=True):
             identified=True,
         )
         return Security(authority.server_context(), tokens, authority, invites)
-
-
-class StepWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A training step a run is to go on with.
-
-    Attributes:
-        overrides: "section.key=value" of the configuration; none: the model is exported again from the files.
-        back_to: digest, or a prefix, of the earlier step to go back to; "": a new step.
-        by: name of the token.
-        why: for the journal.
-    """
-
-    overrides: tuple[str, ...] = ()
-    back_to: str = ""
-    by: str = ""
-    why: str = ""
 
 
 class PreparedRun(Protocol):
@@ -225,6 +210,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.prepare_first: Callable[[], Coroutine[Any, Any, None]] | None = None  # fills the cache in another process
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
+        self.roll_out_stage = RollOut()
         self.metrics: list[RoundMetrics] = []
         self.checkpoint_at: float | None = None  # Unix time in seconds at which the newest was written, if known
         self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens

@@ -11,7 +11,7 @@ import msgspec
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.gateway.gateway import StepWanted
+from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import msgspec
 
 from planetary.core.configuration.schema import SiteEntry
@@ -44,3 +46,12 @@ def terms_in_words(terms: SiteTerms) -> str:
     texts += ["judged"] if entry.trust == "judged" else []
     texts += [f"{entry.mbit_per_s:g} Mbit/s"] if entry.mbit_per_s else []
     return ", ".join(texts)
+
+
+@runtime_checkable
+class InFederation(Protocol):
+    """The gateway of a hub, or of a site of one."""
+
+    def federation(self) -> FederationStanding:
+        """Return how the run stands."""
+        ...

@@ -10,9 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from planetary.fleet.protocol.status import WorkerStatus
-from planetary.runs.federation.hub_gateway import HubGateway
-from planetary.runs.federation.site_gateway import SiteGateway
-from planetary.runs.federation.status import FederationStanding
+from planetary.runs.federation.status import FederationStanding, InFederation
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork
 from planetary.site.site import Site
@@ -117,7 +115,7 @@ def _link_view(placed: PlacedWork) -> HubLinkView:
 
 def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
     config, gateway = run.gateway.config, run.gateway
-    assert isinstance(gateway, HubGateway | SiteGateway), "the kind of a run is that of its configuration"
+    assert isinstance(gateway, InFederation), "the kind of a run is that of its configuration"
     return FederatedRun(
         job_id=name,
         role=role,

@@ -10,11 +10,9 @@ from pathlib import Path
 from starlette.requests import Request
 
 from planetary.core.errors import UserError
-from planetary.fleet.gateway.gateway import StepWanted
+from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted, changed_config
 from planetary.fleet.gateway.run_files import EVENTS
 from planetary.monitor.run_folder import Event, load_history
-from planetary.runs.rounds.gateway.gateway import BEFORE, RollOut, RoundsGateway
-from planetary.runs.rounds.preparation.next_step import changed_config
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState
@@ -101,7 +99,7 @@ class StepOperations:
     async def _view(self, job: Job) -> StepHistory:
         run, events = self._site.runs.get(job.job), Path(job.folder) / EVENTS
         history = (await asyncio.to_thread(load_history, Path(job.folder))).events if events.exists() else ()
-        stage = run.gateway.roll_out_stage if run is not None and isinstance(run.gateway, RoundsGateway) else RollOut()
+        stage = RollOut() if run is None else run.gateway.roll_out_stage
         uses = _uses(history)
         return StepHistory(
             job_id=job.job,

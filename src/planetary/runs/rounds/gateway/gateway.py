@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +18,8 @@ from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ConflictError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
-from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, compiled_event
+from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import messages as m
@@ -45,27 +45,6 @@ from planetary.sync.outer_optimizers import optimizer_of
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
-
-BEFORE = "before"
-"""In place of a digest: the step before the one in use."""
-
-
-class RollOut(msgspec.Struct, frozen=True):
-    """The last training step that was to replace the run's, since this gateway began.
-
-    Attributes:
-        state: "": there was none; "verified": it waits for the end of the round.
-        step: digest; "": it is not made yet.
-        overrides, by, why: as of `StepWanted`.
-        reason: that it was refused for.
-    """
-
-    state: Literal["", "preparing", "verified", "in use", "refused"] = ""
-    step: str = ""
-    overrides: tuple[str, ...] = ()
-    by: str = ""
-    why: str = ""
-    reason: str = ""
 
 
 Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
@@ -94,7 +73,6 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         """A simulation replaces the functions among the arguments."""
         super().__init__(config, options, security, system=system)
         self._prepare_run, self._compile_apart, self._export_step = prepare, compile_for, export_step
-        self.roll_out_stage = RollOut()
         self._next: Prepared | None = None  # run with the offered next step
         self.room = DiskRoom(options.folder, system.files)
         self._topology = topology(config, options.host, security.authority)

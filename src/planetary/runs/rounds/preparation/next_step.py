@@ -11,27 +11,19 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config, apply_overrides
-from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
+from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
+from planetary.fleet.gateway.roll_out import changed_config
 from planetary.fleet.preparation.compiling import CompileAnswer, PublishedArtifact, answer_of_child, give_answer
 from planetary.fleet.shell.child import end_with_parent
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
-
-STEP_KEYS = {
-    "model": None,
-    "optimizer": {"name", *UpdateOptions.__struct_fields__},
-    "train": set(ComputeOptions.__struct_fields__),
-}
-"""Keys by section that decide a training step; None: all of the section."""
 
 
 async def export_apart(config: Config, overrides: Sequence[str], cache: Path) -> Prepared:
@@ -48,31 +40,6 @@ async def export_apart(config: Config, overrides: Sequence[str], cache: Path) ->
         await answer_of_child("planetary.runs.rounds.preparation.next_step", folder)
         record = msgspec.json.decode((folder / "record.json").read_bytes(), type=StepRecord)
     return await asyncio.to_thread(prepare_run, changed, cache, _ignore, record)
-
-
-def changed_config(config: Config, overrides: Sequence[str]) -> Config:
-    """Return a configuration whose training step is another one. Raises `UserError` for keys that do not decide it."""
-    changed = apply_overrides(config, overrides)
-    before, after = (msgspec.to_builtins(one) for one in (config, changed))
-    others = [
-        f"{section}.{key}"
-        for section, values in after.items()
-        if isinstance(values, Mapping)
-        for key, value in values.items()
-        if value != before[section][key] and not _decides(section, key)
-    ]
-    if others or before["sinks"] != after["sinks"]:
-        raise UserError(
-            f"{', '.join(others) or 'sinks'}: no part of the training step, so that a roll-out cannot change it; "
-            "expected keys of [model], of [optimizer] but for the learning rate's, and train."
-            f"{', train.'.join(sorted(ComputeOptions.__struct_fields__))}. Stop the run, and resume it with --set"
-        )
-    return changed
-
-
-def _decides(section: str, key: str) -> bool:
-    known: Any = STEP_KEYS.get(section, set())
-    return known is None or key in known
 
 
 def in_place_of(step: Prepared, current: Prepared) -> Prepared:

@@ -1,0 +1,80 @@
+"""Another training step for a run under way: the request, how far it is, and the keys that it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from planetary.core.config import Config, apply_overrides
+from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
+from planetary.core.errors import UserError
+
+STEP_KEYS = {
+    "model": None,
+    "optimizer": {"name", *UpdateOptions.__struct_fields__},
+    "train": set(ComputeOptions.__struct_fields__),
+}
+"""Keys by section that decide a training step; None: all of the section."""
+BEFORE = "before"
+"""In place of a digest: the step before the one in use."""
+
+
+class StepWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A training step a run is to go on with.
+
+    Attributes:
+        overrides: "section.key=value" of its configuration; none: the model is exported again from its files.
+        back_to: digest, or its beginning, of the earlier step that it goes back to; "": it is a new one.
+        by: name of the token.
+        why: for the journal.
+    """
+
+    overrides: tuple[str, ...] = ()
+    back_to: str = ""
+    by: str = ""
+    why: str = ""
+
+
+class RollOut(msgspec.Struct, frozen=True):
+    """The last training step that was to replace the run's, since this gateway began.
+
+    Attributes:
+        state: "": there was none; "verified": it waits for the end of the round.
+        step: digest; "": it is not made yet.
+        overrides, by, why: as of `StepWanted`.
+        reason: that it was refused for.
+    """
+
+    state: Literal["", "preparing", "verified", "in use", "refused"] = ""
+    step: str = ""
+    overrides: tuple[str, ...] = ()
+    by: str = ""
+    why: str = ""
+    reason: str = ""
+
+
+def changed_config(config: Config, overrides: Sequence[str]) -> Config:
+    """Return a configuration whose training step is another one. Raises `UserError` for keys that do not decide it."""
+    changed = apply_overrides(config, overrides)
+    before, after = (msgspec.to_builtins(one) for one in (config, changed))
+    others = [
+        f"{section}.{key}"
+        for section, values in after.items()
+        if isinstance(values, Mapping)
+        for key, value in values.items()
+        if value != before[section][key] and not _decides(section, key)
+    ]
+    if others or before["sinks"] != after["sinks"]:
+        raise UserError(
+            f"{', '.join(others) or 'sinks'}: no part of the training step, so that a roll-out cannot change it; "
+            "expected keys of [model], of [optimizer] but for the learning rate's, and train."
+            f"{', train.'.join(sorted(ComputeOptions.__struct_fields__))}. Stop the run, and resume it with --set"
+        )
+    return changed
+
+
+def _decides(section: str, key: str) -> bool:
+    known: Any = STEP_KEYS.get(section, set())
+    return known is None or key in known

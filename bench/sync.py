@@ -32,6 +32,8 @@ import msgspec
 from diloco_gap import as_baseline, held_out_loss, open_executors
 
 from planetary.core.config import Config, load_config
+from planetary.core.configuration.schema import OuterConfig
+from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.protocol import messages as m
@@ -40,7 +42,7 @@ from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
 from planetary.runs.rounds.worker.exchange import Outgoing, Trained, exchange_of
 from planetary.sync.contributions import Contribution
-from planetary.sync.merge import MERGE_RULES
+from planetary.sync.merge import rule_of
 from planetary.sync.outer import initial_state, outer_step, published_params
 from planetary.sync.outer_optimizers import AVERAGING, Adam, AnyOuterOptimizer, Nesterov
 from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, payload_digest
@@ -206,12 +208,18 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
                     parts.append(Contribution(task, config.targets_per_slice, ends[worker]))
             taken, waiting = (waiting, parts) if way.delay else (parts, [])
             if taken:
-                rule = MERGE_RULES[way.merge](0.2)
+                rule = rule_of(MERGE_RULES.chosen(way.merge, OuterConfig()))
                 state = outer_step(specs, state, taken, way.outer, rule=rule).state
                 if shown is not None:
                     shown.advance(state.params)
     if waiting:  # the last round lands when nothing is trained any more
-        state = outer_step(specs, state, waiting, way.outer, rule=MERGE_RULES[way.merge](0.2)).state
+        state = outer_step(
+            specs,
+            state,
+            waiting,
+            way.outer,
+            rule=rule_of(MERGE_RULES.chosen(way.merge, OuterConfig())),
+        ).state
     executors[0].set_params(published_params(specs, state.params if shown is None else shown.params))
     loss = held_out_loss(executors[0], read_slice(held_out), config)
     for executor in executors:
@@ -261,7 +269,7 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
 
     def step(round_: int) -> None:
         """Reduce what was contributed to a round."""
-        gateway.take_outer_step(round_, waiting, MERGE_RULES[way.merge](0.2))
+        gateway.take_outer_step(round_, waiting, rule_of(MERGE_RULES.chosen(way.merge, OuterConfig())))
         waiting.clear()
         gateway.keep([round_])
 

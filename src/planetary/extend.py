@@ -7,17 +7,40 @@ from typing import TYPE_CHECKING
 from planetary.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from planetary.core.configuration.needs import Need
     from planetary.core.errors import ProtocolError
     from planetary.core.tensors import TensorSpec
+    from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
+    from planetary.sync.merge import MergeRule
+    from planetary.sync.outer_optimizers import OuterOptimizer, OuterState, flat_state
 
 _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
+    "LeaseStart": "planetary.runs.rounds.controller.overlap",
+    "MergeRule": "planetary.sync.merge",
+    "Need": "planetary.core.configuration.needs",
+    "OuterOptimizer": "planetary.sync.outer_optimizers",
+    "OuterState": "planetary.sync.outer_optimizers",
+    "Overlap": "planetary.runs.rounds.controller.overlap",
     "ProtocolError": "planetary.core.errors",
     "TensorSpec": "planetary.core.tensors",
     "check_finite": "planetary.sync.codecs.tensor_codec",
+    "flat_state": "planetary.sync.outer_optimizers",
 }
 
-__all__ = ["Codec", "ProtocolError", "TensorSpec", "check_finite"]
+__all__ = [
+    "Codec",
+    "LeaseStart",
+    "MergeRule",
+    "Need",
+    "OuterOptimizer",
+    "OuterState",
+    "Overlap",
+    "ProtocolError",
+    "TensorSpec",
+    "check_finite",
+    "flat_state",
+]
 
 __getattr__ = lazy_names(globals(), _HOMES)

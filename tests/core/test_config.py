@@ -185,9 +185,12 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("train.rounds.x=1", "is a single value"),
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),
-        ("sync.overlap=async", 'sync.overlap: expected "none" with sync.compression = "none", found "async"'),
-        ("sync.overlap=on", 'sync.overlap: expected one of "async", "decoupled", "eager", "none", "streaming"'),
-        ("sync.overlap=decoupled", 'sync.overlap: expected "none" or "streaming" with sync.compression = "none"'),
+        ("sync.overlap=async", 'sync.compression: expected a codec with sync.overlap = "async" and sync.topology'),
+        (
+            "sync.overlap=on",
+            "sync.overlap: unknown overlap 'on'; did you mean none? There are none, async, eager, streaming, decoupled",
+        ),
+        ("sync.overlap=decoupled", 'sync.compression: expected a codec with sync.overlap = "decoupled", found "none"'),
         ("sync.fragments=3", 'sync.fragments: expected 1 with sync.overlap = "none", found 3'),
         ("sync.grace_steps=3", 'sync.grace_steps: expected 1.0 with sync.overlap = "none", found 3.0'),
     ],
@@ -207,7 +210,7 @@ def test_rocm_is_hip_in_a_file_and_in_an_override(tmp_path: Path) -> None:
 def test_overlap_needs_deltas() -> None:
     ring = ["sync.topology=ring", "sync.overlap=async"]
     assert apply_overrides(Config(), ring).sync.overlap == "async"
-    with pytest.raises(UserError, match=r'sync\.overlap: expected "none" with sync\.precision = "f64"'):
+    with pytest.raises(UserError, match=r'sync\.precision: expected "f32" with sync\.overlap = "async"'):
         apply_overrides(Config(), [*ring, "sync.precision=f64"])
     star = ["sync.overlap=eager", "sync.compression=int8"]
     assert apply_overrides(Config(), star).sync.overlap == "eager"

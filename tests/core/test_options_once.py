@@ -30,16 +30,12 @@ from planetary.runs.mixture.training.settings import MoeTraining
 from planetary.runs.rl.objectives.objective import OBJECTIVES
 from planetary.runs.rounds.controller.pace import SHARES
 from planetary.sync.judgement import JUDGES
-from planetary.sync.merge import MERGE_RULES
-from planetary.sync.outer_optimizers import OUTER_OPTIMIZERS
 
 NAMED: list[tuple[str, Collection[str]]] = [
     ("outer.judge", JUDGES),
     ("fabric.leases", SHARES),
     ("moe.pace", PACES),
     ("rl.objective", OBJECTIVES),
-    ("outer.merge", MERGE_RULES),
-    ("outer.optimizer", OUTER_OPTIMIZERS),
     ("fabric.backend", {"auto", *DEFAULT_NAMES}),
 ]
 """Keys whose values are the names in a table of objects."""

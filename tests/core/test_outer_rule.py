@@ -52,7 +52,7 @@ def test_adam_has_a_rate_of_its_own_unless_one_is_given() -> None:
             ["outer.optimizer=adam", "outer.learning_rate=0.7"],
             'outer.learning_rate: expected at most 0.5 with outer.optimizer = "adam", found 0.7',
         ),
-        (["outer.optimizer=adamw"], "outer.optimizer: expected one of"),
+        (["outer.optimizer=adamw"], "unknown outer optimizer 'adamw'; did you mean adam?"),
         (
             ["outer.optimizer=adam", "sync.overlap=eager", "sync.compression=float32"],
             'outer.optimizer: expected "nesterov" with sync.overlap = "eager", found "adam"',

@@ -6,15 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import UserError
+from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import TensorSpec
 from planetary.sync.contributions import Contribution
 from planetary.sync.deltas import Table
-from planetary.sync.merge import MERGE_RULES, CentredClipping, Mean, Median, MergeRule, TrimmedMean
+from planetary.sync.merge import CentredClipping, Mean, Median, MergeRule, TrimmedMean, rule_of
 from planetary.sync.outer import initial_state, outer_step
 from planetary.sync.outer_optimizers import AVERAGING
 
-RULES = [rule(0.2) for rule in MERGE_RULES.values()]
+RULES = [rule_of(MERGE_RULES.chosen(name, OuterConfig())) for name in MERGE_RULES.built_in]
 vectors = hnp.arrays(np.float64, 5, elements=st.floats(-1e6, 1e6))
 
 

@@ -251,9 +251,9 @@ def test_adam_is_the_algorithm_of_its_paper_in_float64(start: np.ndarray, deltas
     first = second = np.zeros(6)
     before = start.astype(np.float64)
     for number, (state, delta) in enumerate(zip(states, moved, strict=True), start=1):
-        first = ADAM.beta1 * first + (1 - ADAM.beta1) * delta
+        first = ADAM.momentum * first + (1 - ADAM.momentum) * delta
         second = ADAM.beta2 * second + (1 - ADAM.beta2) * delta**2
-        mean, square = first / (1 - ADAM.beta1**number), second / (1 - ADAM.beta2**number)
+        mean, square = first / (1 - ADAM.momentum**number), second / (1 - ADAM.beta2**number)
         np.testing.assert_allclose(state.velocity["x"], mean, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(state.moments["second:x"], square, rtol=1e-5, atol=1e-9)
         stored = (state.velocity["x"].astype(np.float64), state.moments["second:x"].astype(np.float64))
@@ -266,7 +266,7 @@ def test_adam_is_the_algorithm_of_its_paper_in_float64(start: np.ndarray, deltas
 def test_it_is_adam_as_optax_knows_it() -> None:
     specs = (TensorSpec("x", "f32", (50,)),)
     state = initial_state(specs, draw(0, specs), ADAM)
-    optimizer = optax.adam(ADAM.learning_rate, ADAM.beta1, ADAM.beta2, ADAM.epsilon)
+    optimizer = optax.adam(ADAM.learning_rate, ADAM.momentum, ADAM.beta2, ADAM.epsilon)
     weight = state.params["x"]
     memory = optimizer.init(weight)
     for round_ in range(8):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from planetary.core.configuration.schema import OuterConfig
+from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import TensorSpec
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.sync.contributions import Contribution
-from planetary.sync.merge import MERGE_RULES
+from planetary.sync.merge import rule_of
 from planetary.sync.outer import initial_state, outer_step
 from planetary.sync.outer_optimizers import Adam, Nesterov, OuterOptimizer
 from planetary.sync.ring import (
@@ -38,7 +39,7 @@ ENDS = [Contribution(task, tokens, draw(task)) for task, tokens in ((1, 100), (2
 @pytest.mark.parametrize("rule", ["mean", "rda"])
 def test_statistics_are_the_mean_by_tokens(optimizer: OuterOptimizer, rule: str) -> None:
     state = initial_state(SPECS, draw(0), optimizer)
-    merge = MERGE_RULES[rule](0.0)
+    merge = rule_of(MERGE_RULES.chosen(rule, OuterConfig(trimmed=0.0)))
     for _ in range(2):  # the second step has a velocity
         step = outer_step(SPECS, state, ENDS, optimizer, rule=merge, statistics=("mean",))
         alone = outer_step(TRAINED, state, ENDS, optimizer, rule=merge)
@@ -56,7 +57,7 @@ def test_few_liars_cannot_move_a_statistic() -> None:
     """A rule that is chosen against liars holds for statistics, too."""
     lie = Contribution(3, 100, {**draw(3), "mean": np.full(4, 1e30, np.float32)})
     for name in ("median", "trimmed_mean"):
-        rule = MERGE_RULES[name](0.34)
+        rule = rule_of(MERGE_RULES.chosen(name, OuterConfig(trimmed=0.34)))
         step = outer_step(
             SPECS, initial_state(SPECS, draw(0)), [*ENDS, lie], Nesterov(), rule=rule, statistics=("mean",)
         )
@@ -70,7 +71,7 @@ def test_a_ring_gives_the_star_s_statistics(form: Form) -> None:
     held = [HeldContribution(one, state.params) for one in ENDS]
     summed = sum(share(SPECS, [one], 400, form, ("mean",)) for one in held)
     step = outer_step_of_sum(SPECS, state, (np.asarray(summed), form), optimizer, ("mean",))
-    rule = MERGE_RULES["rda" if form == "directions" else "mean"](0.0)
+    rule = rule_of(MERGE_RULES.chosen("rda" if form == "directions" else "mean", OuterConfig(trimmed=0.0)))
     star = state.updated(outer_step(SPECS, state, ENDS, optimizer, rule=rule, statistics=("mean",)).state)
     for name in ("w", "mean"):
         np.testing.assert_allclose(step.state.params[name], star.params[name], rtol=1e-4, atol=1e-6)
@@ -91,6 +92,6 @@ def test_statistics_are_not_judged() -> None:
     ends = {**draw(1), "mean": np.full(4, 1e6, np.float32)}
     tables = [v.measure(1, [(1, v.attach(ends))]) for v in (versions, plain)]
     assert tables[0] == tables[1]
-    step = versions.take_outer_step(1, [(1, 10, 1)], MERGE_RULES[OuterConfig().merge](0.0))
+    step = versions.take_outer_step(1, [(1, 10, 1)], rule_of(MERGE_RULES.chosen(OuterConfig().merge, OuterConfig())))
     np.testing.assert_array_equal(versions.of_version(1)["mean"], ends["mean"])
     assert set(step.delta) == {"w"}

@@ -30,7 +30,7 @@ from planetary.core.configuration.pcp_files import (
     serving_tables,
 )
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
-from planetary.core.configuration.ranges import show_found
+from planetary.core.configuration.ranges import MOST_NAME, show_found
 from planetary.core.configuration.schema import (
     CheckpointConfig,
     Config,
@@ -50,7 +50,6 @@ from planetary.core.configuration.schema import (
 from planetary.core.configuration.strict import (
     EXTENSION_KEYS,
     LISTS,
-    MOST_NAME,
     SECTIONS,
     build_config,
     check_entries,
@@ -578,6 +577,8 @@ def _mathematics(config: Config) -> dict[str, Any]:
         kept.setdefault("sync", {})["overlap"] = config.sync.overlap
     if config.sync.overlap in ("streaming", "decoupled"):
         kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
+    elif file_of(config.sync.overlap) is not None:
+        kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing", "grace_factor")}
     if config.fabric.leases != "equal":
         kept["leases"] = config.fabric.leases
     if config.federation.sites:

@@ -19,5 +19,23 @@ CODECS: Registry[Any] = Registry(
     but=["kernels"],
 )
 
-EXTENSION_POINTS: Mapping[str, Registry[Any]] = {"codec": CODECS}
-"""By the kind a key of the configuration declares."""
+MERGE_RULES: Registry[Any] = Registry(
+    "merge rule", "planetary.merge_rules", "planetary.sync.merge:MergeRule", ["planetary.sync.merge"]
+)
+OUTER_OPTIMIZERS: Registry[Any] = Registry(
+    "outer optimizer",
+    "planetary.outer_optimizers",
+    "planetary.sync.outer_optimizers:OuterOptimizer",
+    ["planetary.sync.outer_optimizers"],
+)
+OVERLAPS: Registry[Any] = Registry(
+    "overlap",
+    "planetary.overlaps",
+    "planetary.runs.rounds.controller.overlap:Overlap",
+    ["planetary.runs.rounds.controller.overlap"],
+)
+
+EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
+    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS)
+}
+"""By the kind that a key of the configuration declares."""

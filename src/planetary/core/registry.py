@@ -19,13 +19,13 @@ import importlib
 import importlib.metadata
 import pkgutil
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from planetary.core.errors import LocalProtocolError, UserError, did_you_mean
+from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError, did_you_mean
 from planetary.core.user_code import load_text, loaded_text, text_digest
 
 T = TypeVar("T")
@@ -45,6 +45,18 @@ class PinnedFile(msgspec.Struct, frozen=True):
 
     file: str
     digest: str
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """An object as it travels.
+
+    Attributes:
+        name: pinned, of its class.
+        values: arguments of the class: the keys of a section that it declares in `keys`.
+    """
+
+    name: str
+    values: dict[str, Any] = {}
 
 
 class Registry(Generic[T]):
@@ -138,6 +150,29 @@ class Registry(Generic[T]):
         path = Path(place["file"])
         return f"{path.name}:{place['name']}@{text_digest(_read(path))}"
 
+    def chosen(self, name: str, section: msgspec.Struct) -> Chosen:
+        """Return the object of a name with the values of its `keys` in a section of the configuration.
+
+        Raises as `find`.
+        """
+        keys, fields = getattr(self.find(name), "keys", ()), type(section).__struct_fields__
+        if unknown := sorted(set(keys) - set(fields)):
+            raise UserError(f"{self.kind} {name}: its keys {', '.join(unknown)} are not among {', '.join(fields)}")
+        return Chosen(self.pin(name), {key: getattr(section, key) for key in keys})
+
+    def make(self, chosen: Chosen) -> T:
+        """Return a new object. Raises as `find`, and `UserError` where the class does not take its values."""
+        try:
+            return self.find(chosen.name)(**chosen.values)
+        except PlanetaryError:
+            raise
+        except Exception as error:
+            shown = ", ".join(f"{key} = {value!r}" for key, value in chosen.values.items())
+            raise UserError(
+                f"{self.kind} {chosen.name}: it cannot be made with {shown or 'no arguments'}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
     def _class(self, found: Any, name: str) -> type[T]:
         module, _, base_name = self._base.partition(":")
         base = getattr(importlib.import_module(module), base_name)
@@ -159,6 +194,11 @@ class Registry(Generic[T]):
                 continue
             path = importlib.import_module(package).__path__
             yield from (f"{package}.{one.name}" for one in pkgutil.iter_modules(path) if one.name not in self._but)
+
+
+def files_of(names: Iterable[str]) -> tuple[PinnedFile, ...]:
+    """Return the files of the pinned names among these, each once."""
+    return tuple(sorted({file for name in names if (file := pinned_file(name)) is not None}, key=lambda one: one.file))
 
 
 def pinned_file(name: str) -> PinnedFile | None:

@@ -8,12 +8,17 @@ returns a single contribution bit for bit.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
+from planetary.core.configuration.needs import Need
+from planetary.core.configuration.schema import Config
 from planetary.core.errors import UserError
+from planetary.core.extension_points import MERGE_RULES
+from planetary.core.registry import Chosen
 from planetary.sync.deltas import Table
 from planetary.sync.radial import radial_coefficients, takes_mean
 
@@ -26,30 +31,51 @@ ProductsOf = Callable[[], np.ndarray]
 CLIPPING_STEPS = 5  # steps of `CentredClipping`; the weights have settled to three digits by then
 
 
-class MergeRule(Protocol):
-    """How end parameters become one set of parameters.
+class MergeRule(ABC):
+    """How end parameters become one set of parameters. A class is made with the keys of `[outer]` that it declares.
+
+    `merge` is all that a rule needs: weights are shares of the tokens then, in every tensor.
 
     Attributes:
-        name: in `MERGE_RULES`.
-        trimmed: the part of the contributions it leaves out at each end.
+        keys: of `[outer]`, the class's arguments; kept as attributes of these names.
+        in_ring: whether workers of a ring can merge so, who see sums only.
+        own_part: whether a worker knows its own delta's part of the result before it has the others'.
+        radial: whether the result is radial-directional averaging, of which sums and own parts have forms of their own.
+        needs: of the configuration.
+        place: the pinned name by which the class was found; "": its own name.
     """
 
-    name: str
-    trimmed: float
+    keys: ClassVar[tuple[str, ...]] = ()
+    in_ring: ClassVar[bool] = False
+    own_part: ClassVar[bool] = False
+    radial: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ()
+    place: str = ""
+
+    @staticmethod
+    def objection(config: Config) -> str:
+        """Return why values of the configuration do not suit the rule, naming the key; "" where they do."""
+        return ""
+
+    @property
+    def chosen(self) -> Chosen:
+        """The rule as it travels."""
+        return Chosen(self.place or vars(type(self))["name"], {key: getattr(self, key) for key in self.keys})
 
     @property
     def averaging(self) -> MergeRule:
         """The rule for tensors whose values are averaged rather than trained, given the same weights."""
-        ...
+        return self
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
-        ...
+        return shares
 
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
         """Return the coefficient of each delta in the merged delta of the tensor `name`, given `weights`."""
-        ...
+        return weights
 
+    @abstractmethod
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """Return one block of the merged parameters: float64 [size].
 
@@ -58,30 +84,23 @@ class MergeRule(Protocol):
             coefficients: of the tensor, as `coefficients` gave them.
             start: that block at the start of the round, float64 [size].
         """
-        ...
 
 
-class ByTokens:
-    """Base of most rules: weights are shares of the tokens, in every tensor."""
-
-    trimmed: float = 0.0
-
-    @property
-    def averaging(self) -> MergeRule:
-        """The rule itself, where it knows no deltas."""
-        return self  # type: ignore[return-value]  # each rule has `merge` and a name
-
-    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        return shares
-
-    def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
-        return weights
+_NO_SPARSE = Need(
+    "sync.compression", "most numbers of most workers are 0, and so would be the result", lacking="sparse"
+)
+_ENDS_ARE_SUMMED = Need(
+    "sync.precision",
+    "that precision sums end parameters, whose directions are not known",
+    among=("f32",),
+    when={"sync.topology": "ring"},
+)
 
 
-class Mean(ByTokens):
+class Mean(MergeRule):
     """The mean, weighted by tokens (DiLoCo, arXiv:2311.08105, algorithm 1). A single liar moves it without bound."""
 
-    name = "mean"
+    name, in_ring, own_part = "mean", True, True
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """The fold starts from the first product and not from zero, so one contribution (weight 1) comes back with all
@@ -98,13 +117,14 @@ class Mean(ByTokens):
         return total
 
 
-class Radial(ByTokens):
+class Radial(MergeRule):
     """Radial-directional averaging (`sync.radial`): deltas keep their mean length.
 
     Embeddings and output head take the mean. A single liar moves it without bound, as the mean.
     """
 
-    name = "rda"
+    name, in_ring, own_part, radial = "rda", True, True, True
+    needs = (_ENDS_ARE_SUMMED,)
 
     @property
     def averaging(self) -> MergeRule:
@@ -120,7 +140,7 @@ class Radial(ByTokens):
         return merged if len(values) == 1 else merged + (1.0 - math.fsum(coefficients)) * start
 
 
-class Senders(ByTokens):
+class Senders(MergeRule):
     """The mean of each coordinate over the workers that sent it (SparseLoCo, arXiv:2508.15706, algorithm 1).
 
     Workers that send few numbers choose different ones; dividing by all of them would shrink the update of one.
@@ -143,19 +163,19 @@ class Senders(ByTokens):
         return start - np.divide(total, weight, out=np.zeros_like(start), where=weight > 0)
 
 
-class Median(ByTokens):
+class Median(MergeRule):
     """The median of each coordinate (Yin et al. 2018, arXiv:1803.01498, definition 1). Tokens do not count."""
 
-    name = "median"
+    name, needs = "median", (_NO_SPARSE,)
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         return _mean_of_middle(values, (len(values) - 1) // 2)
 
 
-class TrimmedMean(ByTokens):
+class TrimmedMean(MergeRule):
     """The mean of each coordinate without its extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
 
-    name = "trimmed_mean"
+    name, keys, needs = "trimmed_mean", ("trimmed",), (_NO_SPARSE,)
 
     def __init__(self, trimmed: float) -> None:
         """`trimmed`: the part of the contributions left out at each end, rounded down; in [0, 0.5)."""
@@ -170,7 +190,7 @@ class TrimmedMean(ByTokens):
         return _mean_of_middle(values, int(self.trimmed * len(values)))
 
 
-class CentredClipping(ByTokens):
+class CentredClipping(MergeRule):
     """The mean of deltas that are pulled towards a centre (Karimireddy et al. 2021, arXiv:2012.10333, equation 2).
 
     v ← v + Σ wᵢ (dᵢ − v) min(1, τ / ‖dᵢ − v‖)
@@ -209,12 +229,8 @@ def _distances(gram: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squares, 0.0))
 
 
-MERGE_RULES: dict[str, Callable[[float], MergeRule]] = {
-    "mean": lambda trimmed: Mean(),
-    "rda": lambda trimmed: Radial(),
-    "senders": lambda trimmed: Senders(),
-    "median": lambda trimmed: Median(),
-    "trimmed_mean": TrimmedMean,
-    "centred_clipping": lambda trimmed: CentredClipping(),
-}
-"""By the names of the configuration: a function of `outer.trimmed`."""
+def rule_of(chosen: Chosen) -> MergeRule:
+    """Return the merge rule that was chosen. Raises as `Registry.make`."""
+    rule = MERGE_RULES.make(chosen)
+    rule.place = chosen.name
+    return rule

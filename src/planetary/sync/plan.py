@@ -17,10 +17,9 @@ import msgspec
 
 from planetary.core.configuration.presets import PRESETS, Preset
 from planetary.core.configuration.ranges import RELAY
-from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import UserError
+from planetary.core.extension_points import OUTER_OPTIMIZERS
 from planetary.core.tensors import TensorSpec
-from planetary.sync.outer_optimizers import OUTER_OPTIMIZERS
 from planetary.sync.payload import PayloadForm
 
 OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
@@ -217,7 +216,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     fragments = int(settings.get("sync.fragments", 1))
     steps = inner_steps or int(settings["train.inner_steps"])
     compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
-    outer = OUTER_OPTIMIZERS[str(settings.get("outer.optimizer", "nesterov"))](OuterConfig()).copies
+    outer = OUTER_OPTIMIZERS.find(str(settings.get("outer.optimizer", "nesterov"))).copies
     if settings["sync.topology"] == "ring":
         moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
         transfer = moved / cluster.ring_rate + 2 * (many - 1) * (cluster.ring_rtt_s or cluster.rtt_s)

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from fault_schedules import LIMIT_S, recorded_deltas
 
+from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.durable_files import DISK
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import BlobStore
+from planetary.core.config import config_from_tables
+from planetary.core.configuration.strict import own_files
 from planetary.core.errors import RemoteProtocolError, UserError
 from planetary.core.extension_points import CODECS
-from planetary.fleet.gateway.run_files import METRICS, keep_code
+from planetary.core.registry import files_of
+from planetary.fleet.gateway.run_files import CHECKPOINTS, METRICS, keep_code
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import RoundFinished, RunFinished
+from planetary.fleet.protocol.records import ContributionsJudged, LeaseAssigned, RoundFinished, RunFinished
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds.worker.role import load_code
 from planetary.simulation.rounds.cluster import SimCluster
@@ -69,6 +73,48 @@ def test_an_own_codec_sends_versions_too(tmp_path: Path) -> None:
     assert len(of(cluster, RoundFinished)) == 4
 
 
+def final(cluster: SimCluster) -> dict[str, np.ndarray]:
+    """Return the parameters of the last checkpoint."""
+    return dict(load_latest(cluster.folder / "run" / CHECKPOINTS).params)
+
+
+def test_an_own_outer_optimizer_takes_the_step(tmp_path: Path) -> None:
+    """All coordinates of a tensor of one block move equally far, from the start to the end of the only round."""
+    cluster = run(tmp_path, f"outer.optimizer={tmp_path}/my_outer.py:Signed", "train.rounds=1")
+    started = cluster.training.prepared.params
+    for name, values in final(cluster).items():
+        moved = np.abs(values - started[name])
+        np.testing.assert_allclose(moved, moved.reshape(-1)[0], rtol=1e-5)
+
+
+def test_an_own_merge_rule_makes_the_result(tmp_path: Path) -> None:
+    """A round of the rule is no longer than one of the mean; the journal names the file's digest."""
+    own = run(tmp_path, f"outer.merge={tmp_path}/my_rule.py:Nearest")
+    plain = run(tmp_path, "outer.merge=mean")
+    assert of(own, RoundFinished)[0].delta_norm < of(plain, RoundFinished)[0].delta_norm
+    assert {record.rule.partition("@")[0] for record in of(own, ContributionsJudged)} == {"my_rule.py:Nearest"}
+
+
+def test_an_own_overlap_begins_the_leases(tmp_path: Path) -> None:
+    own = f"sync.overlap={tmp_path}/my_overlap.py:EveryOther"
+    cluster = run(tmp_path, own, "sync.compression=float32")
+    ahead = {record.version: bool(record.ahead) for record in of(cluster, LeaseAssigned) if record.version}
+    assert ahead == {version: version % 2 == 0 for version in ahead}
+    assert len(ahead) > 1
+
+
+def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:
+    """The file is not run to read the configuration, so that its needs are checked as the run starts."""
+    for name, text in EXAMPLES.items():
+        (tmp_path / name).write_text(text)
+    config = config_from_tables({}, [f"sync.overlap={tmp_path}/my_overlap.py:EveryOther", "outer.merge=mean"])
+    with pytest.raises(UserError, match=r"sync.compression: expected a codec with sync.overlap = "):
+        own_files(config, "the configuration")
+    config = config_from_tables({}, [f"outer.optimizer={tmp_path}/my_outer.py:Signed", "outer.beta2=0.5"])
+    with pytest.raises(UserError, match=r"outer.beta2: expected 0.99 .* only adam"):
+        own_files(config, "the configuration")
+
+
 def test_a_worker_that_runs_no_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my_codec.py").write_text(EXAMPLES["my_codec.py"])
     pinned = CODECS.pin(f"{tmp_path}/my_codec.py:Ternary")
@@ -96,13 +142,13 @@ def test_a_run_goes_on_with_the_same_text_only(tmp_path: Path) -> None:
     path = tmp_path / "my_codec.py"
     path.write_text(EXAMPLES["my_codec.py"])
     store, folder = BlobStore(tmp_path / "blobs"), tmp_path / "run"
-    pinned = m.Compression(up=CODECS.pin(f"{path}:Ternary"))
-    keep_code(folder, pinned.files, store, DISK)
-    keep_code(folder, pinned.files, store, DISK)
-    assert store.get(pinned.files[0].digest) == path.read_bytes()
+    pinned = files_of([CODECS.pin(f"{path}:Ternary")])
+    keep_code(folder, pinned, store, DISK)
+    keep_code(folder, pinned, store, DISK)
+    assert store.get(pinned[0].digest) == path.read_bytes()
     path.write_text(EXAMPLES["my_codec.py"] + "# changed\n")
     with pytest.raises(UserError, match="is not the file that the run began with"):
-        keep_code(folder, m.Compression(up=CODECS.pin(f"{path}:Ternary")).files, store, DISK)
+        keep_code(folder, files_of([CODECS.pin(f"{path}:Ternary")]), store, DISK)
 
 
 @pytest.mark.parametrize(("name", "error"), [("my_codec.py:Ternary", UserError), ("", RemoteProtocolError)])
@@ -112,4 +158,4 @@ def test_a_worker_refuses_code_by_itself(tmp_path: Path, name: str, error: type[
     path.write_text("raise SystemExit(3)")
     codec = f"{name}@{'0' * 64}" if name else f"{path}:Any"
     with pytest.raises(error):
-        load_code(m.Compression(up=codec), BlobStore(tmp_path), allowed=False)
+        load_code([codec], files_of([codec]), BlobStore(tmp_path), allowed=False)

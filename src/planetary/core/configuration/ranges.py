@@ -29,6 +29,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
 TrimmedFraction = Annotated[float, Meta(ge=0, lt=0.5)]  # fraction at each end
 Text = Annotated[str, Meta(min_length=1)]
+MOST_NAME = 255
+"""Bytes of a file's name; no file system has longer ones."""
 
 
 class ExtensionPoint(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ its meaning and unit.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import (
     INNER_OPTIMIZER,
+    MOST_NAME,
     RELAY,
     ArgumentRole,
     Count,
@@ -40,9 +42,11 @@ from planetary.core.configuration.ranges import (
     Weighting,
     WeightPrecision,
     extension,
+    show_found,
 )
 from planetary.core.configuration.sinks import AnySink
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
+from planetary.core.printable import one_line
 
 # Runtime of the training step: a driver of IREE, or XLA through PJRT; "auto": the fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
@@ -58,6 +62,18 @@ class RunConfig(msgspec.Struct, frozen=True):
     name: str = ""  # name of the run's folder; empty: the name of the configuration file without the ending
     dir: Text = "runs"  # folder that holds the run folders, relative to the current folder
     seed: Seed = 0  # seed of all random draws: initial parameters, data order and everything else
+
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together, or with a file system; "": they do."""
+        name, parts = self.name, {"/", "\\"}
+        is_path = name in {".", ".."} or bool(parts & set(name))
+        if is_path or one_line(name) != name or len(name.encode()) > MOST_NAME:
+            return (
+                f"run.name: expected the name of one folder, found {show_found(name)}; the place of the run folders is "
+                "run.dir"
+            )
+        return ""
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -118,6 +134,28 @@ class DataConfig(msgspec.Struct, frozen=True):
     )
 
     @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if not self.sources:
+            return ""
+        if self.source != DataConfig().source:
+            return (
+                f"data.source and data.sources are both given: put {self.source} among the sources, or leave one of "
+                "the two out"
+            )
+        if self.sampling != "random":
+            return (
+                f'data.sampling: expected "random" with data.sources, found "{self.sampling}": a mixture has no '
+                "order of its own"
+            )
+        names = [one.source for one in self.sources]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return f"data.sources names {twice[0]} twice: give it once, with the sum of its weights"
+        if not all(math.isfinite(one.weight) for one in self.sources):
+            return "data.sources: expected weights that are finite numbers > 0"
+        return ""
+
+    @property
     def parts(self) -> tuple[DataSource, ...]:
         """All sources, each with `text_key` and `format`: `sources`, else the one `source`."""
         given = self.sources or (DataSource(self.source),)
@@ -140,6 +178,16 @@ class TrainConfig(ComputeOptions, frozen=True):
     sequence_length: Index = 128  # target tokens in a sequence; 0 as of batch_size
     inner_state: InnerState = "persist"  # the optimizer's state at the start of a round
 
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if self.batch_size % self.micro_batches:
+            return (
+                f"train.micro_batches: expected a divisor of train.batch_size ({self.batch_size}), found "
+                f"{self.micro_batches}: the parts of a batch must be equal"
+            )
+        return ""
+
 
 class OptimizerConfig(UpdateOptions, frozen=True):
     """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
@@ -152,7 +200,8 @@ class OptimizerConfig(UpdateOptions, frozen=True):
     cooldown_fraction: ProperFraction = 0.2  # last fraction of the run, in which "wsd" falls
 
 
-OuterOptimizerName = Literal["nesterov", "adam"]
+OuterOptimizerName = Annotated[str, extension("outer optimizer")]
+MergeRuleName = Annotated[str, extension("merge rule")]
 
 
 class OuterConfig(msgspec.Struct, frozen=True):
@@ -174,7 +223,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"
-    merge: Literal["mean", "rda", "senders", "median", "trimmed_mean", "centred_clipping"] = "mean"
+    merge: MergeRuleName = "mean"
     # weight of a contribution in "mean" and "rda": "tokens", or "tokens_squared": tokens² / inner steps
     weights: Weighting = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
@@ -210,8 +259,18 @@ class FabricConfig(msgspec.Struct, frozen=True):
     # end at once, train.inner_steps on average; at a round's deadline trained steps count
     leases: LeaseShares = "equal"
 
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if self.quorum > self.workers:
+            return (
+                f"fabric.quorum: expected at most fabric.workers ({self.workers}), found {self.quorum}: such a round "
+                "could never be closed by its quorum"
+            )
+        return ""
 
-OverlapName = Literal["none", "eager", "streaming", "decoupled", "async"]
+
+OverlapName = Annotated[str, extension("overlap")]
 Codec = Annotated[str, extension("codec", "none")]
 Broadcast = Annotated[str, extension("codec", "none", RELAY)]
 StartCodec = Annotated[str, extension("codec", "none", having="starts_runs")]
@@ -358,6 +417,26 @@ class FederationConfig(msgspec.Struct, frozen=True):
     token_file: str = ""  # site only: path of the hub's invite; empty: no TLS, for loopback only
     # site only: how long it waits between two rounds for a hub that does not answer, before it goes on alone
     patience_s: NotNegative = 60.0
+
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if self.sites and self.hub:
+            return (
+                f"federation: sites makes this a hub and hub = {self.hub!r} a site of another one: leave one of the "
+                "two out"
+            )
+        names = [site.name for site in self.sites]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            return f"federation.sites names {twice[0]} twice"
+        divided = [site for site in self.sites if site.data == "part"]
+        parts = max(sum(not site.part for site in divided), *(site.part for site in divided), 0)
+        if 0 < self.parts < parts:
+            return (
+                f"federation.parts: expected at least {parts}, one for each site that trains a part of the data, found "
+                f"{self.parts}"
+            )
+        return ""
 
 
 class RlConfig(msgspec.Struct, frozen=True):

@@ -67,5 +67,14 @@ class WebhookSink(SinkConfig, frozen=True, tag="webhook"):
     # names of events of the journal
     events: tuple[WebhookEvent, ...] = ("worker_lost", "checkpoint_failed", "run_finished")
 
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if bool(self.url) == bool(self.url_env):
+            return 'sinks of kind "webhook": expected either url or url_env'
+        if self.url and not self.url.startswith(("http://", "https://")):
+            return 'sinks of kind "webhook": url: expected http:// or https://'
+        return ""
+
 
 AnySink = WandbSink | TensorboardSink | MlflowSink | OpenTelemetrySink | WebhookSink

@@ -6,7 +6,6 @@ The rules come from the types in `schema`; this file only words the errors.
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +14,13 @@ import msgspec
 from msgspec import inspect
 
 from planetary.core.bounded_text import toml_tables
-from planetary.core.configuration.outer_rule import ADAM_RATE, MOST_ADAM_RATE, RULE_KEYS, chosen_adam, chosen_rule
+from planetary.core.configuration.needs import check_needs
+from planetary.core.configuration.outer_rule import FEW_OUTER_STEPS, RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import ExtensionPoint, convert_value, describe, extension_of, show_found
-from planetary.core.configuration.schema import ALIASES, Config, DataConfig, OuterConfig, SyncConfig
-from planetary.core.configuration.sinks import WebhookSink
+from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
 from planetary.core.errors import UserError, did_you_mean
-from planetary.core.extension_points import EXTENSION_POINTS
-from planetary.core.printable import one_line
+from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS
+from planetary.core.registry import PinnedFile, file_of, files_of
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +36,6 @@ def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
     return section.type.cls
 
 
-MOST_NAME = 255
-"""Bytes of a file's name; no file system has longer ones."""
 WARMUP_SHARE = 5
 """A warm-up too long for the run becomes one part in so many of the run."""
 
@@ -233,180 +230,30 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
 
 
 def _check_together(config: Config, origin: str) -> None:
-    """Check the rules that involve several keys."""
-    if config.fabric.quorum > config.fabric.workers:
-        raise UserError(
-            f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "
-            f"{config.fabric.quorum}: such a round could never be closed by its quorum"
-        )
-    codec, down = config.sync.compression, config.sync.broadcast_compression
-    if (overlap := config.sync.overlap) in ("eager", "async") and config.sync.topology == "star" and codec == "none":
-        raise UserError(
-            f'{origin}: sync.overlap: expected "none" with sync.compression = "none", found "{overlap}": workers '
-            "begin at different places then, and end parameters do not tell how far they moved; set sync.compression, "
-            'for example to "float32"'
-        )
-    _check_streaming(config, origin)
-    if overlap != "none" and config.sync.topology == "ring" and config.sync.precision != "f32":
-        raise UserError(
-            f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found '
-            f'"{overlap}": '
-            "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
-            'leave out sync.precision, or set it to "f32"'
-        )
-    plain = config.sync.topology == "ring" and config.sync.precision == "f32" and config.outer.merge == "mean"
-    if config.sync.ring_compression != "none" and not plain:
-        raise UserError(
-            f'{origin}: sync.ring_compression: expected "none", found "{config.sync.ring_compression}": a ring '
-            'quantises float32 deltas only; set sync.topology = "ring", sync.precision = "f32" and outer.merge = "mean"'
-        )
-    if config.outer.merge == "rda" and config.sync.topology == "ring" and config.sync.precision != "f32":
-        raise UserError(
-            f'{origin}: outer.merge: expected "mean" with sync.precision = "{config.sync.precision}", found "rda": '
-            "that precision sums end parameters, whose directions are not known; leave out sync.precision, or set it "
-            'to "f32"'
-        )
-    if codec != "none" and config.sync.topology != "star":
-        raise UserError(
-            f'{origin}: sync.compression: expected "none" with sync.topology = "{config.sync.topology}", found '
-            f'"{codec}": only the star compresses; set sync.topology = "star", or begin with --preset ring'
-        )
-    if down != "none" and codec == "none":
-        raise UserError(
-            f'{origin}: sync.broadcast_compression: expected "none" with sync.compression = "none", found "{down}": '
-            "end parameters of workers that have not all of the parameters would lose the rest; set sync.compression, "
-            'for example to "float32"'
-        )
-    _check_relay(config, origin)
-    _check_outer_optimizer(config, origin)
-    if config.sync.compression == "sparse" and config.outer.merge in ("median", "trimmed_mean"):
-        raise UserError(
-            f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
-            f'"sparse", found "{config.outer.merge}": most numbers of most workers are 0, and so would be the result'
-        )
-    radial = config.outer.merge == "rda" and config.sync.topology == "star"
-    if overlap == "eager" and config.outer.merge != "mean" and not radial:
-        raise UserError(
-            f'{origin}: outer.merge: expected "mean", or in a star "rda", with sync.overlap = "eager", found '
-            f'"{config.outer.merge}": a worker cannot tell its own part of it before the others\''
-        )
-    if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
-        raise UserError(
-            f'{origin}: outer.merge: expected "mean" or "rda" with sync.topology = "{config.sync.topology}", found '
-            f'"{config.outer.merge}": the workers of a ring sum their shares, and no worker sees one of them alone; '
-            'set sync.topology = "star"'
-        )
-    name = config.run.name
-    if name in {".", ".."} or "/" in name or "\\" in name or one_line(name) != name or len(name.encode()) > MOST_NAME:
-        raise UserError(
-            f"{origin}: run.name: expected the name of one folder, found {show_found(name)}; the place of "
-            "the run folders is run.dir"
-        )
-    for sink in config.sinks:
-        if isinstance(sink, WebhookSink) and bool(sink.url) == bool(sink.url_env):
-            raise UserError(f'{origin}: sinks of kind "webhook": expected either url or url_env')
-        if isinstance(sink, WebhookSink) and sink.url and not sink.url.startswith(("http://", "https://")):
-            raise UserError(f'{origin}: sinks of kind "webhook": url: expected http:// or https://')
-    _check_sources(config, origin)
-    _check_federation(config, origin)
-    if config.fabric.leases != "equal" and config.sync.overlap in ("streaming", "decoupled"):
-        raise UserError(
-            f'{origin}: fabric.leases: expected "equal" with sync.overlap = "{config.sync.overlap}", found '
-            f'"{config.fabric.leases}": '
-            "a fragment is mixed in after a fixed number of a lease's steps"
-        )
-    if config.train.batch_size % config.train.micro_batches:
-        raise UserError(
-            f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
-            f"{config.train.micro_batches}: the parts of a batch must be equal"
-        )
+    """Check the rules that involve several keys: within a section, of what the parts need of each other, and ranges."""
+    for part in (*(getattr(config, section) for section in SECTIONS), *config.sinks):
+        if objection := getattr(part, "objection", ""):
+            raise UserError(f"{origin}: {objection}")
+    check_needs(config, origin, EXTENSION_KEYS)
 
 
-def _check_relay(config: Config, origin: str) -> None:
-    sync, outer = config.sync, config.outer
-    if sync.start_compression != "none" and (sync.compression == "none" or sync.overlap in ("streaming", "decoupled")):
-        raise UserError(
-            f'{origin}: sync.start_compression: expected "none" with sync.compression = "{sync.compression}" and '
-            f'sync.overlap = "{sync.overlap}", found "{sync.start_compression}": a start in a codec is for '
-            "workers that send deltas of all parameters"
-        )
-    if sync.broadcast_compression != "relay":
-        return
-    if sync.overlap not in ("none", "eager"):
-        raise UserError(
-            f'{origin}: sync.broadcast_compression: expected a codec or "none" with sync.overlap = "{sync.overlap}", '
-            'found "relay": workers take the outer step from all updates of a whole round; set sync.overlap = "eager"'
-        )
-    if outer.optimizer != "nesterov":
-        raise UserError(
-            f'{origin}: sync.broadcast_compression: expected a codec or "none" with outer.optimizer = '
-            f'"{outer.optimizer}", found "relay": workers take the outer step themselves, and newcomers would not have '
-            "the moments; leave out outer.optimizer"
-        )
-    if outer.momentum != 0.0:
-        raise UserError(
-            f'{origin}: sync.broadcast_compression: expected a codec or "none" with outer.momentum = '
-            f'{outer.momentum}, found "relay": workers take the outer step themselves, and newcomers would not have '
-            'the velocity; set outer.momentum = 0.0, as with outer.merge = "rda"'
-        )
+def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
+    """Return the user's files that a run uses. They are run, and what they declare is checked with the rest.
 
-
-def _check_outer_optimizer(config: Config, origin: str) -> None:
-    outer, default = config.outer, OuterConfig()
-    if outer.optimizer != "adam":
-        for key in ("beta2", "epsilon"):
-            if (found := getattr(outer, key)) != getattr(default, key):
-                raise UserError(
-                    f"{origin}: outer.{key}: expected {getattr(default, key)} with outer.optimizer = "
-                    f'"{outer.optimizer}", found {found}: only adam uses it'
-                )
-        return
-    if outer.learning_rate > MOST_ADAM_RATE:
-        raise UserError(
-            f'{origin}: outer.learning_rate: expected at most {MOST_ADAM_RATE} with outer.optimizer = "adam", found '
-            f"{outer.learning_rate}: a coordinate moves about so far in a round, whatever the delta is; with nesterov "
-            f"it is a part of a delta. Leave it out for {ADAM_RATE}"
-        )
-    if config.sync.overlap == "eager":
-        raise UserError(
-            f'{origin}: outer.optimizer: expected "nesterov" with sync.overlap = "eager", found "adam": a worker '
-            "begins at its own part of the outer step, and a step that is divided by a root has no part of one worker"
-        )
-
-
-def _check_streaming(config: Config, origin: str) -> None:
-    sync, default = config.sync, SyncConfig()
-    users = {**dict.fromkeys(("fragments", "delay", "mixing"), ("streaming", "decoupled"))}
-    users |= dict.fromkeys(("grace_factor", "grace_steps"), ("decoupled",))
-    for key, overlaps in users.items():
-        if sync.overlap not in overlaps and (found := getattr(sync, key)) != getattr(default, key):
-            raise UserError(
-                f'{origin}: sync.{key}: expected {getattr(default, key)} with sync.overlap = "{sync.overlap}", '
-                f"found {found}: only {' and '.join(overlaps)} use it"
-            )
-    if sync.overlap not in ("streaming", "decoupled"):
-        return
-    if sync.topology != "star":
-        raise UserError(
-            f'{origin}: sync.overlap: expected "none", "eager" or "async" with sync.topology = "{sync.topology}", '
-            f'found "{sync.overlap}": the workers of a ring have one outer state; set sync.topology = "star"'
-        )
-    if sync.overlap == "decoupled" and sync.compression == "none":
-        raise UserError(
-            f'{origin}: sync.overlap: expected "none" or "streaming" with sync.compression = "none", found '
-            '"decoupled": end parameters of a worker that missed a version would undo it; set sync.compression, for '
-            'example to "float32"'
-        )
-    if sync.delay > config.train.inner_steps:
-        raise UserError(
-            f"{origin}: sync.delay: expected at most train.inner_steps ({config.train.inner_steps}), found "
-            f"{sync.delay}: a fragment is taken before the next one is sent"
-        )
-    if sync.fragments == 1 and sync.mixing == 0 and sync.delay == config.train.inner_steps:
-        raise UserError(
-            f"{origin}: sync.delay: expected fewer than train.inner_steps ({config.train.inner_steps}) with "
-            "sync.fragments = 1 and sync.mixing = 0: the shared parameters would replace all that a lease has trained"
-        )
+    Raises:
+        UserError: a file cannot be loaded, or its class does not go with the rest of the configuration.
+    """
+    names = {f"{s}.{k}": (point, getattr(getattr(config, s), k)) for (s, k), point in EXTENSION_KEYS.items()}
+    pinned = []
+    for key, (point, name) in names.items():
+        if file_of(name) is None:
+            continue
+        registry = EXTENSION_POINTS[point.kind]
+        pinned.append(registry.pin(name))
+        if point.having and not getattr(registry.find(name), point.having):
+            raise UserError(f"{origin}: {key} = {name}: expected a {point.kind} that declares {point.having}")
+    check_needs(config, origin, EXTENSION_KEYS, own=bool(pinned))
+    return files_of(pinned)
 
 
 def chosen_values(config: Config) -> dict[str, Any]:
@@ -424,57 +271,18 @@ def _with_outer_rule(config: Config, given: object) -> Config:
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
     rounds = config.train.rounds // config.sync.fragments
-    if config.outer.optimizer == "adam":
-        return replace(config, outer=replace(config.outer, **chosen_adam(rounds, keys)))
+    if config.outer.optimizer != OuterConfig().optimizer:
+        declared = OUTER_OPTIMIZERS.declared(config.outer.optimizer)
+        chosen = {} if declared is None else declared.defaults(rounds < FEW_OUTER_STEPS)
+        return replace(
+            config, outer=replace(config.outer, **{key: one for key, one in chosen.items() if key not in keys})
+        )
     if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or config.moe.composers:
         return config
     chosen = chosen_rule(rounds)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
         chosen["merge"] = "mean"
     return replace(config, outer=replace(config.outer, **chosen))
-
-
-def _check_sources(config: Config, origin: str) -> None:
-    data = config.data
-    if not data.sources:
-        return
-    if data.source != DataConfig().source:
-        raise UserError(
-            f"{origin}: data.source and data.sources are both given: put {data.source} among the sources, or leave one "
-            "of the two out"
-        )
-    if data.sampling != "random":
-        raise UserError(
-            f'{origin}: data.sampling: expected "random" with data.sources, found "{data.sampling}": a mixture has '
-            "no order of its own"
-        )
-    names = [one.source for one in data.sources]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{origin}: data.sources names {twice[0]} twice: give it once, with the sum of its weights")
-    if not all(math.isfinite(one.weight) for one in data.sources):
-        raise UserError(f"{origin}: data.sources: expected weights that are finite numbers > 0")
-
-
-def _check_federation(config: Config, origin: str) -> None:
-    federation = config.federation
-    if not federation.sites and not federation.hub:
-        return
-    where = f"{origin}: federation"
-    if federation.sites and federation.hub:
-        raise UserError(
-            f"{where}: sites makes this a hub and hub = {federation.hub!r} a site of another one: leave one of the two "
-            "out"
-        )
-    names = [site.name for site in federation.sites]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{where}.sites names {twice[0]} twice")
-    divided = [site for site in federation.sites if site.data == "part"]
-    parts = max(sum(not site.part for site in divided), *(site.part for site in divided), 0)
-    if 0 < federation.parts < parts:
-        raise UserError(
-            f"{where}.parts: expected at least {parts}, one for each site that trains a part of the data, found "
-            f"{federation.parts}"
-        )
 
 
 def with_fitting_warmup(config: Config, total: int) -> Config:

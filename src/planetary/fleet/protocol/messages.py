@@ -13,13 +13,12 @@ from typing import ClassVar, Literal
 import msgspec
 
 from planetary.core.configuration.ranges import InnerState, RingPrecision
-from planetary.core.registry import PinnedFile, pinned_file
+from planetary.core.registry import Chosen, PinnedFile
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.fleet.protocol.status import Departure
 from planetary.net.session import SESSION, Goodbye, Greeting, Heartbeat, Refused, Welcome
-from planetary.sync.outer_optimizers import AnyOuterOptimizer
 from planetary.wire.message import Message, Order
 from planetary.wire.protocol import Protocol
 
@@ -138,7 +137,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     port: int  # port of the ring's master, on the gateway's host
     connections: int  # TCP streams to the next worker
     precision: RingPrecision  # precision of the deltas on the wire
-    outer: AnyOuterOptimizer
+    outer: Chosen
     gather_s: float  # how long a worker waits for the others to take part
     overlap: bool = False  # the next round is trained during a reduction
     radial: bool = False  # radial-directional averaging in place of the mean
@@ -164,11 +163,6 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     def codecs(self) -> set[str]:
         """Those both sides must know."""
         return {self.up, self.down, self.start} - {"none"}
-
-    @property
-    def files(self) -> tuple[PinnedFile, ...]:
-        """Users' files they are in, each once."""
-        return tuple(dict.fromkeys(file for name in sorted(self.codecs) if (file := pinned_file(name)) is not None))
 
 
 class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +205,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     seed: int = 0  # seed of the run: keys of the model's random numbers derive from it
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
+    code: tuple[PinnedFile, ...] = ()  # files with classes the worker uses
     eager_rate: float = 0.0  # star: step of a worker's own delta at the start of the next lease; 0: not at all
     eager_radial: bool = False  # rounds are merged by radial-directional averaging
     fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
@@ -220,7 +215,9 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     def loads(self) -> tuple[str, ...]:
         topology = "star" if self.ring is None else "ring"
         seed = (str(self.seed),) if self.spec.keys else ()
-        return self.artifact, topology, self.compression.up, self.compression.down, self.compression.start, *seed
+        code = (file.digest for file in self.code)
+        compression = self.compression
+        return self.artifact, topology, compression.up, compression.down, compression.start, *seed, *code
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -258,16 +255,14 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """How a version was made from the results of its round; see `sync.relay`.
 
     Attributes:
-        rule: of `sync.merge.MERGE_RULES`.
-        trimmed: of that rule.
+        rule: merge rule.
         rate: of the outer step.
         tasks: of all results that count, ascending.
         digests: of their payloads.
         own: those of the tasks whose payload the worker has itself; the others' come as tensors.
     """
 
-    rule: str
-    trimmed: float
+    rule: Chosen
     rate: float
     tasks: tuple[int, ...]
     digests: tuple[str, ...]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from planetary.core.configuration.ranges import InnerState, LeaseShares
+from planetary.core.configuration.ranges import RELAY, InnerState, LeaseShares
 from planetary.core.configuration.schema import FabricConfig, OuterConfig, OverlapName, SyncConfig
-from planetary.core.registry import pinned_file
+from planetary.core.extension_points import MERGE_RULES, OVERLAPS
+from planetary.core.registry import PinnedFile, files_of, pinned_file
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
@@ -24,7 +25,7 @@ from planetary.fleet.protocol.messages import (
 )
 from planetary.runtime.backends import is_pjrt
 from planetary.sync.judgement import Judge, judge
-from planetary.sync.outer_optimizers import AnyOuterOptimizer, optimizer_of
+from planetary.sync.outer_optimizers import OuterOptimizer, optimizer_of
 from planetary.sync.rounds import RoundPolicy
 from planetary.wire.message import Message
 
@@ -69,6 +70,11 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return ()
 
     @property
+    def code(self) -> tuple[PinnedFile, ...]:
+        """Files of the user with classes that workers use."""
+        return ()
+
+    @property
     def codecs(self) -> set[str]:
         """Codecs of updates every worker must know."""
         return set()
@@ -78,10 +84,9 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def refuse(self, hello: Hello) -> Refused | None:
-        """Refuse a worker that is not fit for this kind of run; None where it is. Name and key are in order."""
-        needed = [name for name in self.codecs if pinned_file(name) is None]
-        if len(needed) < len(self.codecs) and not hello.runs_code:
-            files = sorted({file.file for name in self.codecs if (file := pinned_file(name)) is not None})
+        """Refuse a worker that is not fit for this kind of run; None where it is. Its name and key are in order."""
+        if self.code and not hello.runs_code:
+            files = [file.file for file in self.code]
             return Refused(
                 code="code",
                 reason=f"this run has code of its own, {', '.join(files)}, and worker {hello.worker} runs no code of "
@@ -89,7 +94,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 "install the code as a package on all machines (docs/extending.md)",
                 kind="data",
             )
-        if unknown := sorted(set(needed) - set(hello.codecs)):
+        if unknown := sorted({name for name in self.codecs if pinned_file(name) is None} - set(hello.codecs)):
             return Refused(
                 code="codec",
                 reason=f"this run sends updates as {', '.join(unknown)}, and the planetary of worker {hello.worker} "
@@ -139,8 +144,8 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
-    outer: AnyOuterOptimizer = optimizer_of(_OUTER)
-    merge: str = _OUTER.merge  # name in `sync.merge.MERGE_RULES`
+    outer: OuterOptimizer = optimizer_of(_OUTER)
+    merge: str = _OUTER.merge  # pinned name of the merge rule
     judge: Judge = judge  # judge of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
 
@@ -159,6 +164,11 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     @property
     def roles(self) -> tuple[str, ...]:
         return ("trainer",)
+
+    @property
+    def code(self) -> tuple[PinnedFile, ...]:
+        names = [*self.compression.codecs, *([] if self.ring is None else [self.ring.job.outer.name])]
+        return files_of([*names, *([self.merge] if self.compression.down == RELAY else [])])
 
     @property
     def codecs(self) -> set[str]:
@@ -198,6 +208,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return ""
 
     def job(self, artifact: str, reference: str) -> Message:
+        overlap = OVERLAPS.find(self.overlap)
         return TrainingJob(
             run=self.run,
             artifact=artifact,
@@ -209,14 +220,15 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             seed=self.seed,
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
-            eager_rate=self.outer.eager_rate() if self.overlap == "eager" else 0.0,
-            eager_radial=self.merge == "rda",
-            fragments=self.fragments if self.overlap in ("streaming", "decoupled") else None,
+            code=self.code,
+            eager_rate=self.outer.eager_rate() if overlap.eager else 0.0,
+            eager_radial=MERGE_RULES.find(self.merge).radial,
+            fragments=self.fragments if overlap.fragmented else None,
             inner_state_of=self.inner_state_of,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        code = [file.digest for file in self.compression.files]
+        code = (file.digest for file in self.code)
         return digest in (artifact, reference, self.buffers, *code) and bool(digest)
 
     def rates_of(self, round_: int) -> float:

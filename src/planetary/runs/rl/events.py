@@ -102,7 +102,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     """The constants of a run of reinforcement learning.
 
     Attributes:
-        merge: rule of the outer step, of `sync.merge.MERGE_RULES`.
+        merge: rule of the outer step, of the merge rules.
         groups: prompts of a round.
         completions: of each prompt.
         lag: how many versions the weights that sampled a text may be behind those it trains.

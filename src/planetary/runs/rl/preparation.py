@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import WARMUP_SHARE
 from planetary.core.errors import UserError
+from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.config import check_keys
@@ -213,7 +214,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         shape=prepared.shape,
         config_hash=config_hash(config),
         rounds=config.train.rounds,
-        merge=config.outer.merge,
+        merge=MERGE_RULES.pin(config.outer.merge),
         groups=rl.groups * config.train.inner_steps,
         completions=rl.completions,
         lag=rl.lag,

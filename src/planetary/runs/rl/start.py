@@ -12,12 +12,13 @@ from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_lat
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
-from planetary.artifacts.store import write_atomically
+from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config
+from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, write_config
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -64,6 +65,7 @@ def begin_policy(
     """
     folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
     initial = initial_state(specs, prepared.model.arrays(), optimizer)
+    keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
     path = folder / EVENTS
     earlier = list(read_json_lines(path, ReinforcementRecord, checksums=True)) if path.exists() else []
     if not options.resume:

@@ -154,7 +154,7 @@ class TakeOuterStep(Instruction, frozen=True):
     """Merge these end parameters, take the outer step; answer with `OuterStepDone` or `OuterStepFailed`."""
 
     round: int
-    rule: str  # name in `sync.merge.MERGE_RULES`
+    rule: str  # name in the merge rules
     contributions: tuple[tuple[int, int, int], ...]  # (task, tokens, attachment), in task order
 
 

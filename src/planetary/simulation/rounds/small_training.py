@@ -28,6 +28,7 @@ from planetary.core.configuration.schema import (
     TrainConfig,
 )
 from planetary.core.errors import UserError
+from planetary.core.extension_points import MERGE_RULES, OVERLAPS
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
@@ -52,7 +53,7 @@ from planetary.runs.rounds.worker.compute import Batch, batches_of
 from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import Contribution
 from planetary.sync.fragments import Fragments, mixed
-from planetary.sync.merge import MERGE_RULES
+from planetary.sync.merge import rule_of
 from planetary.sync.outer import initial_state, outer_step, published_params
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 from planetary.sync.payload import PayloadForm, payload_digest
@@ -240,11 +241,11 @@ class SmallTraining:
         config, optimizer = self.config, optimizer_of(self.config.outer)
         if not peers:
             contributions = [held.contribution for _, held in parts]
-            merge = MERGE_RULES[rule](config.outer.trimmed)
+            merge = rule_of(MERGE_RULES.chosen(rule, config.outer))
             specs = self.fragments.of_round(round_)
             return state.updated(outer_step(specs, state, contributions, optimizer, rule=merge).state)
-        overlap = config.sync.overlap != "none"
-        radial = config.outer.merge == "rda"
+        overlap = OVERLAPS.find(config.sync.overlap).overlaps
+        radial = MERGE_RULES.find(config.outer.merge).radial
         form = form_of(config.sync.precision, peers, overlap=overlap, radial=radial, contributions=len(parts))
         tokens = sum(held.contribution.tokens for _, held in parts)
         workers = sorted({worker for worker, _ in parts})
@@ -266,12 +267,12 @@ class SmallTraining:
         `assigned`: the record of its lease, and the digest of the step in use then.
         """
         begun, step = assigned
-        if self.config.sync.overlap in ("streaming", "decoupled"):
+        if OVERLAPS.find(self.config.sync.overlap).fragmented:
             return self._streamed(record, begun, states, ends_of)
         start: Tensors = states[begun.version].params
         if begun.ahead:
             own, rate = [held[task] for task in begun.ahead], optimizer_of(self.config.outer).eager_rate()
-            radial = self.config.outer.merge == "rda"
+            radial = MERGE_RULES.find(self.config.outer.merge).radial
             start = eager_start(PARAMS, start, own, begun.ahead_tokens, rate, radial=radial)
         ends = self.trained(published_params(PARAMS, start), record.lease, *record.more, step=step)
         if self.config.sync.compression == "none":

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from planetary.core.compiled_loops import CompiledLoops
+from planetary.core.configuration.needs import Need
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 
@@ -53,12 +54,14 @@ class Codec(ABC):
         decay: β of the error feedback e ← β e + Δ; 1 keeps the dropped part until it is sent.
         sparse: whether most numbers of an update arrive as 0.
         starts_runs: whether one encoding is near enough to begin a run from.
+        needs: of the configuration.
     """
 
     lossy: ClassVar[bool] = True
     decay: ClassVar[float] = 1.0
     sparse: ClassVar[bool] = False
     starts_runs: ClassVar[bool] = False
+    needs: ClassVar[tuple[Need, ...]] = ()
 
     @abstractmethod
     def nbytes(self, spec: TensorSpec) -> int:

@@ -8,6 +8,7 @@ from controller_bench import Bench
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
+from planetary.core.registry import Chosen
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import refuse
 from planetary.fleet.protocol.records import ParametersSent
@@ -98,7 +99,7 @@ def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
 
 
 RELAYED = RelayedChange(
-    relay=m.Relay(rule="rda", trimmed=0.0, rate=1.0, tasks=(4, 5, 6), digests=("a", "b", "c")),
+    relay=m.Relay(rule=Chosen("rda"), rate=1.0, tasks=(4, 5, 6), digests=("a", "b", "c")),
     digest="made",
     payload_bytes=100,
     more_bytes=24,

@@ -11,6 +11,7 @@ import pytest
 from planetary.collectives import Master, Quantization, ReduceOp
 from planetary.collectives.reduction import quantise
 from planetary.core.errors import LocalProtocolError
+from planetary.core.registry import Chosen
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
@@ -19,7 +20,6 @@ from planetary.fleet.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
 from planetary.runs.rounds.worker.ring_peer import RingPeer
 from planetary.sync.outer import initial_state
-from planetary.sync.outer_optimizers import AVERAGING
 from planetary.sync.ring import state_tensors
 
 PARAMS = (TensorSpec("w", "f32", (1000,)),)
@@ -31,7 +31,7 @@ def job(port: int, bits: int = 0) -> m.TrainingJob:
         port=port,
         connections=1,
         precision="f32",
-        outer=AVERAGING,
+        outer=Chosen("nesterov", {"learning_rate": 1.0, "momentum": 0.0}),
         gather_s=20.0,
         measures=True,
         bits=bits,

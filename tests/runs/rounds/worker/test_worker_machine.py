@@ -14,6 +14,7 @@ from planetary.core.errors import (
     ResourceError,
     TrustError,
 )
+from planetary.core.registry import Chosen
 from planetary.core.schedules import Schedule
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker import events as w
@@ -22,7 +23,6 @@ from planetary.runs.rounds import events as e
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine, TaskPhase
 from planetary.runs.rounds.worker.ring_machine import RingMachine
 from planetary.simulation.rounds.small_training import SPEC
-from planetary.sync.outer_optimizers import Nesterov
 
 JOB = m.TrainingJob(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)
@@ -219,8 +219,11 @@ def test_a_worker_that_comes_back_after_it_was_turned_away_ends_in_the_same_way(
 # --- ring -------------------------------------------------------------------------------------------------------
 
 
+OUTER = Chosen("nesterov", {"learning_rate": 0.7, "momentum": 0.9})
+
+
 def ring_job(*, port: int = 1, overlap: bool = False) -> m.RingJob:
-    return m.RingJob(port=port, connections=1, precision="f32", outer=Nesterov(0.7, 0.9), gather_s=5.0, overlap=overlap)
+    return m.RingJob(port=port, connections=1, precision="f32", outer=OUTER, gather_s=5.0, overlap=overlap)
 
 
 def ring_worker(*, overlap: bool) -> WorkerMachine:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
+from planetary.core.config import Config
+from planetary.core.configuration.needs import Need
 from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.sessions import TrainInFlight
 from planetary.runs.rounds.state import OpenRound
@@ -30,6 +33,36 @@ class LeaseStart(msgspec.Struct, frozen=True):
     mixes: int = -1
 
 
+_DELTAS = Need(
+    "sync.compression",
+    "workers begin at different places then, and end parameters do not tell how far they moved; take, for example, "
+    '"float32"',
+    unlike=("none",),
+    when={"sync.topology": "star"},
+)
+_DELTAS_IN_RING = Need(
+    "sync.precision",
+    "that precision sums end parameters, and with overlap the next step is not taken from where they began",
+    among=("f32",),
+    when={"sync.topology": "ring"},
+)
+_OWN_PART = (
+    Need("outer.merge", "a worker cannot tell its own part of it before the others'", having="own_part"),
+    Need(
+        "outer.merge",
+        "a worker cannot tell its own part of it before the others'",
+        among=("mean",),
+        when={"sync.topology": "ring"},
+    ),
+    Need(
+        "outer.optimizer",
+        "a worker begins at its own part of the outer step, and a step that is divided by a root has no part of one "
+        "worker",
+        having="linear",
+    ),
+)
+
+
 class Overlap:
     """Lock-step: a round opens when the one before it is finished.
 
@@ -38,12 +71,25 @@ class Overlap:
         carries: whether leases that are not trained when a round closes go on, for the next one.
         keeps_values: whether a worker's next lease starts from its own values.
         gives_early: whether a contributor gets a lease of the next round before this one closes.
+        eager: whether a lease may begin with the worker's own part of the round under reduction.
+        fragmented: whether a round synchronises one fragment of the parameters.
+        relays: whether workers can take the outer step themselves, from all updates of a whole round.
         decide: decides whether the open round closes.
+        keys: optional ones of `[sync]` that it uses.
+        needs: of the configuration.
     """
 
-    overlaps = False
-    carries = keeps_values = gives_early = False
+    name: ClassVar[str] = "none"
+    overlaps: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
+    keeps_values: ClassVar[bool] = False
+    gives_early: ClassVar[bool] = False
+    eager: ClassVar[bool] = False
+    fragmented: ClassVar[bool] = False
+    relays: ClassVar[bool] = True
     decide = staticmethod(decide_round)
+    keys: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = ()
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         """Return where a worker begins the next lease.
@@ -64,11 +110,18 @@ class Overlap:
         """Whether a version is sent to a worker with this lease as soon as it exists."""
         return True
 
+    @staticmethod
+    def objection(config: Config) -> str:
+        """Return why values of the configuration do not suit the overlap, naming the key; "" where they do."""
+        return ""
+
 
 class Delayed(Overlap):
     """A round begins from the newest version, one outer step behind lock-step."""
 
-    overlaps = True
+    name = "async"
+    overlaps, relays = True, False
+    needs = (_DELTAS_IN_RING, _DELTAS)
 
 
 class Eager(Delayed):
@@ -76,6 +129,10 @@ class Eager(Delayed):
 
     arXiv:2502.12996, algorithm 2; see `sync.ring.eager_start`.
     """
+
+    name = "eager"
+    eager = relays = True
+    needs = (*Delayed.needs, *_OWN_PART)
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         return LeaseStart(tuple(own), before.tokens) if before is not None and own else LeaseStart()
@@ -89,7 +146,28 @@ class Streaming(Delayed):
     reduction begins at the newest version, with the shared values of all fragments.
     """
 
-    keeps_values = gives_early = True
+    name = "streaming"
+    keeps_values = gives_early = fragmented = True
+    keys = ("fragments", "delay", "mixing")
+    needs = (
+        Need("sync.topology", "the workers of a ring have one outer state", among=("star",)),
+        Need("fabric.leases", "a fragment is mixed in after a fixed number of a lease's steps", among=("equal",)),
+    )
+
+    @staticmethod
+    def objection(config: Config) -> str:
+        sync, steps = config.sync, config.train.inner_steps
+        if sync.delay > steps:
+            return (
+                f"sync.delay: expected at most train.inner_steps ({steps}), found {sync.delay}: a fragment is taken "
+                "before the next one is sent"
+            )
+        if sync.fragments == 1 and sync.mixing == 0 and sync.delay == steps:
+            return (
+                f"sync.delay: expected fewer than train.inner_steps ({steps}) with sync.fragments = 1 and sync.mixing "
+                "= 0: the shared parameters would replace all that a lease has trained"
+            )
+        return ""
 
     def start(self, before: OpenRound | None, own: Sequence[int], behind: Sequence[int], newest: int) -> LeaseStart:
         if before is None:
@@ -106,8 +184,18 @@ class Decoupled(Streaming):
     go on without a version.
     """
 
+    name = "decoupled"
     carries = True
     decide = staticmethod(decide_quorum)
+    keys = (*Streaming.keys, "grace_factor", "grace_steps")
+    needs = (
+        *Streaming.needs,
+        Need(
+            "sync.compression",
+            'end parameters of a worker that missed a version would undo it; take, for example, "float32"',
+            unlike=("none",),
+        ),
+    )
 
     def stale(self, train: TrainInFlight, policy: ControllerPolicy) -> int:
         """Return the staleness of the fragment that counts, since the worker's version."""
@@ -115,13 +203,3 @@ class Decoupled(Streaming):
 
     def sends(self, train: TrainInFlight | None, version: int) -> bool:
         return train is None or train.mixes == version
-
-
-OVERLAPS: Mapping[str, type[Overlap]] = {
-    "none": Overlap,
-    "async": Delayed,
-    "eager": Eager,
-    "streaming": Streaming,
-    "decoupled": Decoupled,
-}
-"""By the values of `sync.overlap`."""

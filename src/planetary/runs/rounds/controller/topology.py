@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import Literal
 
+from planetary.core.extension_points import OVERLAPS
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind, Mark
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.controller.desk import RoundsDesk
-from planetary.runs.rounds.controller.overlap import OVERLAPS, LeaseStart
+from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
 from planetary.runs.rounds.events import OuterStepDone
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
@@ -44,7 +45,7 @@ class Topology(ABC):
     def __init__(self, desk: RoundsDesk) -> None:
         """Start from the newest version of the desk's state; nothing is reduced."""
         self._desk = desk
-        self.overlap = OVERLAPS[desk.policy.overlap]()
+        self.overlap: Overlap = OVERLAPS.find(desk.policy.overlap)()
         self.stall = ""
         self.failure: tuple[EndKind, str] | None = None
         self.unfit: tuple[str, Mark] | None = None

@@ -16,6 +16,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ConflictError, PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.extension_points import OVERLAPS
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, compiled_event
@@ -142,7 +143,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 'with --set, or train with sync.topology = "star"',
                 code="step_fixed",
             )
-        if self.config.sync.overlap != "none":
+        if OVERLAPS.find(self.config.sync.overlap).overlaps:
             raise ConflictError(
                 f'with sync.overlap = "{self.config.sync.overlap}" a round is always under way, so that no step can be '
                 "replaced between two: resume the run with --set",

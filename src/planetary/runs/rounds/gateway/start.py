@@ -14,8 +14,9 @@ from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, config_hash
+from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
-from planetary.core.extension_points import CODECS
+from planetary.core.extension_points import CODECS, MERGE_RULES, OVERLAPS
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
@@ -73,7 +74,7 @@ def begin(
     """
     folder = options.folder
     policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
-    keep_code(folder, policy.compression.files, BlobStore(options.cache / "blobs", files), files)
+    keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
     path = folder / EVENTS
     earlier = list(read_json_lines(path, AnyRecord, checksums=True)) if path.exists() else []
     if not options.resume:
@@ -269,7 +270,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
         outer=optimizer_of(config.outer),
-        merge=config.outer.merge,
+        merge=MERGE_RULES.pin(config.outer.merge),
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,
         compression=Compression(
@@ -277,7 +278,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
             down=CODECS.pin(config.sync.broadcast_compression),
             start=CODECS.pin(config.sync.start_compression),
         ),
-        overlap=config.sync.overlap,
+        overlap=OVERLAPS.pin(config.sync.overlap),
         fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,

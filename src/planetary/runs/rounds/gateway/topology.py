@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from planetary.core.config import Config
+from planetary.core.extension_points import MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.protocol import messages as m
@@ -130,15 +131,16 @@ _RING_BITS = {"none": 0, "int4": 4, "int8": 8, "int16": 16}
 
 def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState, port: int) -> RingPolicy:
     """Return the ring's constants of a configuration: a start from `state`, and a master at `port`."""
+    overlap = OVERLAPS.find(config.sync.overlap)
     job = m.RingJob(
         port=port,
         connections=config.sync.connections,
         precision=config.sync.precision,
-        outer=optimizer_of(config.outer),
+        outer=OUTER_OPTIMIZERS.chosen(config.outer.optimizer, config.outer),
         gather_s=config.timings.ring_gather_s,
-        overlap=config.sync.overlap != "none",
-        eager=config.sync.overlap == "eager",
-        radial=config.outer.merge == "rda",
+        overlap=overlap.overlaps,
+        eager=overlap.eager,
+        radial=MERGE_RULES.find(config.outer.merge).radial,
         measures=config.sync.ring_order == "measured",
         bits=_RING_BITS[config.sync.ring_compression],
     )

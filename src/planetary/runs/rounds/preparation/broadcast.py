@@ -157,7 +157,7 @@ class RelayedUpdates(WholeVersions):
         payloads = {task: self._payloads.pop(parts[task]) for task in tasks}
         digests = tuple(payloads[task][1] for task in tasks)
         self.change = RelayedChange(
-            relay=Relay(rule=rule.name, trimmed=rule.trimmed, rate=step.rate, tasks=tasks, digests=digests),
+            relay=Relay(rule=rule.chosen, rate=step.rate, tasks=tasks, digests=digests),
             digest=params_digest(self._specs, step.state.params),
             payload_bytes=self._payload_bytes,
             more_bytes=step.coefficients.nbytes,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
+from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.messages import Compression, Message, RingState, TrainResult
 from planetary.runs.rounds import events as e
@@ -18,7 +19,7 @@ from planetary.runs.rounds.preparation.broadcast import broadcast_of
 from planetary.sync.contributions import Contribution, Weighting, check_contribution, flat
 from planetary.sync.deltas import Table, table_of
 from planetary.sync.fragments import Fragments
-from planetary.sync.merge import MERGE_RULES, MergeRule
+from planetary.sync.merge import MergeRule, rule_of
 from planetary.sync.outer import OuterStep, outer_step, published_params
 from planetary.sync.outer_optimizers import AVERAGING, OuterOptimizer, OuterState
 from planetary.sync.payload import PAYLOAD, PayloadForm, compile_loops, payload_digest
@@ -206,7 +207,7 @@ class ParameterVersions:
             step = self.take_outer_step(
                 instruction.round,
                 instruction.contributions,
-                MERGE_RULES[instruction.rule](outer.trimmed),
+                rule_of(MERGE_RULES.chosen(instruction.rule, outer)),
                 weighting=outer.weights,
                 step_tokens=step_tokens,
             )

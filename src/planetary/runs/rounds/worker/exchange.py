@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import RemoteProtocolError
+from planetary.core.registry import file_of
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.messages import Compression, Fragmentation, Parameters
 from planetary.sync.bfloat16 import in_float32, to_master
 from planetary.sync.contributions import Contribution
 from planetary.sync.fragments import Fragments, mixed
-from planetary.sync.merge import MERGE_RULES
+from planetary.sync.merge import rule_of
 from planetary.sync.outer import published_params
 from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, compile_loops, payload_digest
 from planetary.sync.relay import COEFFICIENTS, RelayedVersion, relayed_name
@@ -239,7 +240,7 @@ class RelayedIncoming(IncomingVersions):
 
     def _take_change(self, message: Parameters, tensors: Tensors) -> None:
         relay = message.relay
-        fits = relay is not None and relay.rule in MERGE_RULES and len(relay.tasks) == len(relay.digests)
+        fits = relay is not None and file_of(relay.rule.name) is None and len(relay.tasks) == len(relay.digests)
         if relay is None or not fits or COEFFICIENTS not in tensors:
             raise RemoteProtocolError(f"parameters {message.version} came as a change that is not a relay of results")
         payloads = {}
@@ -249,7 +250,7 @@ class RelayedIncoming(IncomingVersions):
             if payload is None:
                 raise RemoteProtocolError(f"parameters {message.version} came without the payload of task {task}")
             payloads[task] = payload, digest
-        rule = MERGE_RULES[relay.rule](relay.trimmed)
+        rule = rule_of(relay.rule)
         self._version.advance(payloads, tensors[COEFFICIENTS], rule, message.digest, rate=relay.rate)
         self.masters = self._version.params
         # A version that is evaluated may be followed by this one again.

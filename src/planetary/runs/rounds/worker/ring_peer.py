@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, NumericsError, PeerError, PlanetaryError
+from planetary.core.extension_points import OUTER_OPTIMIZERS
 from planetary.core.tensors import Tensors
 from planetary.fleet.protocol.messages import Reduce, RingJob, TrainingJob
 from planetary.fleet.shell.system import SYSTEM, System
@@ -18,7 +19,7 @@ from planetary.machine.events import Event
 from planetary.net.addresses import address_text
 from planetary.sync.contributions import Contribution
 from planetary.sync.outer import published_params
-from planetary.sync.outer_optimizers import OuterState
+from planetary.sync.outer_optimizers import OuterOptimizer, OuterState
 from planetary.sync.ring import (
     HeldContribution,
     eager_start,
@@ -64,6 +65,7 @@ class RingPeer:
     ) -> None:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
+        self._outer: OuterOptimizer = OUTER_OPTIMIZERS.make(job.ring.outer)
         self._name, self._host, self._token, self._job = name, host, token, job.ring
         self._specs, self._statistics = tuple(job.spec.params), job.spec.statistics
         self._report = report
@@ -84,7 +86,7 @@ class RingPeer:
 
     def follow(self, ring: RingJob) -> None:
         """Take a later job's terms, for reductions that begin from now on."""
-        self._job = ring
+        self._job, self._outer = ring, OUTER_OPTIMIZERS.make(ring.outer)
 
     def received(self, version: int, tensors: Mapping[str, np.ndarray]) -> None:
         """An outer state arrived; `use` follows."""
@@ -108,7 +110,7 @@ class RingPeer:
 
         It is called once, before one of these tasks has ended. It raises `LocalProtocolError` without one of `ahead`.
         """
-        params, job = self._params[version], self._job
+        params = self._params[version]
         own = [self._held[task][1] for task in ahead if task in self._held]
 
         def begin() -> Tensors:
@@ -116,7 +118,7 @@ class RingPeer:
                 raise LocalProtocolError(f"this worker begins with its results of tasks {list(ahead)}, and lacks one")
             self._start = params
             if own:
-                self._start = eager_start(self._specs, params, own, tokens, job.outer.eager_rate())
+                self._start = eager_start(self._specs, params, own, tokens, self._outer.eager_rate())
             return published_params(self._specs, self._start)
 
         return begin
@@ -201,8 +203,7 @@ class RingPeer:
             if work.world_size != message.peers:
                 raise PeerError(f"{work.world_size} of {message.peers} workers took part")
             sent, received = work.sent_bytes, work.received_bytes
-        job = self._job
-        step = outer_step_of_sum(self._specs, state, (summed, form), job.outer, self._statistics)
+        step = outer_step_of_sum(self._specs, state, (summed, form), self._outer, self._statistics)
         digest = state_digest(self._specs, step.state)
         self._coming[message.round] = step.state
         return ReduceSucceeded(message.round, message.attempt, digest, sent, received)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, UserError
-from planetary.core.registry import file_of
+from planetary.core.extension_points import OUTER_OPTIMIZERS
+from planetary.core.registry import PinnedFile, file_of
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
@@ -182,7 +183,7 @@ class RingRole(TrainingRole):
     ) -> None:
         super().__init__(job, place, compute, ready)
         assert job.ring is not None
-        self._outer, address = job.ring.outer, place.options.address
+        self._outer, address = OUTER_OPTIMIZERS.make(job.ring.outer), place.options.address
         self._ring = RingPeer(
             place.options.name,
             address.host,
@@ -279,11 +280,12 @@ class TrainingLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, m.TrainingJob)
-        return job.artifact, job.buffers, job.reference, *(file.digest for file in job.compression.files)
+        return job.artifact, job.buffers, job.reference, *(file.digest for file in job.code)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         assert isinstance(job, m.TrainingJob)
-        load_code(job.compression, place.store, allowed=place.options.allow_code)
+        names = [*job.compression.codecs, *([] if job.ring is None else [job.ring.outer.name])]
+        load_code(names, job.code, place.store, allowed=place.options.allow_code)
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
@@ -318,17 +320,17 @@ class TrainingLoader:
         return TrainingRole(job, place, compute, ready)
 
 
-def load_code(compression: m.Compression, store: BlobStore, *, allowed: bool) -> None:
-    """Run the code a job brings, where the worker's operator allows it.
+def load_code(names: Iterable[str], code: Iterable[PinnedFile], store: BlobStore, *, allowed: bool) -> None:
+    """Run the code that a job brings, where the worker's operator allows it.
 
     Raises:
         UserError: it is not allowed, or it failed.
         RemoteProtocolError: the gateway names a file of this machine.
     """
-    for name in compression.codecs:
+    for name in names:
         if file_of(name) is not None:
             raise RemoteProtocolError(f"the job names {name}, a file of this machine")
-    for file in compression.files:
+    for file in code:
         if not allowed:
             raise UserError(f"the job brings code, {file.file}, and this worker was started without --allow-code")
         load_text(file.file, store.get(file.digest))

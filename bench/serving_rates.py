@@ -91,14 +91,18 @@ def loaded(
     return LoadedModel(runner, shape, model.arrays())
 
 
-def decoding(served: LoadedModel, batch: int, start: int, reach: int, count: int = TOKENS) -> Callable[[], None]:
+def decoding(
+    served: LoadedModel, batch: int, start: int, context_pages: int, count: int = TOKENS
+) -> Callable[[], None]:
     """Return what continues `batch` texts by `count` tokens each, as a worker that draws ahead."""
-    pages = tuple(tuple(range(1 + row * reach, 1 + row * reach + reach)) for row in range(batch))
+    pages = tuple(
+        tuple(range(1 + row * context_pages, 1 + row * context_pages + context_pages)) for row in range(batch)
+    )
 
     def work() -> None:
         call: ComputeCall | None = ComputeCall(
-            call=0, function=decode_name(batch, reach), tokens=((7,),) * batch, starts=(start,) * batch, pages=pages,
-            full=False, ahead=count - 1, drawings=(GREEDY,) * batch, vocabulary=256,
+            call=0, function=decode_name(batch, context_pages), tokens=((7,),) * batch, starts=(start,) * batch,
+            page_tables=pages, full=False, extra_steps=count - 1, drawings=(GREEDY,) * batch, vocabulary=256,
         )  # fmt: skip
         while call is not None:
             call = next_call(call, served.compute(call))
@@ -106,12 +110,12 @@ def decoding(served: LoadedModel, batch: int, start: int, reach: int, count: int
     return work
 
 
-def prefilling(served: LoadedModel, chunk: int, start: int, reach: int) -> Callable[[], None]:
+def prefilling(served: LoadedModel, chunk: int, start: int, context_pages: int) -> Callable[[], None]:
     """Return what takes a chunk of a prompt."""
     tokens = tuple(int(i) for i in np.random.default_rng(0).integers(0, 256, chunk))
     call = ComputeCall(
-        call=0, function=prefill_name(chunk, reach), tokens=(tokens,), starts=(start,),
-        pages=(tuple(range(1, reach + 1)),), full=False,
+        call=0, function=prefill_name(chunk, context_pages), tokens=(tokens,), starts=(start,),
+        page_tables=(tuple(range(1, context_pages + 1)),), full=False,
     )  # fmt: skip
     return lambda: served.compute(call)
 
@@ -195,10 +199,10 @@ def mixture(run: Path | None, scratch: Path, rounds: int, backend: str) -> None:
         model = models[experts] = load_traced(config_from_tables({"serve": {"model": str(run), **serve}}))
         served = loaded(model, serve, scratch, chunk=CONTEXTS[0], backend=backend)
         for context in CONTEXTS:
-            reach, start = context // PAGE, context - 40
-            found.works[f"{experts} prefill {context}"] = prefilling(served, 128, context - 128, reach)
+            context_pages, start = context // PAGE, context - 40
+            found.works[f"{experts} prefill {context}"] = prefilling(served, 128, context - 128, context_pages)
             for batch in (1, 8):
-                found.works[f"{experts} decode {batch} {context}"] = decoding(served, batch, start, reach, 32)
+                found.works[f"{experts} decode {batch} {context}"] = decoding(served, batch, start, context_pages, 32)
     seconds = found.measure(rounds)
     print("\n| experts | context | prefill, tokens/s | decode of 1 | of 8, tokens/s | CPU hours a million tokens |")
     for experts, model in models.items():

@@ -70,7 +70,7 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     config = config_from_tables({"serve": {"model": str(run), **serve}})
     model = load_traced(config)
     shape = msgspec.structs.replace(
-        model.shape(config.serve), batches=(1, 8), chunks=(CHUNK,), reaches=(REACH,), scores_prompts=False
+        model.shape(config.serve), batches=(1, 8), chunks=(CHUNK,), context_sizes=(REACH,), scores_prompts=False
     )
     program = model.program(shape)
     spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest, program.weights)
@@ -88,7 +88,8 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     def decode(batch: int, first: int, start: int, count: int) -> list[int]:
         call: ComputeCall | None = ComputeCall(
             call=0, function=decode_name(batch, REACH), tokens=((first,),) * batch, starts=(start,) * batch,
-            pages=pages(batch), full=False, ahead=count - 1, drawings=(greedy,) * batch, vocabulary=vocabulary,
+            page_tables=pages(batch), full=False, extra_steps=count - 1, drawings=(greedy,) * batch,
+            vocabulary=vocabulary,
         )  # fmt: skip
         drawn = []
         while call is not None:
@@ -100,7 +101,7 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
 
     def prefill(tokens: list[int]) -> Any:
         call = ComputeCall(
-            call=0, function=prefill_name(CHUNK, REACH), tokens=(tuple(tokens),), starts=(0,), pages=pages(1),
+            call=0, function=prefill_name(CHUNK, REACH), tokens=(tuple(tokens),), starts=(0,), page_tables=pages(1),
             full=False,
         )  # fmt: skip
         return served.compute(call)

@@ -23,11 +23,11 @@ from planetary.run.model.served import load_trained
 from planetary.run.model.text_continuation import TextContinuation
 from planetary.run.model.trained_model import fill_tree
 from planetary.runs.serve.http.text_assembly import TextAssembly
-from planetary.runs.serve.local_texts import LocalTexts
+from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
-from planetary.runs.serve.scheduling.texts import TextRequest, Token
+from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.runtime.program_runner import XlaRunner
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "sequence_length": 16}
@@ -138,14 +138,16 @@ def test_generate_gives_the_text_of_a_server(tmp_path: Path, capsys: pytest.Capt
     write_run(tmp_path / "run", 1, seed=1, options={**OPTIONS, "sequence_length": 256})
     model = load_trained(tmp_path / "run")
     shape = model.shape(ServeConfig(batch=4))
-    server = LocalTexts(LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays()), shape, model.vocabulary)
+    server = LocalSequences(
+        LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays()), shape, model.vocabulary
+    )
     prompt, greedy = "def f(x):", {0: 0.0}
     for number in range(4):
         options = SamplingOptions(temperature=greedy.get(number, 0.8), seed=choice_seed(5, number))
-        server.submit(TextRequest(text=number, prompt=tuple(prompt.encode()), most=40, options=options))
+        server.submit(SequenceRequest(number=number, prompt=tuple(prompt.encode()), most=40, options=options))
     served: dict[int, list[int]] = {number: [] for number in range(4)}
     for given in server.tokens():
-        served[given.text] += [token.token for token in given.tokens]
+        served[given.sequence] += [token.token for token in given.tokens]
     assert all(len(tokens) == 40 for tokens in served.values())
     command = ["generate", str(tmp_path / "run"), "--prompt", prompt, "--tokens", "40"]
     for number, tokens in served.items():

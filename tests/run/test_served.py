@@ -20,10 +20,10 @@ from planetary.core.errors import TrustError, UserError
 from planetary.models.context import CacheSizes, WholeText
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_served
+from planetary.runs.serve.program.cache_kinds import NoCache, RecurrentState
 from planetary.runs.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import ServingShape
-from planetary.runs.serve.program.text_memory import NoMemory, RecurrentState
 from planetary.runs.serve.program.traced_model import TracedModel
 
 GPT2 = ("planetary.models.gpt2:build", {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256})
@@ -188,7 +188,7 @@ def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_
     model = served(tmp_path / "own")
     assert "does not say what it keeps" in model.warning
     shape = shape_of(model)
-    assert isinstance(shape.memory, NoMemory)
+    assert isinstance(shape.cache_kind, NoCache)
     assert shape.chunks == (64, 256)
     assert all(size.tokens > 1 for size in shape.calls)
     options = {"n_layer": 1, "n_embd": 32, "head_size": 8, "n_state": 4, "vocab_size": 256}
@@ -196,7 +196,7 @@ def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_
     model = served(tmp_path / "mamba")
     assert model.warning == ""
     shape = shape_of(model)
-    assert isinstance(shape.memory, RecurrentState)
+    assert isinstance(shape.cache_kind, RecurrentState)
     assert shape.page_shape == (3 * (64 + 8) + 8 * 8 * 4,)
     with pytest.raises(UserError, match="states of 8 texts"):
         shape_of(model, cache_mb=0.001)

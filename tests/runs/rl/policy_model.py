@@ -27,7 +27,7 @@ SERVING = ServingShape(
     batches=(2, 4),
     chunks=(PAGE,),
     prefills=(1, 4),
-    reaches=(1,),
+    context_sizes=(1,),
     most_candidates=1,
     scores_prompts=False,
 )

@@ -13,13 +13,13 @@ import numpy as np
 from planetary.core.errors import ClosedError
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models.context import CacheSizes
+from planetary.runs.serve.program.cache_kinds import NoCache, RecurrentState
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import PAGE, ServingShape
-from planetary.runs.serve.program.text_memory import NoMemory, RecurrentState
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.scheduling.sampling import Candidates, Scores
-from planetary.runs.serve.scheduling.scheduler import Call, Given, Row, Scheduler
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput, Slot
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
 VOCABULARY = 50
 HIDDEN = 6
@@ -30,13 +30,13 @@ SHAPE = ServingShape(
     page_shape=(2, 1, PAGE, 1),
     batches=(1, 2, 4),
     chunks=(2 * PAGE, 4 * PAGE),
-    reaches=(2, 8),
+    context_sizes=(2, 8),
 )
 
 
-STATES = msgspec.structs.replace(SHAPE, pages=5, page_shape=(7,), reaches=(1,), memory=RecurrentState())
+STATES = msgspec.structs.replace(SHAPE, pages=5, page_shape=(7,), context_sizes=(1,), cache_kind=RecurrentState())
 FORGETFUL = msgspec.structs.replace(
-    SHAPE, pages=2, page_shape=(1,), reaches=(1,), memory=NoMemory(), chunks=(2 * PAGE, 4 * PAGE, 8 * PAGE)
+    SHAPE, pages=2, page_shape=(1,), context_sizes=(1,), cache_kind=NoCache(), chunks=(2 * PAGE, 4 * PAGE, 8 * PAGE)
 )
 
 
@@ -62,13 +62,13 @@ class FakeWorker:
     vocabulary: int = VOCABULARY
 
     def compute(self, call: Call) -> list[Candidates]:
-        kind, *_, size, reach = call.function.split("_")
+        kind, *_, size, context_pages = call.function.split("_")
         found = []
-        self.batches.append(len(call.rows))
-        for row in call.rows:
-            assert len(row.pages) <= int(reach[1:])
+        self.batches.append(len(call.slots))
+        for row in call.slots:
+            assert len(row.page_table) <= int(context_pages[1:])
             assert len(row.tokens) <= (1 if kind == "decode" else int(size[1:]))
-            assert 0 not in row.pages
+            assert 0 not in row.page_table
             if kind != "decode":
                 self.prefilled += len(row.tokens)
             seen = self.seen(row, aligned=kind != "decode")
@@ -76,16 +76,16 @@ class FakeWorker:
             found.append(one._replace(scores=self.scores(seen, row)) if call.scores else one)
         return found
 
-    def seen(self, row: Row, *, aligned: bool) -> list[int]:
+    def seen(self, row: Slot, *, aligned: bool) -> list[int]:
         """The text up to a row's end, of which the new tokens are kept."""
         assert row.start % PAGE == 0 or not aligned
         for offset, token in enumerate(row.tokens):
             position = row.start + offset
-            page = self.pages.setdefault(row.pages[position // PAGE], [-1] * PAGE)
+            page = self.pages.setdefault(row.page_table[position // PAGE], [-1] * PAGE)
             page[position % PAGE] = token
-        return [self.pages[row.pages[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
+        return [self.pages[row.page_table[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
 
-    def scores(self, seen: list[int], row: Row) -> Scores:
+    def scores(self, seen: list[int], row: Slot) -> Scores:
         """What is found at each place after a row's new tokens."""
         following = [*row.tokens[1:], row.following]
         rows = [row_of(tuple(seen[: row.start + i + 1]), self.vocabulary) for i in range(len(row.tokens))]
@@ -99,8 +99,8 @@ class FakeWorker:
 class StateWorker(FakeWorker):
     """The text is the state, in one page."""
 
-    def seen(self, row: Row, *, aligned: bool) -> list[int]:
-        (page,) = row.pages
+    def seen(self, row: Slot, *, aligned: bool) -> list[int]:
+        (page,) = row.page_table
         before = self.pages.get(page, []) if row.start else []
         assert len(before) == row.start
         self.pages[page] = [*before, *row.tokens]
@@ -110,9 +110,9 @@ class StateWorker(FakeWorker):
 class ForgetfulWorker(FakeWorker):
     """Nothing is kept: every call has the whole text."""
 
-    def seen(self, row: Row, *, aligned: bool) -> list[int]:
+    def seen(self, row: Slot, *, aligned: bool) -> list[int]:
         assert aligned
-        assert (row.start, row.pages) == (0, ())
+        assert (row.start, row.page_table) == (0, ())
         return list(row.tokens)
 
 
@@ -121,13 +121,13 @@ def candidates(row: np.ndarray, *, full: bool) -> Candidates:
     return Candidates(ids, row[ids], row if full else None)
 
 
-def alone(request: TextRequest) -> list[int]:
+def alone(request: SequenceRequest) -> list[int]:
     """The tokens of a text on a worker that has nothing else to do."""
     scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
     scheduler.join(1)
     scheduler.submit(request)
     tokens: list[int] = []
-    while scheduler.has(request.text):
+    while scheduler.has(request.number):
         for session, call in scheduler.next_calls():
             for given in scheduler.computed(session, worker.compute(call)):
                 tokens += [token.token for token in given.tokens]
@@ -141,7 +141,7 @@ BYTES = ServingShape(
     page_shape=(2, 1, PAGE, 1),
     batches=(1, 4),
     chunks=(2 * PAGE,),
-    reaches=(2, 8),
+    context_sizes=(2, 8),
     hidden=HIDDEN,
 )
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -170,7 +170,7 @@ class FakeService:
         self.held = asyncio.Event()  # computes while it is set
         self.held.set()
         self._texts = self._sessions = 0
-        self._readers: dict[int, asyncio.Queue[Given]] = {}
+        self._readers: dict[int, asyncio.Queue[SequenceOutput]] = {}
         self._wake = asyncio.Event()
         for _ in range(workers):
             self.join()
@@ -183,7 +183,7 @@ class FakeService:
 
     def lose(self) -> None:
         """Lose the worker that has the most texts, and get another."""
-        session = max(self.workers, key=lambda one: len(self.scheduler.seats[one].texts))
+        session = max(self.workers, key=lambda one: len(self.scheduler.workers[one].sequences))
         del self.workers[session]
         self.scheduler.lose(session)
         self.join()
@@ -193,8 +193,8 @@ class FakeService:
             await self.held.wait()
             for session, call in self.scheduler.next_calls():
                 for given in self.scheduler.computed(session, self.workers[session].compute(call)):
-                    if given.text in self._readers:
-                        self._readers[given.text].put_nowait(given)
+                    if given.sequence in self._readers:
+                        self._readers[given.sequence].put_nowait(given)
             if not self.scheduler.running:
                 self._wake.clear()
                 await self._wake.wait()
@@ -220,12 +220,12 @@ class FakeService:
     def cache_used(self) -> float:
         return self.scheduler.used_share
 
-    def next_text(self) -> int:
+    def next_sequence(self) -> int:
         self._texts += 1
         return self._texts
 
-    async def generate(self, request: TextRequest) -> AsyncIterator[Given]:
-        reader = self._readers[request.text] = asyncio.Queue()
+    async def generate(self, request: SequenceRequest) -> AsyncIterator[SequenceOutput]:
+        reader = self._readers[request.number] = asyncio.Queue()
         self.scheduler.submit(request)
         self._wake.set()
         finished = False
@@ -237,9 +237,9 @@ class FakeService:
                     raise ClosedError("the gateway ends")
                 yield given
         finally:
-            del self._readers[request.text]
+            del self._readers[request.number]
             if not finished:
-                self.cancelled += self.scheduler.cancel(request.text)
+                self.cancelled += self.scheduler.cancel(request.number)
 
     def close(self) -> None:
         self._task.cancel()

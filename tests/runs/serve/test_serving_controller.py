@@ -12,8 +12,8 @@ from planetary.runs.serve.controller import (
     CALL_S,
     CallComputed,
     Cancel,
-    GiveTokens,
     Results,
+    SendTokens,
     ServingController,
     ServingDesk,
     ServingPolicy,
@@ -25,8 +25,8 @@ from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import IDS, ROW, VALUES
 from planetary.runs.serve.role import next_call
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
-from planetary.runs.serve.scheduling.scheduler import Call, Row
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import Call, Slot
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.version import __version__
 
 
@@ -68,11 +68,11 @@ class Fabric:
                     self.jobs[session] = job
                 case e.Close(session=session):
                     self.forget(session)
-                case GiveTokens(given=given):
-                    assert given.text not in self.finished
-                    self.got.setdefault(given.text, []).extend(token.token for token in given.tokens)
+                case SendTokens(output=given):
+                    assert given.sequence not in self.finished
+                    self.got.setdefault(given.sequence, []).extend(token.token for token in given.tokens)
                     if given.finished:
-                        self.finished[given.text] = given.finished
+                        self.finished[given.sequence] = given.finished
                 case e.Finish():
                     self.finish = instruction
         self.controller.validate()
@@ -99,15 +99,15 @@ class Fabric:
         """Compute a call; where the worker draws by itself, the one that follows from it is next."""
         message = self.calls.pop(session)
         rows = tuple(
-            Row(0, tokens, start, pages, ends=True)
-            for tokens, start, pages in zip(message.tokens, message.starts, message.pages, strict=True)
+            Slot(0, tokens, start, pages, ends=True)
+            for tokens, start, pages in zip(message.tokens, message.starts, message.page_tables, strict=True)
         )
         found = self.workers[session].compute(Call(message.function, rows, message.full))
         arrays = {VALUES: np.stack([one.values for one in found]), IDS: np.stack([one.ids for one in found])}
         if message.full:
             arrays[ROW] = np.stack([one.row for one in found if one.row is not None])
         following = next_call(message, arrays)
-        self.longest = max(self.longest, message.ahead)
+        self.longest = max(self.longest, message.extra_steps)
         if following is not None:
             self.calls[session] = following
         event = CallComputed(session, message.call, self.seconds, Results(tuple(found)), following is None)
@@ -122,11 +122,11 @@ class Fabric:
         self.post(e.Closed(session, "killed"))
 
 
-def request(number: int, rng: np.random.Generator) -> TextRequest:
+def request(number: int, rng: np.random.Generator) -> SequenceRequest:
     prompt = tuple(int(token) for token in rng.integers(0, 3, rng.integers(1, 70)))
     ends = frozenset({7}) if rng.random() < 0.5 else frozenset()
     options = SamplingOptions(seed=number, presence_penalty=float(rng.random() < 0.2))
-    return TextRequest(text=number, prompt=prompt, most=int(rng.integers(1, 40)), options=options, ends=ends)
+    return SequenceRequest(number=number, prompt=prompt, most=int(rng.integers(1, 40)), options=options, ends=ends)
 
 
 @pytest.mark.parametrize(("seed", "drawing_ahead"), [(seed, seed % 3 > 0) for seed in range(20)])
@@ -173,13 +173,15 @@ def test_other_weights_take_every_worker_and_no_text() -> None:
     fabric = Fabric()
     sessions = [fabric.join("a/0"), fabric.join("b/0")]
     for number in (1, 2, 3):
-        fabric.post(Submit(TextRequest(text=number, prompt=(number,), most=20, options=SamplingOptions(seed=number))))
+        fabric.post(
+            Submit(SequenceRequest(number=number, prompt=(number,), most=20, options=SamplingOptions(seed=number)))
+        )
     for session in sessions:
         fabric.compute(session)
     stale = dict(fabric.calls)
     fabric.post(UseWeights("second"))
     assert {job.weights for job in fabric.jobs.values()} == {"second"}
-    assert fabric.controller.scheduler.seats == {}
+    assert fabric.controller.scheduler.workers == {}
     for session, message in stale.items():  # what was under way is of the old weights
         fabric.post(CallComputed(session, message.call, 0.01, Results(())))
     fabric.ready(sessions[1])
@@ -194,7 +196,7 @@ def test_a_worker_that_is_ready_with_old_weights_gets_no_call() -> None:
     session = fabric.join("a/0")
     fabric.post(UseWeights("second"))
     fabric.post(e.Received(session, ServingReady(artifact="module", weights="first", device="", verified="")))
-    fabric.post(Submit(TextRequest(text=1, prompt=(1,), most=2)))
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1,), most=2)))
     assert fabric.calls == {}
     fabric.ready(session)
     assert list(fabric.calls) == [session]
@@ -203,7 +205,7 @@ def test_a_worker_that_is_ready_with_old_weights_gets_no_call() -> None:
 def test_a_cancelled_text_gets_nothing_more_and_its_pages_are_free() -> None:
     fabric = Fabric()
     session = fabric.join("a/0")
-    fabric.post(Submit(TextRequest(text=1, prompt=(1,) * 40, most=20)))
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1,) * 40, most=20)))
     fabric.post(Cancel(1))
     fabric.compute(session)
     assert fabric.got == {}

@@ -490,7 +490,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    26,
+    27,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -15,12 +15,12 @@ import msgspec
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import NumericsError, UserError
 from planetary.runs.serve.http.text_assembly import TextAssembly
-from planetary.runs.serve.local_texts import LocalTexts
+from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.program.shape import PAGE
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed, continued_seed
-from planetary.runs.serve.scheduling.texts import TextRequest, Token
+from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.runtime.program_runner import XlaRunner
 
 SHORTEST = 8 * PAGE
@@ -34,7 +34,7 @@ class TextContinuation:
         """`model`: served without limits of its own; a text is as long as its context."""
         self._model = replace(model, window=max(model.window, PAGE))
         self._longest = self._model.shape(ServeConfig(batch=1)).window
-        self._loaded: dict[int, LocalTexts] = {}  # by context
+        self._loaded: dict[int, LocalSequences] = {}  # by context
         self._numbers = itertools.count()
 
     def continue_text(self, prompt: str, options: SamplingOptions, most: int) -> Iterator[str]:
@@ -70,8 +70,8 @@ class TextContinuation:
         texts, known = self._texts(context), list(prompt)
         options = msgspec.structs.replace(options, seed=choice_seed(options.seed))
         for part in itertools.count():
-            request = TextRequest(
-                text=next(self._numbers),
+            request = SequenceRequest(
+                number=next(self._numbers),
                 prompt=tuple(known[1 - context :]),
                 most=len(prompt) + most - len(known),
                 options=msgspec.structs.replace(options, seed=continued_seed(options.seed, part)) if part else options,
@@ -79,26 +79,26 @@ class TextContinuation:
             )
             texts.submit(request)
             try:
-                for given in texts.tokens():
-                    for token in given.tokens:
+                for output in texts.tokens():
+                    for token in output.tokens:
                         if token.logprob is None or not math.isfinite(token.logprob):
                             raise NumericsError(
                                 "the model's logits are not finite: its parameters are damaged or diverged"
                             )
                         known.append(token.token)
                         yield token
-                    if given.finished == "stop":
+                    if output.finished == "stop":
                         return
             finally:
-                texts.cancel(request.text)  # whoever reads may leave early
+                texts.cancel(request.number)  # whoever reads may leave early
             if len(known) == len(prompt) + most:
                 return
 
-    def _texts(self, context: int) -> LocalTexts:
+    def _texts(self, context: int) -> LocalSequences:
         if context not in self._loaded:
             model = self._model
             shape = model.shape(ServeConfig(batch=1, context=context))
             shape = msgspec.structs.replace(shape, scores_prompts=False)
             loaded = LoadedModel(XlaRunner(model.program(shape)), shape, model.arrays())
-            self._loaded[context] = LocalTexts(loaded, shape, min(model.vocabulary, model.tokenizer.vocab_size))
+            self._loaded[context] = LocalSequences(loaded, shape, min(model.vocabulary, model.tokenizer.vocab_size))
         return self._loaded[context]

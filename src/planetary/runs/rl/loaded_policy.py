@@ -28,11 +28,11 @@ from planetary.runs.rl.program.shape import (
     PolicyShape,
 )
 from planetary.runs.rounds.worker.inner_state import InnerStates
-from planetary.runs.serve.local_texts import Computes, LocalTexts
+from planetary.runs.serve.local_sequences import Computes, LocalSequences
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.role import LoadedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.program_runner import Runner
 
 _REFERENCE = "reference."  # prefix of a parameter's name
@@ -75,18 +75,18 @@ def sample(
     Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
     was drawn. The token that ends a text is the last of its completion.
     """
-    texts = LocalTexts(model, shape, vocabulary)
+    texts = LocalSequences(model, shape, vocabulary)
     found = [Completion() for _ in starts]
     for number, start in enumerate(starts):
         options = SamplingOptions(temperature=0.0 if greedy else 1.0, seed=start.seed)
-        texts.submit(TextRequest(text=number, prompt=start.tokens, most=start.most, options=options))
-    for given in texts.tokens():
-        completion = found[given.text]
-        for token in given.tokens:
+        texts.submit(SequenceRequest(number=number, prompt=start.tokens, most=start.most, options=options))
+    for output in texts.tokens():
+        completion = found[output.sequence]
+        for token in output.tokens:
             completion.tokens.append(token.token)
             completion.logprobs.append(0.0 if token.logprob is None else token.logprob)
-        if not given.finished and completion.tokens and completion.tokens[-1] in ends:
-            texts.cancel(given.text)
+        if not output.finished and completion.tokens and completion.tokens[-1] in ends:
+            texts.cancel(output.sequence)
     return found
 
 

@@ -24,7 +24,7 @@ from planetary.runs.rl.program.program import policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import TextLimits
 from planetary.runs.rounds.preparation.preparation import schedule_of, step_options
-from planetary.runs.serve.program.shape import PAGE, ServingShape, reaches_of
+from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB
@@ -153,7 +153,7 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
         batches=together,
         chunks=chunks,
         prefills=together,
-        reaches=reaches_of(window),
+        context_sizes=context_sizes_of(window),
         most_candidates=1,  # draws are from the whole distribution
         scores_prompts=False,
     )

@@ -1,4 +1,4 @@
-"""The controller of a served model: a scheduler of texts over the workers the base admits, equips and loses."""
+"""The controller of a served model: a scheduler of sequences over the workers the base admits, equips and loses."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.runs.serve.messages import ComputeCall, Drawing, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
-from planetary.runs.serve.scheduling.scheduler import Call, Given, Scheduler
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
 FIRST_CALL_S = 300.0
 """A worker may compile a function when it is first called."""
 CALL_S = 30.0
-AHEAD_S = 0.05
-"""So long a worker may compute by itself: a text that comes meanwhile waits for it."""
-MOST_AHEAD = 15
+EXTRA_STEPS_S = 0.05
+"""So long a worker may compute by itself: a sequence that comes meanwhile waits for it."""
+MOST_EXTRA_STEPS = 15
 CALL_FACTOR = 20.0
 """A call that takes so many times as long as the longest before, and `CALL_S`, is stuck."""
 
 
 class Submit(e.Event, frozen=True):
-    """A text is to be continued; `GiveTokens` follows, until it is finished."""
+    """A sequence is to be continued; `SendTokens` follows, until it is finished."""
 
-    request: TextRequest
+    request: SequenceRequest
 
 
 class Cancel(e.Event, frozen=True):
     """The client of a text has left."""
 
-    text: int
+    sequence: int
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of a call, one entry a text."""
+    """The results of a call, one entry a sequence."""
 
     rows: tuple[Candidates, ...]
 
@@ -69,10 +69,10 @@ class UseWeights(e.Event, frozen=True):
     trial: str = ""
 
 
-class GiveTokens(e.Instruction, frozen=True):
+class SendTokens(e.Instruction, frozen=True):
     """Hand tokens to whom they are for."""
 
-    given: Given
+    output: SequenceOutput
 
 
 class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ class ServingController(RunController[ServingDesk]):
     """The controller of a served model, as a pure machine.
 
     Attributes:
-        scheduler: texts and the workers that compute them.
+        scheduler: sequences and the workers that compute them.
         tokens: that were generated since the start.
     """
 
@@ -156,7 +156,7 @@ class ServingController(RunController[ServingDesk]):
             case Submit():
                 self.scheduler.submit(event.request)
             case Cancel():
-                self.scheduler.cancel(event.text)
+                self.scheduler.cancel(event.sequence)
             case CallComputed() if event.session in self.desk.workers:
                 self._computed(self.desk.workers[event.session], event, now)
             case UseWeights() if event.digest != self.desk.policy.weights:
@@ -169,7 +169,9 @@ class ServingController(RunController[ServingDesk]):
         if under_way is None or under_way.number != event.call:
             return  # of an earlier connection, or of other weights
         if not _fits(under_way.call, event.results.rows, last=event.last):
-            reason = f"the results of {under_way.call.function} are not those of its {len(under_way.call.rows)} texts"
+            reason = (
+                f"the results of {under_way.call.function} are not those of its {len(under_way.call.slots)} sequences"
+            )
             failure = m.TaskFailed(task=event.call, kind="internal", reason=reason)
             self._take_failure(worker, failure, now)
             return
@@ -177,16 +179,16 @@ class ServingController(RunController[ServingDesk]):
         self.membership.succeeded(worker)
         key = (worker.session, under_way.call.function)
         self._slowest[key] = max(self._slowest.get(key, 0.0), event.seconds)
-        for given in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
-            self.tokens += len(given.tokens)
-            self.desk.out.append(GiveTokens(given))
-        self.scheduler.ahead = min(MOST_AHEAD, int(AHEAD_S / max(event.seconds, 1e-4)))
-        call = self.scheduler.seats[worker.session].call
+        for output in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
+            self.tokens += len(output.tokens)
+            self.desk.out.append(SendTokens(output))
+        self.scheduler.extra_steps = min(MOST_EXTRA_STEPS, int(EXTRA_STEPS_S / max(event.seconds, 1e-4)))
+        call = self.scheduler.workers[worker.session].call
         if call is not None:
             self._calls[worker.session] = UnderWay(event.call, call, now)
 
     def _use(self, digest: str, trial: str) -> None:
-        """Give every worker the new weights; texts go on where a worker has them first."""
+        """Give every worker the new weights; sequences go on where a worker has them first."""
         self.desk.use(digest, trial)
         for worker in self.desk.workers.values():
             if worker.artifact:
@@ -206,9 +208,9 @@ class ServingController(RunController[ServingDesk]):
         self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
 
     def _vacate(self, session: int, *, blames: bool = True) -> None:
-        """Nothing that this worker has counts any more; `blames`: its texts may be the cause."""
+        """Nothing that this worker has counts any more; `blames`: its sequences may be the cause."""
         self._calls.pop(session, None)
-        self.desk.out += [GiveTokens(given) for given in self.scheduler.lose(session, blames=blames)]
+        self.desk.out += [SendTokens(output) for output in self.scheduler.lose(session, blames=blames)]
 
     def _go_on(self, now: float) -> None:
         for session, call in self.scheduler.next_calls():
@@ -218,16 +220,16 @@ class ServingController(RunController[ServingDesk]):
 
     def _message(self, number: int, call: Call) -> ComputeCall:
         message = ComputeCall.of(number, call)
-        if not call.ahead:
+        if not call.extra_steps:
             return message
-        requests = [self.scheduler.request(row.text) for row in call.rows]
+        requests = [self.scheduler.request(slot.sequence) for slot in call.slots]
         drawings = tuple(Drawing(request.options, request.ends) for request in requests)
         return msgspec.structs.replace(
-            message, ahead=call.ahead, drawings=drawings, vocabulary=self.desk.policy.vocabulary
+            message, extra_steps=call.extra_steps, drawings=drawings, vocabulary=self.desk.policy.vocabulary
         )
 
     def _why_nothing_goes_on(self) -> str:
-        return "" if self.scheduler.seats else self.membership.whom_we_wait_for()
+        return "" if self.scheduler.workers else self.membership.whom_we_wait_for()
 
     def _is_done(self) -> tuple[EndKind, str] | None:
         return None
@@ -244,21 +246,24 @@ class ServingController(RunController[ServingDesk]):
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         yield from super()._invariants()
         yield from self.scheduler.invariants()
-        busy = {session for session, seat in self.scheduler.seats.items() if seat.call is not None}
-        yield busy == set(self._calls), f"calls under way at {sorted(self._calls)}, and seats say {sorted(busy)}"
+        busy = {session for session, worker in self.scheduler.workers.items() if worker.call is not None}
+        yield (
+            busy == set(self._calls),
+            f"calls under way at {sorted(self._calls)}, and the scheduler says {sorted(busy)}",
+        )
         idle = "" if self._has_ended else self.scheduler.idle_for_no_reason()
         yield not idle, idle
-        yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
+        yield set(self.scheduler.workers) <= set(self.desk.workers), "a worker that is gone is in the scheduler"
 
 
 def _fits(call: Call, found: Sequence[Candidates], *, last: bool) -> bool:
     """Whether a worker's results can be those of a call."""
     return (
-        (last or call.ahead > 0)
-        and len(found) == len(call.rows)
+        (last or call.extra_steps > 0)
+        and len(found) == len(call.slots)
         and all(
             (one.row is not None or not call.full)
-            and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(row.tokens)))
-            for one, row in zip(found, call.rows, strict=True)
+            and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(slot.tokens)))
+            for one, slot in zip(found, call.slots, strict=True)
         )
     )

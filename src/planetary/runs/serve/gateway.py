@@ -28,11 +28,11 @@ from planetary.fleet.shell.shell import Read
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.runs.serve.controller import (
-    MOST_AHEAD,
+    MOST_EXTRA_STEPS,
     CallComputed,
     Cancel,
-    GiveTokens,
     Results,
+    SendTokens,
     ServingController,
     ServingDesk,
     ServingPolicy,
@@ -57,8 +57,8 @@ from planetary.runs.serve.program.shape import (
 )
 from planetary.runs.serve.program.trial import decode_trial, encode_trial
 from planetary.runs.serve.scheduling.sampling import Candidates, Scores
-from planetary.runs.serve.scheduling.scheduler import Given
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import SequenceOutput
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -122,7 +122,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         self._load = load
         self._texts = 0
         self._samples: list[tuple[float, int]] = []  # seconds on the clock, and tokens so far
-        self._readers: dict[int, asyncio.Queue[Given]] = {}
+        self._readers: dict[int, asyncio.Queue[SequenceOutput]] = {}
         self._http: Endpoint | None = None
         self._follow: asyncio.Task[None] | None = None
         self.model: ServedModel | None = None
@@ -135,7 +135,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
 
     @property
     def is_ready(self) -> bool:
-        return self.controller is not None and bool(self.controller.scheduler.seats)
+        return self.controller is not None and bool(self.controller.scheduler.workers)
 
     @property
     def why_not_ready(self) -> str:
@@ -161,12 +161,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         texts = self.running + self.waiting
         return Demand(least=1, most=max(1, -(-texts // self.config.serve.batch)))
 
-    def next_text(self) -> int:
+    def next_sequence(self) -> int:
         """Return a number for a text."""
         self._texts += 1
         return self._texts
 
-    async def generate(self, request: TextRequest) -> AsyncIterator[Given]:
+    async def generate(self, request: SequenceRequest) -> AsyncIterator[SequenceOutput]:
         """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
 
         Raises:
@@ -174,20 +174,20 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         """
         if self._shell is None or self.ended_at is not None:
             raise ClosedError("the gateway does not serve now")
-        reader = self._readers[request.text] = asyncio.Queue()
+        reader = self._readers[request.number] = asyncio.Queue()
         self._post(Submit(request))
         finished = False
         try:
             while not finished:
-                given = await reader.get()
-                finished = bool(given.finished)
-                if given.finished == "error":
+                output = await reader.get()
+                finished = bool(output.finished)
+                if output.finished == "error":
                     raise ClosedError("the gateway ends")
-                yield given
+                yield output
         finally:
-            self._readers.pop(request.text, None)
+            self._readers.pop(request.number, None)
             if not finished:
-                self._post(Cancel(request.text))
+                self._post(Cancel(request.number))
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -298,8 +298,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     async def _close(self) -> None:
         if self._follow is not None:
             self._follow.cancel()
-        for text, reader in self._readers.items():
-            reader.put_nowait(Given(text, (), "error"))
+        for number, reader in self._readers.items():
+            reader.put_nowait(SequenceOutput(number, (), "error"))
         if self._http is not None:
             await self._http.close()
         await super()._close()
@@ -329,12 +329,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         assert self.prepared is not None
         shape = self.prepared.shape
         return Limits(
-            tensor_bytes=(MOST_AHEAD + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
+            tensor_bytes=(MOST_EXTRA_STEPS + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
             + shape.chunks[-1] * (4 + 8 * shape.candidates)
             + 4 * shape.hidden
             + MIB,
             tensors=1,
-            messages_under_way=MOST_AHEAD + 2,
+            messages_under_way=MOST_EXTRA_STEPS + 2,
         )
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
@@ -359,10 +359,10 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return CallComputed(session, message.call, message.seconds, Results(rows), message.last)
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        if isinstance(instruction, GiveTokens):
-            reader = self._readers.get(instruction.given.text)
+        if isinstance(instruction, SendTokens):
+            reader = self._readers.get(instruction.output.sequence)
             if reader is not None:
-                reader.put_nowait(instruction.given)
+                reader.put_nowait(instruction.output)
             return None
         return super()._carry_out(instruction)
 
@@ -424,13 +424,13 @@ def _scores_of(arrays: Mapping[str, np.ndarray], texts: int, shape: ServingShape
 
 
 def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
-    seat = controller.scheduler.seats.get(worker.session)
+    scheduled = controller.scheduler.workers.get(worker.session)
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
     return WorkerStatus(
         name=worker.worker,
         node=worker.node,
         pid=worker.pid,
-        state="serving" if seat is not None and seat.texts else state,
+        state="serving" if scheduled is not None and scheduled.sequences else state,
         backend=worker.backend,
         target=worker.target,
         device=worker.device,
@@ -438,6 +438,6 @@ def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
         verified=worker.verified,
         address=worker.address,
         lost_count=controller.desk.state.losses.get(worker.worker, 0),
-        texts=0 if seat is None else len(seat.texts),
-        cache_used=0.0 if seat is None else seat.pool.used_share,
+        texts=0 if scheduled is None else len(scheduled.sequences),
+        cache_used=0.0 if scheduled is None else scheduled.pool.used_share,
     )

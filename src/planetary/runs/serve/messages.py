@@ -21,7 +21,7 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     Attributes:
         weights: sha256 of the packed parameters.
         params: of the model, in the order in which functions take them.
-        trial: sha256 of a text with the results of the whole forward pass with these weights, which the worker
+        trial: sha256 of a sequence with the results of the whole forward pass with these weights, which the worker
             compares its own results with (`runs.serve.program.trial`); "": the functions were compared with other
             weights of the model, and that is enough.
     """
@@ -61,7 +61,7 @@ class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """How a text's next tokens are drawn, and which of them end it."""
+    """How a sequence's next tokens are drawn, and which of them end it."""
 
     options: SamplingOptions
     ends: frozenset[int]
@@ -70,18 +70,19 @@ class Drawing(msgspec.Struct, frozen=True):
 class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     """Compute a call. A worker gets the next one when it has answered, the last time if it draws tokens itself.
 
-    All lists have one entry a text. Texts keep their pages from call to call; the gateway alone knows whose they are.
+    All lists have one entry a sequence. Sequences keep their pages from call to call; the gateway alone knows whose
+    they are.
     """
 
     call: int  # counts up
     function: str
     tokens: tuple[tuple[int, ...], ...]  # new tokens
     starts: tuple[int, ...]  # position of the first of them
-    pages: tuple[tuple[int, ...], ...]  # pages of the text, in order
+    page_tables: tuple[tuple[int, ...], ...]  # pages of the sequence, in order
     full: bool  # send the log-probabilities of all tokens, beside the likeliest
-    ahead: int = 0  # further calls with tokens the worker draws itself, unless a text ends before
-    drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `ahead`
-    vocabulary: int | None = None  # bound of sampled tokens with `ahead`; None: all
+    extra_steps: int = 0  # further calls with tokens the worker draws itself, unless a sequence ends before
+    drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `extra_steps`
+    vocabulary: int | None = None  # bound of sampled tokens with `extra_steps`; None: all
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
     @staticmethod
@@ -90,11 +91,11 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
         return ComputeCall(
             call=number,
             function=call.function,
-            tokens=tuple(row.tokens for row in call.rows),
-            starts=tuple(row.start for row in call.rows),
-            pages=tuple(row.pages for row in call.rows),
+            tokens=tuple(slot.tokens for slot in call.slots),
+            starts=tuple(slot.start for slot in call.slots),
+            page_tables=tuple(slot.page_table for slot in call.slots),
             full=call.full,
-            following=tuple(row.following for row in call.rows) if call.scores else (),
+            following=tuple(slot.following for slot in call.slots) if call.scores else (),
         )
 
 

@@ -1,6 +1,6 @@
 """The comparison of a loaded model with its whole forward pass, with the parameters that are served.
 
-Every function takes the trial's text, from its cache, on the worker's own device, before anything is served.
+Every function takes the trial's sequence, from its cache, on the worker's own device, before anything is served.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Found:
             )
 
     def add_scores(self, function: str, start: int, count: int, found: np.ndarray) -> None:
-        """Compare the log-probabilities of the text's own tokens after `count` places. Raises `CompileError`."""
+        """Compare the log-probabilities of the sequence's own tokens after `count` places. Raises `CompileError`."""
         expected = np.frombuffer(self.trial.following, "<f4")[start : start + count]
         known = min(count, len(self.trial.tokens) - 1 - start)
         if known:
@@ -106,12 +106,12 @@ def check_model(run: Run, shape: ServingShape, trial: ServingTrial, device: str)
 
 
 def _take(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
-    """Take a text in chunks with one function: its first chunk, and a next one where there is room."""
+    """Take a sequence in chunks with one function: its first chunk, and a next one where there is room."""
     tokens = found.trial.tokens
-    longest = min(len(tokens), shape.window if not shape.memory.is_shared else size.reach * PAGE)
-    if not shape.memory.remembers:
+    longest = min(len(tokens), shape.window if not shape.cache_kind.is_shared else size.context_pages * PAGE)
+    if not shape.cache_kind.remembers:
         longest = min(longest, size.tokens)
-    starts = range(0, longest, size.tokens) if shape.memory.remembers else (0,)
+    starts = range(0, longest, size.tokens) if shape.cache_kind.remembers else (0,)
     for start in tuple(starts)[:2]:
         end = min(start + size.tokens, longest)
         result = run(_call(size.name, shape, [(tokens, start, end)], scores=size.scores))
@@ -123,15 +123,15 @@ def _take(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
 
 
 def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
-    """Continue texts by a token with one function, each of another length."""
+    """Continue sequences by a token with one function, each of another length."""
     tokens = found.trial.tokens
     chunk = shape.chunks[0]
-    longest = min(len(tokens), chunk, size.reach * PAGE if shape.memory.is_shared else shape.window) - 1
+    longest = min(len(tokens), chunk, size.context_pages * PAGE if shape.cache_kind.is_shared else shape.window) - 1
     ends = [longest - (5 * row) % longest for row in range(size.batch)]
-    prefill = next(one for one in shape.calls if one.name == prefill_name(chunk, size.reach))
+    prefill = next(one for one in shape.calls if one.name == prefill_name(chunk, size.context_pages))
     for row in range(size.batch):
-        # Pages of texts that begin alike can be the same ones; a state cannot.
-        if row == 0 or not shape.memory.is_shared:
+        # Pages of sequences that begin alike can be the same ones; a state cannot.
+        if row == 0 or not shape.cache_kind.is_shared:
             run(_call(prefill.name, shape, [(tokens, 0, ends[row])], first=row))
     result = run(_call(size.name, shape, [(tokens, end, end + 1) for end in ends]))
     for row, end in enumerate(ends):
@@ -141,22 +141,26 @@ def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> N
 def _call(
     function: str,
     shape: ServingShape,
-    texts: Sequence[tuple[Sequence[int], int, int]],
+    sequences: Sequence[tuple[Sequence[int], int, int]],
     *,
     scores: bool = False,
     first: int = 0,
 ) -> ComputeCall:
-    """Return the call that takes tokens of texts, each from a place to another; `first`: number of the first text."""
+    """Return the call that takes tokens of sequences, each from a place to another; `first`: number of the first
+    sequence.
+    """
     pages = []
-    for row, (_, _, end) in enumerate(texts):
-        begin = 1 if shape.memory.is_shared else 1 + first + row
+    for row, (_, _, end) in enumerate(sequences):
+        begin = 1 if shape.cache_kind.is_shared else 1 + first + row
         pages.append(tuple(range(begin, begin + shape.pages_for(end))))
     return ComputeCall(
         call=0,
         function=function,
-        tokens=tuple(tuple(text[start:end]) for text, start, end in texts),
-        starts=tuple(start for _, start, _ in texts),
-        pages=tuple(pages),
+        tokens=tuple(tuple(sequence[start:end]) for sequence, start, end in sequences),
+        starts=tuple(start for _, start, _ in sequences),
+        page_tables=tuple(pages),
         full=True,
-        following=tuple(text[end] if end < len(text) else -1 for text, _, end in texts) if scores else (),
+        following=tuple(sequence[end] if end < len(sequence) else -1 for sequence, _, end in sequences)
+        if scores
+        else (),
     )

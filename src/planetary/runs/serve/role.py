@@ -35,7 +35,7 @@ from planetary.runs.serve.program.shape import (
     TARGETS,
     VALUES,
     ServingShape,
-    recall_name,
+    gather_name,
 )
 from planetary.runs.serve.program.trial import decode_trial
 from planetary.runs.serve.scheduling.sampling import Candidates, draw
@@ -63,34 +63,34 @@ def load(job: ServingJob, place: Workplace) -> Role:
     return ServingRole(model, ready, place.send)
 
 
-class RecalledTexts(msgspec.Struct, frozen=True):
-    """The texts whose pages were copied for a decoding function, with the tokens its calls have added since.
+class GatheredSequences(msgspec.Struct, frozen=True):
+    """The sequences whose pages were copied for a decoding function, with the tokens its calls have added since.
 
     Pages are the truth: every call writes them, and the copy is made again for any other calls than the next ones of
-    the same texts.
+    the same sequences.
 
     Attributes:
         function: that takes the copy.
-        pages: of each text.
-        lengths: of each text, in tokens.
+        page_tables: of each sequence.
+        lengths: of each sequence, in tokens.
     """
 
     function: str
-    pages: tuple[tuple[int, ...], ...]
+    page_tables: tuple[tuple[int, ...], ...]
     lengths: tuple[int, ...]
 
     def serves(self, call: ComputeCall) -> bool:
-        """Whether a call goes on with the texts, each of which may have got further pages."""
+        """Whether a call goes on with the sequences, each of which may have got further pages."""
         return (
             call.function == self.function
             and call.starts == self.lengths
-            and all(new[: len(old)] == old for new, old in zip(call.pages, self.pages, strict=True))
+            and all(new[: len(old)] == old for new, old in zip(call.page_tables, self.page_tables, strict=True))
         )
 
     def is_changed_by(self, call: ComputeCall) -> bool:
-        """Whether a call of another kind writes to a page of the texts."""
-        mine = {page for pages in self.pages for page in pages}
-        written = (pages[start // PAGE :] for start, pages in zip(call.starts, call.pages, strict=True))
+        """Whether a call of another kind writes to a page of the sequences."""
+        mine = {page for pages in self.page_tables for page in pages}
+        written = (pages[start // PAGE :] for start, pages in zip(call.starts, call.page_tables, strict=True))
         return any(page in mine for pages in written for page in pages)
 
 
@@ -107,12 +107,12 @@ class LoadedModel:
         self._run, self._shape = run, shape
         self._specs: dict[str, dict[str, TensorSpec]] = {}  # specs of each function's arguments
         self._sent: dict[str, np.ndarray] = {}
-        self._recalled: RecalledTexts | None = None  # texts with a copy of their pages on the device
+        self._gathered: GatheredSequences | None = None  # sequences with a copy of their pages on the device
         self._copied: tuple[str, ...] = ()  # names of the copy's tensors
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
-        """Return the results of a call: one row for each of its texts.
+        """Return the results of a call: one row for each of its sequences.
 
         Raises:
             LocalProtocolError: there is no such function, or the call does not fit it.
@@ -123,16 +123,19 @@ class LoadedModel:
             self._specs[message.function] = {spec.name: spec for spec in signature.arguments}
         specs = self._specs[message.function]
         batch, count = specs["tokens"].shape
-        reach, texts = specs["pages"].shape[1], len(message.tokens)
-        fits = texts <= batch and all(0 < len(one) <= count for one in message.tokens)
-        if not (fits and all(len(one) <= reach for one in message.pages)):
+        context_pages, sequences = specs["pages"].shape[1], len(message.tokens)
+        fits = sequences <= batch and all(0 < len(one) <= count for one in message.tokens)
+        if not (fits and all(len(one) <= context_pages for one in message.page_tables)):
             raise LocalProtocolError(
-                f"{message.function} takes {batch} texts of {count} new tokens and {reach} pages, and was called with "
-                f"{texts} of {[len(one) for one in message.tokens]} tokens and {[len(p) for p in message.pages]} pages"
+                f"{message.function} takes {batch} sequences of {count} new tokens and {context_pages} pages, and was "
+                f"called with {sequences} of {[len(one) for one in message.tokens]} tokens and "
+                f"{[len(table) for table in message.page_tables]} pages"
             )
         arrays = {name: specs[name].zeros() for name in ("tokens", "start", "length", "pages")}
-        arrays["length"][:] = 1  # places without a text: a token written to page 0
-        for place, (new, start, pages) in enumerate(zip(message.tokens, message.starts, message.pages, strict=True)):
+        arrays["length"][:] = 1  # places without a sequence: a token written to page 0
+        for place, (new, start, pages) in enumerate(
+            zip(message.tokens, message.starts, message.page_tables, strict=True)
+        ):
             arrays["tokens"][place, : len(new)] = new
             arrays["pages"][place, : len(pages)] = pages
             arrays["start"][place], arrays["length"][place] = start, len(new)
@@ -140,38 +143,40 @@ class LoadedModel:
             targets = arrays[TARGETS] = specs[TARGETS].zeros()
             for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
                 targets[place, : len(new)] = [*new[1:], max(following, 0)]
-        # Of a text that goes on, most arguments are those of the call before: `put` sends no array twice.
+        # Of a sequence that goes on, most arguments are those of the call before: `put` sends no array twice.
         for name, array in arrays.items():
             last = self._sent.get(name)
             if last is None or last.shape != array.shape or last.tobytes() != array.tobytes():
                 self._sent[name] = array
         self.resident.put(self._sent)
         try:
-            after = self._recall(message, batch, reach, recalls=f"{KEYS}0" in specs)
+            after = self._gather(message, batch, context_pages, gathers=f"{KEYS}0" in specs)
             self.resident.call(message.function)
         except ResourceError:
             # The call had the cache, which it overwrites. The gateway knows that its pages are lost.
             self.resident.drop(self._copied)
             self.resident.put({CACHE: self._shape.cache.zeros()})
             raise
-        self._recalled = after
+        self._gathered = after
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
         wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
-        found = {name: array[:texts] for name, array in self.resident.get(wanted).items()}
+        found = {name: array[:sequences] for name, array in self.resident.get(wanted).items()}
         self.resident.drop((VALUES, IDS, ROW, *scores))
         return found
 
-    def _recall(self, message: ComputeCall, batch: int, reach: int, *, recalls: bool) -> RecalledTexts | None:
-        """Copy the pages of a decoding call's texts unless the copy is there; return whose copy there is after it."""
-        before, self._recalled = self._recalled, None  # a call that fails leaves none
-        if not recalls:
+    def _gather(
+        self, message: ComputeCall, batch: int, context_pages: int, *, gathers: bool
+    ) -> GatheredSequences | None:
+        """Copy the pages of a decoding call's sequences unless the copy exists; return the copy's sequences."""
+        before, self._gathered = self._gathered, None  # a call that fails leaves none
+        if not gathers:
             return None if before is None or before.is_changed_by(message) else before
         if before is None or not before.serves(message):
             self.resident.drop(self._copied)  # or both copies would be there for a moment
-            self._copied = tuple(spec.name for spec in self._shape.recalled(batch, reach))
-            self.resident.call(recall_name(batch, reach))
+            self._copied = tuple(spec.name for spec in self._shape.gathered(batch, context_pages))
+            self.resident.call(gather_name(batch, context_pages))
         starts = tuple(start + 1 for start in message.starts)
-        return RecalledTexts(message.function, message.pages, starts)
+        return GatheredSequences(message.function, message.page_tables, starts)
 
 
 class ServingRole:
@@ -240,11 +245,11 @@ class ServingRole:
 def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
     """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
 
-    That is so after `message.ahead` further calls, and as soon as a text has ended: another may take its place.
+    That is so after `message.extra_steps` further calls, and as soon as a text has ended: another may take its place.
     Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens from
     the same numbers when they arrive, and its own count.
     """
-    if not message.ahead:
+    if not message.extra_steps:
         return None
     drawn = []
     for row, drawing in enumerate(message.drawings):
@@ -256,5 +261,5 @@ def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeC
         return None
     starts = tuple(start + len(new) for start, new in zip(message.starts, message.tokens, strict=True))
     return msgspec.structs.replace(
-        message, tokens=tuple((token,) for token in drawn), starts=starts, ahead=message.ahead - 1
+        message, tokens=tuple((token,) for token in drawn), starts=starts, extra_steps=message.extra_steps - 1
     )

@@ -82,7 +82,7 @@ def test_an_embedding_is_the_scaled_mean_of_hidden_states_also_after_a_lost_work
         while not service.waiting:
             await asyncio.sleep(0)
         (_, call), *_ = service.scheduler.next_calls()
-        session = next(one for one, seat in service.scheduler.seats.items() if seat.call is call)
+        session = next(one for one, seat in service.scheduler.workers.items() if seat.call is call)
         service.scheduler.computed(session, service.workers[session].compute(call))
         service.lose()
         service.held.set()

@@ -18,7 +18,7 @@ from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
 from planetary.runs.serve.scheduling.scheduler import Scheduler
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.web.api_errors import ApiError
 
 pytest.importorskip("llguidance")
@@ -80,8 +80,8 @@ def test_a_text_that_goes_on_elsewhere_obeys_its_schema_there(seed: int) -> None
     for losses in (False, True):
         make = Grammars(model).constraints(FORMAT)
         assert make is not None
-        request = TextRequest(
-            text=1, prompt=(1, 2, 3), most=60, options=SamplingOptions(seed=seed), ends=model.ends, constraint=make()
+        request = SequenceRequest(
+            number=1, prompt=(1, 2, 3), most=60, options=SamplingOptions(seed=seed), ends=model.ends, constraint=make()
         )
         scheduler, worker, session = Scheduler(BYTES, 256), FakeWorker(vocabulary=256), 1
         scheduler.join(session)

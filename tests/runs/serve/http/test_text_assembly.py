@@ -5,7 +5,7 @@ from hypothesis import given
 
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.runs.serve.http.text_assembly import TextAssembly
-from planetary.runs.serve.scheduling.texts import Token
+from planetary.runs.serve.scheduling.sequences import Token
 
 
 def tokens_of(data: bytes) -> list[Token]:

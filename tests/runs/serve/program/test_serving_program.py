@@ -15,6 +15,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
 from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.models.initial import flat_names
+from planetary.runs.serve.program.cache_kinds import KeyValueCache, RecurrentState
 from planetary.runs.serve.program.program import serving_program
 from planetary.runs.serve.program.shape import (
     CACHE,
@@ -27,10 +28,9 @@ from planetary.runs.serve.program.shape import (
     SCORES,
     VALUES,
     ServingShape,
-    reaches_of,
-    recall_name,
+    context_sizes_of,
+    gather_name,
 )
-from planetary.runs.serve.program.text_memory import KeysAndValues, RecurrentState
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import XlaRunner
 
@@ -74,8 +74,8 @@ class Device:
             element=element,
             batches=(1, 2),
             chunks=(2 * PAGE,),
-            reaches=reaches_of(WINDOW) if paged else (1,),
-            memory=KeysAndValues() if paged else RecurrentState(),
+            context_sizes=context_sizes_of(WINDOW) if paged else (1,),
+            cache_kind=KeyValueCache() if paged else RecurrentState(),
             hidden=options["n_embd"],
         )
         program = serving_program(self.decode, self.params, specs, self.shape)
@@ -96,11 +96,11 @@ class Device:
         **more: Any,
     ) -> dict[str, np.ndarray]:
         """`going_on`: the texts are those of the decoding call before, whose copy of their pages is there."""
-        pages = [one[: self.shape.reaches[0]] for one in pages]  # a state has one page
+        pages = [one[: self.shape.context_sizes[0]] for one in pages]  # a state has one page
         given = {"tokens": tokens, "start": start, "length": length, "pages": pages, **more}
         arrays = {name: np.asarray(value, np.int32) for name, value in given.items()}
         if f"{KEYS}0" in {one.name for one in self.runner.signature(function).arguments}:
-            recall = recall_name(*arrays["pages"].shape)
+            recall = gather_name(*arrays["pages"].shape)
             if not going_on:
                 self.tensors.call(recall, arrays={"pages": arrays["pages"]})
         self.tensors.call(function, arrays=arrays)
@@ -119,20 +119,20 @@ def test_chunks_and_single_tokens_give_the_log_probabilities_of_the_whole_text(
     texts = np.random.default_rng(1).integers(0, device.shape.vocabulary, (2, WINDOW)).tolist()
     whole = [device.whole(text) for text in texts]
     pages = [[3, 9, 1, 5], [2, 4, 11, 7]]
-    reach = device.shape.reaches[0]
+    context_pages = device.shape.context_sizes[0]
     chunk = 2 * PAGE
     for text, mine, rows in zip(texts, pages, whole, strict=True):
-        found = device.call(f"prefill_s{chunk}_p{reach}", [text[:chunk]], [0], [chunk], [mine])
+        found = device.call(f"prefill_s{chunk}_p{context_pages}", [text[:chunk]], [0], [chunk], [mine])
         np.testing.assert_allclose(found[ROW][0], rows[chunk - 1], atol=2e-5)
         # A chunk that ends within a page: what stands after its end is not looked at.
         new = [*text[chunk : chunk + 5], *([1] * (chunk - 5))]
-        found = device.call(f"prefill_s{chunk}_p{reach}", [new], [chunk], [5], [mine])
+        found = device.call(f"prefill_s{chunk}_p{context_pages}", [new], [chunk], [5], [mine])
         np.testing.assert_allclose(found[ROW][0], rows[chunk + 4], atol=2e-5)
     for place in range(chunk + 5, WINDOW):
         new, starts = [[text[place]] for text in texts], [place, place]
         # Most tokens add to the copy of the pages; at some the copy is made again.
         going_on = place % 7 != 0 and place != chunk + 5
-        found = device.call(f"decode_b2_p{reach}", new, starts, [1, 1], pages, going_on=going_on)
+        found = device.call(f"decode_b2_p{context_pages}", new, starts, [1, 1], pages, going_on=going_on)
         for one in range(2):
             np.testing.assert_allclose(found[ROW][one], whole[one][place], atol=2e-5)
             best = np.argsort(-whole[one][place], kind="stable")[:5]
@@ -149,7 +149,7 @@ def check_scores(device: Device, text: list[int], whole: np.ndarray) -> None:
         new, following = text[start:end], text[start + 1 : end + 1]
         filled = [*new, *([1] * (chunk - len(new)))]
         targets = [*following, *([0] * (chunk - len(following)))]
-        name = f"score_s{chunk}_p{device.shape.reaches[0]}"
+        name = f"score_s{chunk}_p{device.shape.context_sizes[0]}"
         found = device.call(name, [filled], [start], [len(new)], [[3, 9, 1, 5]], targets=[targets])
         rows = whole[start:end]
         expected = rows[np.arange(len(new)), following]
@@ -161,10 +161,10 @@ def check_scores(device: Device, text: list[int], whole: np.ndarray) -> None:
 
 def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:
     device = Device(nanochat, {})
-    reach = device.shape.reaches[0]
-    device.call(f"prefill_s{2 * PAGE}_p{reach}", [[5] * 2 * PAGE], [0], [2 * PAGE], [[1, 2, 0, 0]])
+    context_pages = device.shape.context_sizes[0]
+    device.call(f"prefill_s{2 * PAGE}_p{context_pages}", [[5] * 2 * PAGE], [0], [2 * PAGE], [[1, 2, 0, 0]])
     before = device.tensors.get([CACHE])[CACHE].copy()
-    device.call(f"decode_b2_p{reach}", [[7], [0]], [2 * PAGE, 0], [1, 1], [[1, 2, 3, 0], [0, 0, 0, 0]])
+    device.call(f"decode_b2_p{context_pages}", [[7], [0]], [2 * PAGE, 0], [1, 1], [[1, 2, 3, 0], [0, 0, 0, 0]])
     after = device.tensors.get([CACHE])[CACHE]
     changed = np.flatnonzero((before != after).any(axis=(1, 2, 3, 4)))
     assert changed.tolist() == [0, 3]
@@ -173,17 +173,17 @@ def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:
 @pytest.mark.slow
 def test_a_cache_of_sixteen_bits_is_close() -> None:
     device = Device(nanochat, {}, element="bf16")
-    reach, text = device.shape.reaches[0], list(range(2 * PAGE))
-    device.call(f"prefill_s{2 * PAGE}_p{reach}", [text], [0], [2 * PAGE], [[1, 2, 0, 0]])
-    found = device.call(f"decode_b1_p{reach}", [[9]], [2 * PAGE], [1], [[1, 2, 3, 0]])
+    context_pages, text = device.shape.context_sizes[0], list(range(2 * PAGE))
+    device.call(f"prefill_s{2 * PAGE}_p{context_pages}", [text], [0], [2 * PAGE], [[1, 2, 0, 0]])
+    found = device.call(f"decode_b1_p{context_pages}", [[9]], [2 * PAGE], [1], [[1, 2, 3, 0]])
     np.testing.assert_allclose(found[ROW][0], device.whole([*text, 9])[-1], atol=0.1)
 
 
 def test_a_copy_of_pages_is_no_larger_than_the_cache() -> None:
     shape = ServingShape(
-        vocabulary=9, window=8 * PAGE, pages=17, page_shape=(4, 2, PAGE, 8), batches=(1, 4), reaches=(2, 8)
+        vocabulary=9, window=8 * PAGE, pages=17, page_shape=(4, 2, PAGE, 8), batches=(1, 4), context_sizes=(2, 8)
     )
     copied = {name for name in shape.functions(()) if name.startswith("recall")}
-    assert copied == {"recall_b1_p2", "recall_b1_p8", "recall_b4_p2"}
-    assert [spec.shape for spec in shape.recalled(4, 2)] == 2 * [(4, 2, 8, 2 * PAGE), (4, 2, 2 * PAGE, 8)]
-    assert "recalled_keys.0" not in {one.name for one in shape.functions(())["decode_b4_p8"].arguments}
+    assert copied == {"gather_b1_p2", "gather_b1_p8", "gather_b4_p2"}
+    assert [spec.shape for spec in shape.gathered(4, 2)] == 2 * [(4, 2, 8, 2 * PAGE), (4, 2, 2 * PAGE, 8)]
+    assert "gathered_keys.0" not in {one.name for one in shape.functions(())["decode_b4_p8"].arguments}

@@ -17,8 +17,8 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
 from planetary.models.context import WholeText
 from planetary.models.initial import flat_names
+from planetary.runs.serve.program.cache_kinds import PAGE
 from planetary.runs.serve.program.call_context import PagedContext
-from planetary.runs.serve.program.text_memory import PAGE
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.program.weight_precision import Narrow, Precision, narrowed
 

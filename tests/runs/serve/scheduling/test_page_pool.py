@@ -10,9 +10,9 @@ from planetary.runs.serve.scheduling.page_pool import PagePool, prefixes
 
 
 def known_text(pool: PagePool, tokens: list[int]) -> list[int]:
-    pages = [pool.take() for _ in range(0, len(tokens), PAGE)]
+    pages = [pool.allocate() for _ in range(0, len(tokens), PAGE)]
     for page, prefix in zip(pages, prefixes(tokens), strict=False):
-        pool.know(page, prefix)
+        pool.register(page, prefix)
     return pages
 
 
@@ -22,8 +22,8 @@ def test_a_text_shares_the_pages_that_it_begins_with() -> None:
     other = [*range(2 * PAGE), *([7] * PAGE)]
     assert pool.shared(other) == first[:2]
     check_invariants("pool", pool.invariants())
-    pool.give_back(first)
-    pool.give_back(first[:2])
+    pool.release(first)
+    pool.release(first[:2])
     assert pool.available == 9
     check_invariants("pool", pool.invariants())
 
@@ -44,13 +44,13 @@ def test_a_page_with_the_same_tokens_after_another_beginning_is_another() -> Non
 def test_idle_pages_are_taken_the_longest_unused_first_and_forgotten() -> None:
     pool = PagePool(3)
     old, new = known_text(pool, [1] * PAGE), known_text(pool, [2] * PAGE)
-    pool.give_back(old)
-    pool.give_back(new)
-    assert pool.take() == old[0]
+    pool.release(old)
+    pool.release(new)
+    assert pool.allocate() == old[0]
     assert pool.shared([1] * (PAGE + 1)) == []
     assert pool.shared([2] * (PAGE + 1)) == new
     with pytest.raises(LocalProtocolError):
-        pool.take()
+        pool.allocate()
 
 
 def test_random_use_keeps_every_page_accounted_for() -> None:
@@ -58,15 +58,15 @@ def test_random_use_keeps_every_page_accounted_for() -> None:
     pool, held = PagePool(20), []
     for _ in range(2000):
         if held and (rng.random() < 0.45 or pool.available < 5):
-            pool.give_back(held.pop(rng.integers(len(held))))
+            pool.release(held.pop(rng.integers(len(held))))
         else:
             tokens = [int(rng.integers(2))] * PAGE + [int(rng.integers(3))] * (PAGE + 3)
             pages = pool.shared(tokens)
-            pages += [pool.take() for _ in range(3 - len(pages))]
+            pages += [pool.allocate() for _ in range(3 - len(pages))]
             for page, prefix in zip(pages, prefixes(tokens), strict=False):
-                pool.know(page, prefix)
+                pool.register(page, prefix)
             held.append(pages)
         check_invariants("pool", pool.invariants())
     for pages in held:
-        pool.give_back(pages)
+        pool.release(pages)
     assert pool.available == 19

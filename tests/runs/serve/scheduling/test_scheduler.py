@@ -20,14 +20,14 @@ from serving_model import (
 from planetary.machine.machine import check_invariants
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.scheduling.sampling import SamplingOptions
-from planetary.runs.serve.scheduling.scheduler import MOST_FAILURES, Call, Given, Scheduler
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import MOST_FAILURES, Call, Scheduler, SequenceOutput
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
 
-def request(number: int, rng: np.random.Generator, **options: object) -> TextRequest:
+def request(number: int, rng: np.random.Generator, **options: object) -> SequenceRequest:
     prompt = tuple(int(t) for t in rng.integers(0, 3, rng.integers(1, 6 * PAGE)))
-    return TextRequest(
-        text=number,
+    return SequenceRequest(
+        number=number,
         user=str(rng.integers(3)),
         prompt=prompt,
         most=int(rng.integers(1, 60)),
@@ -61,11 +61,11 @@ def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(memo
     coming = list(requests.values())
     lost = 0
 
-    def take(given: Given) -> None:
-        assert given.text not in reasons
-        got[given.text] += [token.token for token in given.tokens]
+    def take(given: SequenceOutput) -> None:
+        assert given.sequence not in reasons
+        got[given.sequence] += [token.token for token in given.tokens]
         if given.finished:
-            reasons[given.text] = given.finished
+            reasons[given.sequence] = given.finished
 
     while len(reasons) < len(requests):
         chance = rng.random()
@@ -109,7 +109,7 @@ def test_a_shared_beginning_is_computed_once() -> None:
     scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
     scheduler.join(1)
     for number in (1, 2):
-        scheduler.submit(TextRequest(text=number, prompt=(*([1] * 3 * PAGE), number), most=2))
+        scheduler.submit(SequenceRequest(number=number, prompt=(*([1] * 3 * PAGE), number), most=2))
         while scheduler.has(number):
             for session, call in scheduler.next_calls():
                 scheduler.computed(session, worker.compute(call))
@@ -120,8 +120,8 @@ def test_prompts_of_one_size_are_taken_together() -> None:
     scheduler, worker = Scheduler(TOGETHER, VOCABULARY), FakeWorker()
     scheduler.join(1)
     for number in range(1, 5):
-        scheduler.submit(TextRequest(text=number, prompt=(number, 3), most=2))
-    scheduler.submit(TextRequest(text=5, prompt=(5,) * 3 * PAGE, most=2))
+        scheduler.submit(SequenceRequest(number=number, prompt=(number, 3), most=2))
+    scheduler.submit(SequenceRequest(number=5, prompt=(5,) * 3 * PAGE, most=2))
     functions = []
     while any(scheduler.has(number) for number in range(1, 6)):
         for session, call in scheduler.next_calls():
@@ -135,8 +135,8 @@ def test_texts_are_continued_together_while_a_long_prompt_is_taken_in_turns() ->
     scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
     scheduler.join(1)
     for number in (1, 2):
-        scheduler.submit(TextRequest(text=number, prompt=(number,), most=30, options=SamplingOptions(seed=1)))
-    scheduler.submit(TextRequest(text=3, prompt=(5,) * (7 * PAGE), most=1))
+        scheduler.submit(SequenceRequest(number=number, prompt=(number,), most=30, options=SamplingOptions(seed=1)))
+    scheduler.submit(SequenceRequest(number=3, prompt=(5,) * (7 * PAGE), most=1))
     functions = []
     while scheduler.has(3):
         for session, call in scheduler.next_calls():
@@ -148,22 +148,23 @@ def test_texts_are_continued_together_while_a_long_prompt_is_taken_in_turns() ->
 def test_users_get_equal_shares_however_much_one_of_them_asks_for() -> None:
     scheduler = Scheduler(SHAPE, VOCABULARY)
     for number in range(1, 9):
-        scheduler.submit(TextRequest(text=number, user="greedy", prompt=(1,), most=9))
-    scheduler.submit(TextRequest(text=9, user="modest", prompt=(1,), most=9))
+        scheduler.submit(SequenceRequest(number=number, user="greedy", prompt=(1,), most=9))
+    scheduler.submit(SequenceRequest(number=9, user="modest", prompt=(1,), most=9))
     scheduler.join(1)
     ((_, call),) = scheduler.next_calls()
-    assert 9 in [row.text for row in call.rows]
+    assert 9 in [row.sequence for row in call.slots]
 
 
 def test_the_youngest_text_makes_room_and_comes_back() -> None:
     tight = ServingShape(
         vocabulary=VOCABULARY, window=4 * PAGE, pages=6, page_shape=(2, 1, PAGE, 1), batches=(1, 2), chunks=(PAGE,),
-        reaches=(4,),
+        context_sizes=(4,),
     )  # fmt: skip
     scheduler, worker = Scheduler(tight, VOCABULARY), FakeWorker()
     scheduler.join(1)
     requests = [
-        TextRequest(text=n, prompt=(n,) * PAGE, most=3 * PAGE - 1, options=SamplingOptions(seed=n)) for n in (1, 2)
+        SequenceRequest(number=n, prompt=(n,) * PAGE, most=3 * PAGE - 1, options=SamplingOptions(seed=n))
+        for n in (1, 2)
     ]
     got: dict[int, list[int]] = {1: [], 2: []}
     for one in requests:
@@ -172,23 +173,23 @@ def test_the_youngest_text_makes_room_and_comes_back() -> None:
     while scheduler.has(1) or scheduler.has(2):
         for session, call in scheduler.next_calls():
             for given in scheduler.computed(session, worker.compute(call)):
-                got[given.text] += [token.token for token in given.tokens]
-            waited |= any(text.request.text == 2 and text.generated for text in scheduler.waiting)
+                got[given.sequence] += [token.token for token in given.tokens]
+            waited |= any(text.request.number == 2 and text.generated for text in scheduler.waiting)
         check_invariants("scheduler", scheduler.invariants())
     assert waited
-    assert got == {one.text: alone(one)[: one.most] for one in requests}
+    assert got == {one.number: alone(one)[: one.most] for one in requests}
 
 
 def test_a_text_that_every_worker_is_lost_with_is_given_up() -> None:
     scheduler = Scheduler(SHAPE, VOCABULARY)
-    scheduler.submit(TextRequest(text=1, prompt=(1,), most=9))
-    given: list[Given] = []
+    scheduler.submit(SequenceRequest(number=1, prompt=(1,), most=9))
+    given: list[SequenceOutput] = []
     for session in range(MOST_FAILURES):
         assert given == []
         scheduler.join(session)
         assert len(scheduler.next_calls()) == 1
         given = scheduler.lose(session)
-    assert given == [Given(1, (), "error")]
+    assert given == [SequenceOutput(1, (), "error")]
     assert not scheduler.has(1)
 
 
@@ -196,7 +197,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_its_tokens() -> None:
     scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
     prompt = (4, 9, 2, 2, 31)
     scheduler.join(1)
-    scheduler.submit(TextRequest(text=1, prompt=prompt, most=1, scores_prompt=True, likeliest=2))
+    scheduler.submit(SequenceRequest(number=1, prompt=prompt, most=1, scores_prompt=True, likeliest=2))
     tokens = []
     while scheduler.has(1):
         for session, call in scheduler.next_calls():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from planetary.data.tokenizer import Tokenizer
-from planetary.runs.serve.scheduling.texts import Token
+from planetary.runs.serve.scheduling.sequences import Token
 
 
 def usage(prompt: int, generated: int) -> dict[str, int]:

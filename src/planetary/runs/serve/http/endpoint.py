@@ -43,7 +43,7 @@ from planetary.runs.serve.http.service import Service
 from planetary.runs.serve.http.text_assembly import TextPiece
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.scheduling.constraint import Constraint
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.web.api_errors import ApiError, wrong
 from planetary.web.browser_guard import BrowserGuard, origins_of
 from planetary.web.http_server import WebServer
@@ -420,8 +420,8 @@ class Endpoint:
             raise wrong("dimensions", f"expected at most {shape.hidden}, the width of the model, found {dimensions}")
         prompts = [(await _prompt_text(prompt, model, "input")).tokens for prompt in _prompts(body.input, "input")]
         texts = [
-            TextRequest(
-                text=self._service.next_text(),
+            SequenceRequest(
+                number=self._service.next_sequence(),
                 user=request.state.user or body.user or "",
                 prompt=tuple(prompt),
                 most=1,
@@ -472,7 +472,7 @@ class Endpoint:
         likeliest: int,
         scores: bool = False,
         make: Callable[[], Constraint] | None = None,
-    ) -> list[TextRequest]:
+    ) -> list[SequenceRequest]:
         """Return the texts of a request, under the constraints of `make`. Raises `ApiError` as `_check_room`."""
         shape = self._service.shape
         assert shape is not None
@@ -482,8 +482,8 @@ class Endpoint:
         for prompt in prompts:
             for choice in range(body.choices):
                 texts.append(
-                    TextRequest(
-                        text=self._service.next_text(),
+                    SequenceRequest(
+                        number=self._service.next_sequence(),
                         user=request.state.user or body.user or "",
                         prompt=tuple(prompt),
                         most=most,
@@ -497,7 +497,7 @@ class Endpoint:
         self._check_room(texts, "messages" if isinstance(body, ChatRequest) else "prompt")
         return texts
 
-    def _check_room(self, texts: Sequence[TextRequest], param: str) -> None:
+    def _check_room(self, texts: Sequence[SequenceRequest], param: str) -> None:
         """Raise `ApiError` for prompts that are too long, or too many texts."""
         shape = self._service.shape
         assert shape is not None
@@ -519,7 +519,7 @@ class Endpoint:
             )
 
     def _generation(
-        self, request: Request, body: GenerationRequest, model: ServedModel, texts: list[TextRequest]
+        self, request: Request, body: GenerationRequest, model: ServedModel, texts: list[SequenceRequest]
     ) -> Generation:
         keys, key = self._keys, _bearer(request)
         allowed = (lambda: True) if keys is None else (lambda: keys.user(key) is not None)
@@ -630,7 +630,7 @@ def _piece_of(choice: Choice) -> TextPiece:
     return TextPiece(choice.text, tuple(choice.tokens))
 
 
-def _prompt_only(choice: Choice, text: TextRequest, echo: str) -> Choice:
+def _prompt_only(choice: Choice, text: SequenceRequest, echo: str) -> Choice:
     """Return a choice without its generated tokens."""
     return Choice(echo, choice.tokens[: len(text.prompt)] if text.scores_prompt else [], "length")
 

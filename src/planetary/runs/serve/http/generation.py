@@ -15,7 +15,7 @@ from planetary.data.tokenizer import Tokenizer
 from planetary.runs.serve.http.metrics import ServingMetrics
 from planetary.runs.serve.http.service import Service
 from planetary.runs.serve.http.text_assembly import TextAssembly, TextPiece
-from planetary.runs.serve.scheduling.texts import TextRequest, Token
+from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.web.api_errors import ApiError
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Generation:
         self,
         service: Service,
         metrics: ServingMetrics,
-        requests: Sequence[TextRequest],
+        requests: Sequence[SequenceRequest],
         *,
         tokenizer: Tokenizer,
         stops: Sequence[str],
@@ -105,27 +105,27 @@ class Generation:
             choice.reason = one.reason
         return choices
 
-    async def _one(self, number: int, request: TextRequest, found: asyncio.Queue[ChoicePiece | Exception]) -> None:
+    async def _one(self, number: int, request: SequenceRequest, found: asyncio.Queue[ChoicePiece | Exception]) -> None:
         assembly = TextAssembly(self._tokenizer, self._stops, request.prompt)
         unscored = 0 if not request.scores_prompt else len(request.prompt)
         began = last = time.monotonic()
         stream = self._service.generate(request)
         try:
-            async for given in stream:
+            async for output in stream:
                 now = time.monotonic()
-                new = max(0, len(given.tokens) - unscored)
-                unscored -= len(given.tokens) - new
+                new = max(0, len(output.tokens) - unscored)
+                unscored -= len(output.tokens) - new
                 if new:
                     first = last == began
                     (self._metrics.first_token_s if first else self._metrics.between_tokens_s).observe(now - last)
                     last = now
                     self.generated += new
                     self._metrics.generated_tokens.inc(new)
-                scored, drawn = given.tokens[: len(given.tokens) - new], given.tokens[len(given.tokens) - new :]
+                scored, drawn = output.tokens[: len(output.tokens) - new], output.tokens[len(output.tokens) - new :]
                 if scored:  # the prompt's own, whose text the client has
                     found.put_nowait(ChoicePiece(number, TextPiece("", tuple(scored))))
                 piece = assembly.add(drawn)
-                reason = "stop" if piece.stopped else given.finished
+                reason = "stop" if piece.stopped else output.finished
                 if reason and not piece.stopped:
                     rest = assembly.end()
                     reason = "stop" if rest.stopped else reason
@@ -138,18 +138,18 @@ class Generation:
         except ClosedError as error:
             found.put_nowait(error)
         except Exception as error:  # a reader that waits for ever would be worse
-            log.exception("text %d failed", request.text)
+            log.exception("text %d failed", request.number)
             found.put_nowait(error)
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def embedding_of(service: Service, request: TextRequest) -> np.ndarray:
+async def embedding_of(service: Service, request: SequenceRequest) -> np.ndarray:
     """Return the mean f32 [C] of a prompt's last hidden states. Raises `ApiError` when the gateway ends."""
     try:
-        async for given in service.generate(request):
-            if given.embedding is not None:
-                return given.embedding
+        async for output in service.generate(request):
+            if output.embedding is not None:
+                return output.embedding
     except ClosedError as error:
         raise ApiError(503, str(error), code="unavailable") from None
     raise ApiError(500, "the text ended without an embedding", code="internal_error")

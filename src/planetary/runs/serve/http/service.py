@@ -7,8 +7,8 @@ from typing import Protocol
 
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import ServingShape
-from planetary.runs.serve.scheduling.scheduler import Given
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import SequenceOutput
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
 
 class Service(Protocol):
@@ -49,11 +49,11 @@ class Service(Protocol):
         """Which part of the caches texts use, 0 to 1."""
         ...
 
-    def next_text(self) -> int:
+    def next_sequence(self) -> int:
         """Return a number for a text."""
         ...
 
-    def generate(self, request: TextRequest) -> AsyncIterator[Given]:
+    def generate(self, request: SequenceRequest) -> AsyncIterator[SequenceOutput]:
         """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
 
         Raises:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.data.tokenizer import Tokenizer
-from planetary.runs.serve.scheduling.texts import Token
+from planetary.runs.serve.scheduling.sequences import Token
 
 MOST_HELD = 8
 """Tokens that are held back at most for a character that is not whole; broken text has characters that never are."""

@@ -1,7 +1,7 @@
-"""Where the new tokens of a call are in their texts, for each kind of memory of a text.
+"""Where the new tokens of a call are in their sequences, for each kind of memory of a sequence.
 
-Shapes are written with B = texts, S = new tokens of each, P = pages a call reads, L = layers, H = heads, G = heads of
-keys and values, D = width of a head, Z = numbers of a text's state.
+Shapes are written with B = sequences, S = new tokens of each, P = pages a call reads, L = layers, H = heads, G = heads
+of keys and values, D = width of a head, Z = numbers of a sequence's state.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import jax.numpy as jnp
 
 from planetary.models.context import WholeText
 from planetary.models.layers import HIDDEN_SCORE
-from planetary.runs.serve.program.text_memory import PAGE
+from planetary.runs.serve.program.cache_kinds import PAGE
 
 
 class PagedContext:
-    """Attention of new tokens to a text whose keys and values are in pages of a cache; see `models.context.Context`.
+    """Attention of new tokens to a sequence whose keys and values are in pages of a cache; see
+    `models.context.Context`.
 
     Kwon et al. 2023, arXiv:2309.06180. The last new token's logits are wanted, or with `every` all tokens'.
 
@@ -46,9 +47,9 @@ class PagedContext:
         Args:
             tokens: i32 [B, S]; S is 1, or a multiple of `PAGE`.
             start: i32 [B]: position of the first new token. A multiple of `PAGE` where S is not 1.
-            length: i32 [B]: how many of a text's new tokens count, from 1; later ones are computed and never
+            length: i32 [B]: how many of a sequence's new tokens count, from 1; later ones are computed and never
                 seen.
-            pages: i32 [B, P]: of each text, in order. Those it does not have yet are page 0.
+            pages: i32 [B, P]: of each sequence, in order. Those it does not have yet are page 0.
             cache: [pages, 2 L, G, PAGE, D]; keys and values of a layer are neighbours.
             every: whether the logits of all new tokens are wanted.
         """
@@ -71,10 +72,10 @@ class PagedContext:
         batch, count, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
-        reach = self._pages.shape[1] * PAGE
+        context = self._pages.shape[1] * PAGE
         before = [self._before(part, groups, width).astype(query.dtype) for part in (2 * layer, 2 * layer + 1)]
         query = (query * width**-0.5).reshape(batch, count, groups, heads // groups, width)
-        seen = jnp.arange(reach)[None, :] < self._start[:, None]
+        seen = jnp.arange(context)[None, :] < self._start[:, None]
         scores = jnp.concatenate(
             [
                 _masked(jnp.einsum("bsghd,bgtd->bghst", query, before[0]), seen[:, None, None, None, :]),
@@ -83,8 +84,8 @@ class PagedContext:
             axis=-1,
         )
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        mixed = jnp.einsum("bghst,bgtd->bsghd", weights[..., :reach], before[1])
-        mixed = mixed + jnp.einsum("bghst,btgd->bsghd", weights[..., reach:], value)
+        mixed = jnp.einsum("bghst,bgtd->bsghd", weights[..., :context], before[1])
+        mixed = mixed + jnp.einsum("bghst,btgd->bsghd", weights[..., context:], value)
         mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
         return mixed.reshape(batch, count, heads * width)
 
@@ -109,18 +110,18 @@ class PagedContext:
         layers = [part.transpose(0, 2, 1, 3) for layer in sorted(self._new) for part in self._new[layer]]
         new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, G, S, D]
         last = self._pages.shape[1] - 1
-        for text in range(new.shape[0]):
-            first = self._start[text] // PAGE
+        for sequence in range(new.shape[0]):
+            first = self._start[sequence] // PAGE
             if self._count == 1:
-                page = jnp.take(self._pages[text], jnp.minimum(first, last), mode="clip")
-                place = (page, 0, 0, self._start[text] % PAGE, 0)
-                cache = jax.lax.dynamic_update_slice(cache, new[text][None], place)
+                page = jnp.take(self._pages[sequence], jnp.minimum(first, last), mode="clip")
+                place = (page, 0, 0, self._start[sequence] % PAGE, 0)
+                cache = jax.lax.dynamic_update_slice(cache, new[sequence][None], place)
                 continue
             for part in range(self._count // PAGE):
-                page = jnp.take(self._pages[text], jnp.minimum(first + part, last), mode="clip")
+                page = jnp.take(self._pages[sequence], jnp.minimum(first + part, last), mode="clip")
                 # A chunk may end before its last pages: the text has none there, and they go to page 0.
-                page = jnp.where(part * PAGE < self._length[text], page, 0)
-                one = new[text, :, :, part * PAGE : (part + 1) * PAGE][None]
+                page = jnp.where(part * PAGE < self._length[sequence], page, 0)
+                one = new[sequence, :, :, part * PAGE : (part + 1) * PAGE][None]
                 cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))
         return cache
 
@@ -128,11 +129,11 @@ class PagedContext:
         return self._start[:, None] + jnp.arange(self._count)[None, :]
 
 
-class RecalledContext(PagedContext):
-    """Attention of one new token of each text to a copy of its pages, in the order of its tokens.
+class GatheredContext(PagedContext):
+    """Attention of one new token of each sequence to a copy of its pages, in the order of its tokens.
 
     The copy stays on the device from call to call, and has each call's token added. Looking up the pages took two
-    thirds of a call of eight texts with IREE on a CPU, which copies looked-up rows number by number
+    thirds of a call of eight sequences with IREE on a CPU, which copies looked-up rows number by number
     (bench/results/serving.md). Keys are transposed: scores are sums over D of whole rows of T, not sums within rows.
     """
 
@@ -143,11 +144,11 @@ class RecalledContext(PagedContext):
         length: jax.Array,
         pages: jax.Array,
         cache: jax.Array,
-        *recalled: jax.Array,
+        *gathered: jax.Array,
     ) -> None:
-        """`recalled` is `recall`'s: keys [B, G, D, T] and values [B, G, T, D] of each layer."""
+        """`gathered` is `gather`'s: keys [B, G, D, T] and values [B, G, T, D] of each layer."""
         super().__init__(tokens, start, length, pages, cache)
-        self._keys, self._values = recalled[::2], recalled[1::2]
+        self._keys, self._values = gathered[::2], gathered[1::2]
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """One softmax over cached keys and the new one."""
@@ -166,33 +167,33 @@ class RecalledContext(PagedContext):
         mixed = mixed / (jnp.sum(weights, axis=-1) + own)[..., None]
         return mixed.reshape(batch, 1, heads * width)
 
-    def recalled(self) -> tuple[jax.Array, ...]:
+    def gathered(self) -> tuple[jax.Array, ...]:
         """Return keys and values of each layer with the new tokens', once every layer has attended."""
         found = []
         for layer in sorted(self._new):
             keys, values = self._keys[layer], self._values[layer]
             new_key, new_value = (part[:, 0].astype(keys.dtype) for part in self._new[layer])  # [B, G, D]
-            for text in range(keys.shape[0]):
-                place, one = self._start[text], slice(text, text + 1)
-                keys = jax.lax.dynamic_update_slice(keys, new_key[one, :, :, None], (text, 0, 0, place))
-                values = jax.lax.dynamic_update_slice(values, new_value[one, :, None], (text, 0, place, 0))
+            for sequence in range(keys.shape[0]):
+                place, one = self._start[sequence], slice(sequence, sequence + 1)
+                keys = jax.lax.dynamic_update_slice(keys, new_key[one, :, :, None], (sequence, 0, 0, place))
+                values = jax.lax.dynamic_update_slice(values, new_value[one, :, None], (sequence, 0, place, 0))
             found += [keys, values]
         return tuple(found)
 
 
-def recall(pages: jax.Array, cache: jax.Array) -> tuple[jax.Array, ...]:
-    """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of texts with these `pages` i32 [B, P].
+def gather(pages: jax.Array, cache: jax.Array) -> tuple[jax.Array, ...]:
+    """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of sequences with these `pages` i32 [B, P].
 
     T is P · PAGE. Each page of a head is looked up as one long row: IREE copies rows by vectors, and rows of several
     dimensions number by number.
     """
-    batch, reach = pages.shape
+    batch, context = pages.shape
     _, parts, groups, page, width = cache.shape
     rows = cache.reshape(-1, page * width)
     found = []
     for part in range(parts):
         places = (pages[:, None, :] * parts + part) * groups + jnp.arange(groups)[None, :, None]  # [B, G, P]
-        heads = jnp.take(rows, places, axis=0, mode="clip").reshape(batch, groups, reach * page, width)
+        heads = jnp.take(rows, places, axis=0, mode="clip").reshape(batch, groups, context * page, width)
         found.append(heads if part % 2 else heads.transpose(0, 1, 3, 2))
     return tuple(found)
 
@@ -217,8 +218,8 @@ class StateContext:
         Args:
             tokens: i32 [B, S].
             start: i32 [B]: position of the first new token; at 0 a text has no past, whatever its page has.
-            length: i32 [B]: how many of a text's new tokens count, from 1; the others change no state.
-            pages: i32 [B, 1]: where each text's state is.
+            length: i32 [B]: how many of a sequence's new tokens count, from 1; the others change no state.
+            pages: i32 [B, 1]: where each sequence's state is.
             cache: [pages, Z].
             every: whether the logits of all new tokens are wanted.
         """
@@ -256,13 +257,13 @@ class StateContext:
         """Return the cache with the new states, once every layer has kept its own."""
         cache = self._cache
         new = jnp.concatenate([self._new[index] for index in sorted(self._new)], axis=1).astype(cache.dtype)
-        for text in range(self._batch):
-            cache = jax.lax.dynamic_update_slice(cache, new[text][None], (self._pages[text, 0], 0))
+        for sequence in range(self._batch):
+            cache = jax.lax.dynamic_update_slice(cache, new[sequence][None], (self._pages[sequence, 0], 0))
         return cache
 
 
 class WholeCall(WholeText):
-    """The context of a call with the whole text, of which the first `length` tokens count. There is no cache."""
+    """The context of a call with the whole sequence, of which the first `length` tokens count. There is no cache."""
 
     hidden: jax.Array
 

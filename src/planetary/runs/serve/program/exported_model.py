@@ -28,7 +28,7 @@ from planetary.runtime.program_runner import Program
 MANIFEST = "serving.json"
 """Names the other files with their digests. It is written last: a folder without it is no model."""
 PROGRAM, WEIGHTS, TRIAL = "program.mlir", "weights.safetensors", "trial.msgpack"
-FORMAT = 2
+FORMAT = 3
 FIXED = ("context", "batch", "cache_mb", "cache_precision", "weights", "experts")
 """Keys of `[serve]` that the functions are made for."""
 
@@ -37,20 +37,20 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The description of the folder.
 
     Attributes:
-        format: 2; 1 had no functions that copy pages.
+        format: 3; 1 had no functions that gather pages, 2 had other names for them.
         name: of the model.
         version: see `ServedModel`, as `begins`, `ends`, `chat_template`, `special_tokens` and `warning`.
         vocabulary: tokens the model knows.
         window: the longest text it was trained for.
         tokenizer: for `load_tokenizer`, with the folder.
-        shape: sizes of batches, chunks, reaches and of the cache, whose page 0 takes writes that no text reads.
+        shape: sizes of batches, chunks, contexts and of the cache, whose page 0 takes writes that no text reads.
         functions: signature of every function: arguments and results, the cache among both.
         params: the arguments that are parameters, in order.
         options: values of the keys `FIXED` when the folder was written.
         digests: sha256 of the other files.
     """
 
-    format: Literal[2] = FORMAT
+    format: Literal[3] = FORMAT
     name: str
     version: int
     vocabulary: int

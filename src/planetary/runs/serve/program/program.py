@@ -1,6 +1,6 @@
-"""The compiled functions of a served model, in StableHLO: take a chunk of one text, or continue several by a token.
+"""The compiled functions of a served model, in StableHLO: take a chunk of one sequence, or continue several by a token.
 
-Both take parameters, new tokens, where each text stands, its pages, and the cache, which they write in place. Both
+Both take parameters, new tokens, where each sequence stands, its pages, and the cache, which they write in place. Both
 return the likeliest tokens with their log-probabilities, and the log-probabilities of all, which stay on the device
 unless a call asks for them. Scoring functions return log-probabilities at every place, and the sum of the last hidden
 states of the tokens that count.
@@ -20,17 +20,17 @@ from planetary.compiler.frontend import chlo
 from planetary.compiler.rewrites import normalise
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
+from planetary.runs.serve.program.cache_kinds import CacheKind, KeyValueCache, NoCache, RecurrentState
 from planetary.runs.serve.program.call_context import (
+    GatheredContext,
     PagedContext,
-    RecalledContext,
     StateContext,
     WholeCall,
+    gather,
     last_of,
-    recall,
 )
 from planetary.runs.serve.program.likeliest import top_k
 from planetary.runs.serve.program.shape import KEYS, LIKELIEST, SCORES, VALUES, ServingShape
-from planetary.runs.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState, TextMemory
 from planetary.runtime.program_runner import Program
 
 Decode = Callable[[Any, jax.Array, Any], jax.Array]
@@ -66,15 +66,15 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
         return Program(ir.to_portable_artifact(module), functions, tuple(spec.name for spec in specs))
 
 
-_CONTEXTS: Mapping[type[TextMemory], Callable[..., PagedContext | StateContext | WholeCall]] = {
-    KeysAndValues: PagedContext,
+_CONTEXTS: Mapping[type[CacheKind], Callable[..., PagedContext | StateContext | WholeCall]] = {
+    KeyValueCache: PagedContext,
     RecurrentState: StateContext,
-    NoMemory: WholeCall,
+    NoCache: WholeCall,
 }
 
 
 def _function(decode: Decode, shape: ServingShape, spec: FunctionSpec) -> Callable[..., tuple[jax.Array, ...]]:
-    context_of = _CONTEXTS[type(shape.memory)]
+    context_of = _CONTEXTS[type(shape.cache_kind)]
 
     def call(  # noqa: PLR0917 - the order of a compiled function's arguments
         params: Any, tokens: jax.Array, start: jax.Array, length: jax.Array, pages: jax.Array, cache: jax.Array
@@ -106,23 +106,23 @@ def _function(decode: Decode, shape: ServingShape, spec: FunctionSpec) -> Callab
         counts = jnp.arange(tokens.shape[1])[None, :, None] < length[:, None, None]
         return *found, jnp.sum(jnp.where(counts, context.hidden, 0).astype(jnp.float32), axis=1)
 
-    def recalling_call(  # noqa: PLR0917 - the order of a compiled function's arguments
+    def gathering_call(  # noqa: PLR0917 - the order of a compiled function's arguments
         params: Any,
         tokens: jax.Array,
         start: jax.Array,
         length: jax.Array,
         pages: jax.Array,
         cache: jax.Array,
-        *recalled: jax.Array,
+        *gathered: jax.Array,
     ) -> tuple[jax.Array, ...]:
-        context = RecalledContext(tokens, start, length, pages, cache, *recalled)
+        context = GatheredContext(tokens, start, length, pages, cache, *gathered)
         row = jax.nn.log_softmax(decode(params, tokens, context)[:, -1].astype(jnp.float32))
-        return context.written(), *context.recalled(), *top_k(row, shape.candidates), row
+        return context.written(), *context.gathered(), *top_k(row, shape.candidates), row
 
     if not any(one.name == VALUES for one in spec.results):
-        return lambda params, pages, cache: recall(pages, cache)
+        return lambda params, pages, cache: gather(pages, cache)
     if any(one.name.startswith(KEYS) for one in spec.arguments):
-        return recalling_call
+        return gathering_call
     return scoring_call if any(one.name == SCORES for one in spec.results) else call
 
 

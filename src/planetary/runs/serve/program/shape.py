@@ -9,7 +9,7 @@ import msgspec
 from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.runs.serve.program.text_memory import PAGE, AnyMemory, KeysAndValues
+from planetary.runs.serve.program.cache_kinds import PAGE, AnyCacheKind, KeyValueCache
 
 CANDIDATES = 64
 """The likeliest tokens every function returns; the rest stays on the device unless it is asked for."""
@@ -20,11 +20,11 @@ LIKELIEST = 20
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
 HIDDEN = "hidden"
-KEYS, CACHED_VALUES = "recalled_keys.", "recalled_values."  # prefixes of a layer's number
+KEYS, CACHED_VALUES = "gathered_keys.", "gathered_values."  # prefixes of a layer's number
 
 
 class CallSize(msgspec.Struct, frozen=True):
-    """The sizes of one function: `batch` texts of `tokens` new tokens each, and of at most `reach` pages.
+    """The sizes of one function: `batch` sequences of `tokens` new tokens each, and of at most `context_pages` pages.
 
     With `scores` it returns log-probabilities at every place, and not of the next token alone.
     """
@@ -32,7 +32,7 @@ class CallSize(msgspec.Struct, frozen=True):
     name: str
     batch: int
     tokens: int
-    reach: int
+    context_pages: int
     scores: bool = False
 
 
@@ -41,16 +41,16 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     Attributes:
         vocabulary: tokens the model knows.
-        window: the longest text, in tokens; a multiple of `PAGE`.
-        pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no text reads.
+        window: the longest sequence, in tokens; a multiple of `PAGE`.
+        pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no sequence reads.
         page_shape: of one page: of keys and values: both of all layers, heads, tokens, width of a head; of a state: its
             numbers.
         element: type of the cache's numbers.
-        batches: how many texts one decoding call may continue by a token each; increasing.
-        chunks: how many tokens of one text one prefilling call may take; increasing multiples of `PAGE`.
-        prefills: how many texts one prefilling call may take a chunk of; increasing.
-        reaches: how many pages of a text a call may look at; increasing, the last one `window`'s.
-        memory: of the device, for a text between two calls.
+        batches: how many sequences one decoding call may continue by a token each; increasing.
+        chunks: how many tokens of one sequence one prefilling call may take; increasing multiples of `PAGE`.
+        prefills: how many sequences one prefilling call may take a chunk of; increasing.
+        context_sizes: pages of context that a call reads; increasing, the last one `window`'s.
+        cache_kind: form of the cache between two calls.
         most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
         scores_prompts: whether there are functions that score a prompt.
         hidden: width of the last hidden states, whose sums scoring functions return; 0: there are none.
@@ -64,8 +64,8 @@ class ServingShape(msgspec.Struct, frozen=True):
     batches: tuple[int, ...] = (1, 4, 8)
     chunks: tuple[int, ...] = (64, 256)
     prefills: tuple[int, ...] = (1,)
-    reaches: tuple[int, ...] = ()
-    memory: AnyMemory = KeysAndValues()
+    context_sizes: tuple[int, ...] = ()
+    cache_kind: AnyCacheKind = KeyValueCache()
     most_candidates: int = CANDIDATES
     scores_prompts: bool = True
     hidden: int = 0
@@ -74,10 +74,10 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Raise `UserError` for sizes that do not fit together."""
         if self.window % PAGE or self.window < PAGE or any(chunk % PAGE for chunk in self.chunks):
             raise UserError(f"windows and chunks are multiples of {PAGE} tokens, found {self.window} and {self.chunks}")
-        if self.pages <= self.reaches[-1]:
+        if self.pages <= self.context_sizes[-1]:
             raise UserError(
-                f"a cache of {self.pages} pages does not hold one text of {self.window} tokens: expected "
-                f"{self.reaches[-1] + 1} at least"
+                f"a cache of {self.pages} pages does not hold one sequence of {self.window} tokens: expected "
+                f"{self.context_sizes[-1] + 1} at least"
             )
 
     @property
@@ -94,16 +94,16 @@ class ServingShape(msgspec.Struct, frozen=True):
         return position // PAGE
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages a text of so many tokens takes."""
-        return self.memory.pages_for(tokens)
+        """Return how many pages a sequence of so many tokens takes."""
+        return self.cache_kind.pages_for(tokens)
 
-    def batch_for(self, texts: int) -> int:
-        """Return the smallest batch for so many texts."""
-        return next(size for size in self.batches if size >= texts)
+    def batch_for(self, sequences: int) -> int:
+        """Return the smallest batch for so many sequences."""
+        return next(size for size in self.batches if size >= sequences)
 
-    def prefill_for(self, texts: int) -> int:
-        """Return the smallest number of texts of a prefilling call for so many texts."""
-        return next(size for size in self.prefills if size >= texts)
+    def prefill_for(self, sequences: int) -> int:
+        """Return the smallest number of sequences of a prefilling call for so many sequences."""
+        return next(size for size in self.prefills if size >= sequences)
 
     def chunk_for(self, tokens: int) -> int:
         """Return the smallest chunk for so many tokens, or the largest there is."""
@@ -114,46 +114,48 @@ class ServingShape(msgspec.Struct, frozen=True):
         """How many tokens of a prompt one scoring call may take. One size is enough where a next call can go on."""
         if not self.scores_prompts:
             return ()
-        return self.chunks[:1] if self.memory.remembers else self.chunks
+        return self.chunks[:1] if self.cache_kind.remembers else self.chunks
 
     def scored_chunk_for(self, tokens: int) -> int:
         """Return the smallest scoring chunk for so many tokens, or the largest there is."""
         return next((size for size in self.scored_chunks if size >= tokens), self.scored_chunks[-1])
 
-    def reach_for(self, pages: int) -> int:
-        """Return the smallest reach for so many pages."""
-        return next(size for size in self.reaches if size >= pages)
+    def context_for(self, pages: int) -> int:
+        """Return the smallest context for so many pages."""
+        return next(size for size in self.context_sizes if size >= pages)
 
     def functions(self, params: tuple[TensorSpec, ...]) -> dict[str, FunctionSpec]:
         """Return the signatures of all functions, by name, for a model with these parameters."""
         found = {
-            one.name: self.function(params, one.batch, one.tokens, one.reach, scores=one.scores) for one in self.calls
+            one.name: self.function(params, one.batch, one.tokens, one.context_pages, scores=one.scores)
+            for one in self.calls
         }
         for one in self.calls:
-            if one.tokens == 1 and (copy := self.recalled(one.batch, one.reach)):
-                pages = TensorSpec("pages", "i32", (one.batch, one.reach))
-                found[recall_name(one.batch, one.reach)] = FunctionSpec((*params, pages, self.cache), copy)
+            if one.tokens == 1 and (copy := self.gathered(one.batch, one.context_pages)):
+                pages = TensorSpec("pages", "i32", (one.batch, one.context_pages))
+                found[gather_name(one.batch, one.context_pages)] = FunctionSpec((*params, pages, self.cache), copy)
         return found
 
     def params_of(self, functions: Mapping[str, FunctionSpec]) -> tuple[TensorSpec, ...]:
         """Return the model's parameters, which the functions of this shape take before all else."""
         one = self.calls[0]
         arguments = functions[one.name].arguments
-        data = self.function((), one.batch, one.tokens, one.reach, scores=one.scores).arguments
+        data = self.function((), one.batch, one.tokens, one.context_pages, scores=one.scores).arguments
         return arguments[: len(arguments) - len(data)]
 
-    def recalled(self, batch: int, reach: int) -> tuple[TensorSpec, ...]:
-        """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of `batch` texts of `reach` pages.
+    def gathered(self, batch: int, context_pages: int) -> tuple[TensorSpec, ...]:
+        """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of `batch` sequences of `context_pages`
+        pages.
 
         They are the copy of pages that decoding calls read, and that stays from call to call. There is none, (), where
         it would be larger than the cache, and no cache of pages. Layers are tensors of their own: IREE copies a part of
         a tensor before a product reads it.
         """
-        paged = isinstance(self.memory, KeysAndValues) and len(self.page_shape) == 4
-        if not paged or batch * reach > self.pages:
+        paged = isinstance(self.cache_kind, KeyValueCache) and len(self.page_shape) == 4
+        if not paged or batch * context_pages > self.pages:
             return ()
         parts, heads, page, width = self.page_shape
-        tokens = reach * page
+        tokens = context_pages * page
         return tuple(
             spec
             for layer in range(parts // 2)
@@ -167,31 +169,36 @@ class ServingShape(msgspec.Struct, frozen=True):
     def calls(self) -> tuple[CallSize, ...]:
         """The sizes of all functions. Without a memory there are no calls of single tokens."""
         found = []
-        for reach in self.reaches:
-            if self.memory.remembers:
-                found += [CallSize(decode_name(batch, reach), batch, 1, reach) for batch in self.batches]
+        for context_pages in self.context_sizes:
+            if self.cache_kind.remembers:
+                found += [
+                    CallSize(decode_name(batch, context_pages), batch, 1, context_pages) for batch in self.batches
+                ]
             found += [
-                CallSize(prefill_name(chunk, reach, texts), texts, chunk, reach)
+                CallSize(prefill_name(chunk, context_pages, sequences), sequences, chunk, context_pages)
                 for chunk in self.chunks
-                for texts in self.prefills
+                for sequences in self.prefills
             ]
-            found += [CallSize(score_name(chunk, reach), 1, chunk, reach, scores=True) for chunk in self.scored_chunks]
+            found += [
+                CallSize(score_name(chunk, context_pages), 1, chunk, context_pages, scores=True)
+                for chunk in self.scored_chunks
+            ]
         return tuple(found)
 
     def function(
-        self, params: tuple[TensorSpec, ...], batch: int, tokens: int, reach: int, *, scores: bool = False
+        self, params: tuple[TensorSpec, ...], batch: int, tokens: int, context_pages: int, *, scores: bool = False
     ) -> FunctionSpec:
-        """Return the signature of a call with `batch` texts of `tokens` new tokens each."""
-        recalled = self.recalled(batch, reach) if tokens == 1 else ()
+        """Return the signature of a call with `batch` sequences of `tokens` new tokens each."""
+        gathered = self.gathered(batch, context_pages) if tokens == 1 else ()
         arguments = (
             *params,
             TensorSpec("tokens", "i32", (batch, tokens)),
             TensorSpec("start", "i32", (batch,)),
             TensorSpec("length", "i32", (batch,)),
-            TensorSpec("pages", "i32", (batch, reach)),
+            TensorSpec("pages", "i32", (batch, context_pages)),
             *((TensorSpec(TARGETS, "i32", (batch, tokens)),) if scores else ()),
             self.cache,
-            *recalled,
+            *gathered,
         )
         likeliest = (batch, tokens, min(LIKELIEST, self.candidates))
         scored = (
@@ -202,7 +209,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         )
         results = (
             self.cache,
-            *recalled,
+            *gathered,
             TensorSpec(VALUES, "f32", (batch, self.candidates)),
             TensorSpec(IDS, "i32", (batch, self.candidates)),
             TensorSpec(ROW, "f32", (batch, self.vocabulary)),
@@ -213,32 +220,36 @@ class ServingShape(msgspec.Struct, frozen=True):
     @property
     def integers_below(self) -> int:
         """The limit of integer arguments in a trial on random numbers."""
-        return min(self.vocabulary, self.pages, self.reaches[0] * PAGE)
+        return min(self.vocabulary, self.pages, self.context_sizes[0] * PAGE)
 
 
-def decode_name(batch: int, reach: int) -> str:
-    """Return the name of the function that continues `batch` texts by a token, of at most `reach` pages each."""
-    return f"decode_b{batch}_p{reach}"
+def decode_name(batch: int, context_pages: int) -> str:
+    """Return the name of the function that continues `batch` sequences by a token, of at most `context_pages` pages
+    each.
+    """
+    return f"decode_b{batch}_p{context_pages}"
 
 
-def recall_name(batch: int, reach: int) -> str:
-    """Return the name of the function that copies the pages of `batch` texts for decoding calls."""
-    return f"recall_b{batch}_p{reach}"
+def gather_name(batch: int, context_pages: int) -> str:
+    """Return the name of the function that copies the pages of `batch` sequences for decoding calls."""
+    return f"gather_b{batch}_p{context_pages}"
 
 
-def prefill_name(chunk: int, reach: int, texts: int = 1) -> str:
-    """Return the name of the function that takes `chunk` tokens of each of `texts` texts of at most `reach` pages."""
-    return f"prefill_s{chunk}_p{reach}" if texts == 1 else f"prefill_b{texts}_s{chunk}_p{reach}"
+def prefill_name(chunk: int, context_pages: int, sequences: int = 1) -> str:
+    """Return the name of the function that takes `chunk` tokens of each of `sequences` sequences of at most
+    `context_pages` pages.
+    """
+    return f"prefill_s{chunk}_p{context_pages}" if sequences == 1 else f"prefill_b{sequences}_s{chunk}_p{context_pages}"
 
 
-def score_name(chunk: int, reach: int) -> str:
-    """Return the name of the function that scores `chunk` tokens of one prompt of at most `reach` pages."""
-    return f"score_s{chunk}_p{reach}"
+def score_name(chunk: int, context_pages: int) -> str:
+    """Return the name of the function that scores `chunk` tokens of one prompt of at most `context_pages` pages."""
+    return f"score_s{chunk}_p{context_pages}"
 
 
-def reaches_of(window: int) -> tuple[int, ...]:
+def context_sizes_of(window: int) -> tuple[int, ...]:
     """Return how many pages calls look at, for a window in tokens: each four times the one before, then all."""
     pages, found = window // PAGE, [8]
     while found[-1] < pages:
         found.append(4 * found[-1])
-    return tuple(dict.fromkeys(min(reach, pages) for reach in found))
+    return tuple(dict.fromkeys(min(context_pages, pages) for context_pages in found))

@@ -17,10 +17,10 @@ from planetary.core.tensors import host_dtype
 from planetary.core.trial_numbers import random_words
 from planetary.models.context import Attention, CacheSizes, StateSizes, WholeText
 from planetary.models.layers import causal_attention
+from planetary.runs.serve.program.cache_kinds import KeyValueCache, NoCache, RecurrentState
 from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runs.serve.program.served_model import ServedModel
-from planetary.runs.serve.program.shape import PAGE, ServingShape, reaches_of
-from planetary.runs.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState
+from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, trial_length
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB
@@ -86,7 +86,7 @@ class TracedModel(ServedModel):
         }
         if isinstance(sizes, CacheSizes):
             return _paged(sizes, serve, common)
-        common["reaches"] = (1,)
+        common["context_sizes"] = (1,)
         if isinstance(sizes, StateSizes):
             pages = serve.batch + 1
             needed = 4 * sizes.numbers * pages / MIB
@@ -95,9 +95,9 @@ class TracedModel(ServedModel):
                     f"serve.cache_mb = {serve.cache_mb:g} does not hold the states of {serve.batch} texts: expected "
                     f"{math.ceil(needed)} at least, or a smaller serve.batch"
                 )
-            return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), memory=RecurrentState())
+            return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), cache_kind=RecurrentState())
         common["chunks"] = (window,) if self.only_length else tuple(dict.fromkeys((*chunks, window)))
-        return ServingShape(**common, pages=2, page_shape=(1,), memory=NoMemory())
+        return ServingShape(**common, pages=2, page_shape=(1,), cache_kind=NoCache())
 
     def _usual_window(self, longest: int, serve: ServeConfig) -> int:
         """Return the longest text where none is set: the model's own, within `USUAL_CONTEXT` and the cache."""
@@ -127,7 +127,7 @@ class TracedModel(ServedModel):
                 f"the model {self.name} computes log-probabilities that are not finite: it cannot be served"
             )
         noise = 0.0
-        if shape.element != "f32" and shape.memory.is_shared:
+        if shape.element != "f32" and shape.cache_kind.is_shared:
             rounded, _ = self._whole_pass(tokens, _rounded_attention)
             noise = float(np.max(np.abs(rounded - exact)))
         accepted = max(TOLERANCE, NOISE_FACTOR * noise)
@@ -220,6 +220,6 @@ def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> 
         pages=pages,
         page_shape=_page_shape(sizes),
         element=serve.cache_precision,
-        reaches=reaches_of(window),
-        memory=KeysAndValues(),
+        context_sizes=context_sizes_of(window),
+        cache_kind=KeyValueCache(),
     )

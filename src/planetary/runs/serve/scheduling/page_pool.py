@@ -1,4 +1,4 @@
-"""Pages of a cache: who uses which, and which have a prefix of a text that another text may begin with."""
+"""Pages of a cache: who uses which, and which have a prefix of a sequence that another sequence may begin with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from planetary.core.errors import LocalProtocolError
 from planetary.runs.serve.program.shape import PAGE
 
 Prefix = bytes
-"""Stands for all tokens up to the end of a page, from the start of the text."""
+"""Stands for all tokens up to the end of a page, from the start of the sequence."""
 
 
 def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
-    """Yield the key of the text up to the end of each full page, in order."""
+    """Yield the key of the sequence up to the end of each full page, in order."""
     known = b""
     for end in range(PAGE, len(tokens) + 1, PAGE):
         page = np.asarray(tokens[end - PAGE : end], np.int64).tobytes()
@@ -25,9 +25,9 @@ def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
 
 
 class PagePool:
-    """The pages of one worker's cache. Page 0 belongs to no text.
+    """The pages of one worker's cache. Page 0 belongs to no sequence.
 
-    A full page is known by all tokens up to its end. A text that begins with them uses it, too (Zheng et al. 2023,
+    A full page is known by all tokens up to its end. A sequence that begins with them uses it, too (Zheng et al. 2023,
     arXiv:2312.07104, section 3, with a table in place of the tree). An unused page stays until its
     place is needed, the longest unused first.
     """
@@ -35,7 +35,7 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         """`pages` in all, page 0 included."""
         self._free = list(range(pages - 1, 0, -1))
-        self._users: dict[int, int] = {}  # page -> how many texts use it
+        self._users: dict[int, int] = {}  # page -> how many sequences use it
         self._known: dict[Prefix, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # known pages without a user
@@ -48,11 +48,11 @@ class PagePool:
 
     @property
     def used_share(self) -> float:
-        """Which part of the pages texts use, 0 to 1."""
+        """Which part of the pages sequences use, 0 to 1."""
         return 1 - self.available / self._count
 
-    def take(self) -> int:
-        """Return a page for one text. Raises `LocalProtocolError` if none is available."""
+    def allocate(self) -> int:
+        """Return a page for one sequence. Raises `LocalProtocolError` if none is available."""
         if self._free:
             page = self._free.pop()
         elif self._idle:
@@ -64,7 +64,7 @@ class PagePool:
         return page
 
     def shared(self, tokens: Sequence[int]) -> list[int]:
-        """Return the pages with the beginning of a text, in order, for one more text to use.
+        """Return the pages with the beginning of a sequence, in order, for one more sequence to use.
 
         At least one token is left out: the last one has to be computed for the next one.
         """
@@ -78,15 +78,15 @@ class PagePool:
             found.append(page)
         return found
 
-    def know(self, page: int, prefix: Prefix) -> None:
+    def register(self, page: int, prefix: Prefix) -> None:
         """Say that a page that is used has the last tokens of a prefix; another that has them already stays known."""
         if page not in self._prefix_of and prefix not in self._known:
             self._known[prefix] = page
             self._prefix_of[page] = prefix
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """One text does not use these pages any more."""
-        for page in reversed(pages):  # the end of a text is less likely to be shared than its beginning
+    def release(self, pages: Sequence[int]) -> None:
+        """One sequence does not use these pages any more."""
+        for page in reversed(pages):  # the end of a sequence is less likely to be shared than its beginning
             self._users[page] -= 1
             if self._users[page]:
                 continue

@@ -1,7 +1,7 @@
-"""Which texts are computed next, and where.
+"""Which sequences are computed next, and where.
 
-A worker computes one call at a time: a chunk of one text's prompt, or the next token of several texts. Between two
-calls texts come and go (Yu et al. 2022, "Orca", section 3). A long prompt and the texts that are being continued take
+A worker computes one call at a time: a chunk of one sequence's prompt, or the next token of several sequences. Between
+two calls sequences come and go (Yu et al. 2022, "Orca", section 3). A long prompt and running sequences take
 turns (Agrawal et al. 2024, arXiv:2403.02310), so neither waits for the other's end.
 """
 
@@ -13,33 +13,33 @@ from typing import Literal
 
 import numpy as np
 
+from planetary.runs.serve.program.cache_kinds import CacheKind
 from planetary.runs.serve.program.shape import PAGE, ServingShape, decode_name, prefill_name, score_name
-from planetary.runs.serve.program.text_memory import TextMemory
 from planetary.runs.serve.scheduling.page_pool import PagePool
 from planetary.runs.serve.scheduling.sampling import Candidates, Drawn, draw
-from planetary.runs.serve.scheduling.texts import FinishReason, Text, TextRequest, Token
+from planetary.runs.serve.scheduling.sequences import FinishReason, SequenceRequest, SequenceState, Token
 
 MOST_FAILURES = 5
-"""Workers in a row that may be lost while they compute a text, before it is given up."""
+"""Workers in a row that may be lost while they compute a sequence, before it is given up."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One text in a call.
+class Slot:
+    """One sequence in a call.
 
     Attributes:
-        text: its number.
-        tokens: that are new.
-        start: position of the first of them.
-        pages: of the text, in order, as many as hold the new tokens.
-        ends: whether the last token of the text is among the new ones, so the next one can be drawn.
+        sequence: number of the sequence.
+        tokens: new tokens.
+        start: position of the first new token.
+        page_table: pages of the sequence, in order, as many as hold the new tokens.
+        ends: whether the new tokens reach the end of the sequence, so the next one can be drawn.
         following: the token after the new ones; -1: there is none yet.
     """
 
-    text: int
+    sequence: int
     tokens: tuple[int, ...]
     start: int
-    pages: tuple[int, ...]
+    page_table: tuple[int, ...]
     ends: bool
     following: int = -1
 
@@ -50,420 +50,464 @@ class Call:
 
     Attributes:
         function: of the program.
-        rows: the texts, as many as the function has places, or fewer.
+        slots: the sequences, as many as the function has places, or fewer.
         full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
         scores: whether the tokens of a prompt are scored.
-        ahead: how many further calls the worker makes of it, each with the tokens it draws from the one before. Its
-            draws are repeated here, from the same numbers.
+        extra_steps: further calls by the worker itself, each with the tokens drawn from the previous one (multi-step
+            scheduling). The draws are repeated here, from the same numbers.
     """
 
     function: str
-    rows: tuple[Row, ...]
+    slots: tuple[Slot, ...]
     full: bool
     scores: bool = False
-    ahead: int = 0
+    extra_steps: int = 0
 
 
 @dataclass(frozen=True)
-class Given:
-    """New tokens of a text.
+class SequenceOutput:
+    """New tokens of a sequence.
 
     Attributes:
-        text: its number.
-        tokens: in order; those of the prompt first, where its log-probabilities are wanted.
+        sequence: number of the sequence.
+        tokens: in order; prompt tokens first, where their log-probabilities are wanted.
         finished: why nothing follows; "" while something does.
         embedding: f32 [C], the mean of the prompt's last hidden states; None: it was not wanted.
     """
 
-    text: int
+    sequence: int
     tokens: tuple[Token, ...]
     finished: FinishReason | Literal[""] = ""
     embedding: np.ndarray | None = None
 
 
 @dataclass
-class Seat:
-    """A worker with its texts and its cache.
+class WorkerState:
+    """A worker with sequences and a KV cache.
 
     Attributes:
-        pool: the pages of its cache.
-        memory: of its device, for a text.
-        texts: that it computes, by number.
+        pool: pages of the cache.
+        cache_kind: form of the cache.
+        sequences: running sequences, by number.
         call: under way; None: none.
     """
 
     pool: PagePool
-    memory: TextMemory
-    texts: dict[int, Text] = field(default_factory=dict)
+    cache_kind: CacheKind
+    sequences: dict[int, SequenceState] = field(default_factory=dict)
     call: Call | None = None
     prefilled: bool = False  # the last call was a chunk of a prompt
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
         """Yield the invariants, each with a sentence for a violation."""
         yield from self.pool.invariants()
-        for number, text in self.texts.items():
-            enough = self.memory.pages_for(text.cached) <= len(text.pages)
-            yield enough, f"text {number} has {text.cached} tokens in {len(text.pages)} pages"
-            yield text.cached < len(text.tokens), f"text {number} is cached to its end, and nothing follows"
+        for number, sequence in self.sequences.items():
+            enough = self.cache_kind.pages_for(sequence.cached) <= len(sequence.page_table)
+            yield enough, f"sequence {number} has {sequence.cached} tokens in {len(sequence.page_table)} pages"
+            yield sequence.cached < len(sequence.tokens), f"sequence {number} is cached to its end, and nothing follows"
 
 
 class Scheduler:
-    """The texts and workers of one gateway; a pure state machine.
+    """The sequences and workers of one gateway; a pure state machine.
 
     Attributes:
-        seats: the workers, by session.
-        waiting: texts without a worker, the oldest first.
-        ahead: how many calls a worker may make by itself after the one it is given, while no text waits. A text that
-            comes then waits for them.
+        workers: the workers, by session.
+        waiting: sequences without a worker, the oldest first.
+        extra_steps: most calls of a worker by itself after a scheduled one, while no sequence waits. A new sequence
+            then waits for them.
     """
 
     def __init__(self, shape: ServingShape, vocabulary: int) -> None:
         """`vocabulary`: tokens below it can be drawn; a model may have more than its tokenizer."""
         self._shape, self._vocabulary = shape, vocabulary
-        self.seats: dict[int, Seat] = {}
-        self.waiting: list[Text] = []
-        self.ahead = 0
+        self.workers: dict[int, WorkerState] = {}
+        self.waiting: list[SequenceState] = []
+        self.extra_steps = 0
         self._turn = 0
 
     # --- workers ----------------------------------------------------------------------------------------------
 
     def join(self, session: int) -> None:
         """A worker with an empty cache takes calls."""
-        self.seats[session] = Seat(PagePool(self._shape.pages), self._shape.memory)
+        self.workers[session] = WorkerState(PagePool(self._shape.pages), self._shape.cache_kind)
 
-    def lose(self, session: int, *, blames: bool = True) -> list[Given]:
-        """A worker is gone. Its texts wait for another, before those that came later.
+    def lose(self, session: int, *, blames: bool = True) -> list[SequenceOutput]:
+        """A worker is gone. Its sequences wait for another, before those that came later.
 
-        `blames`: the texts of its call may be the reason; not if it was asked to go.
+        `blames`: the sequences of its call may be the reason; not if it was asked to go.
 
-        Returns the texts that are given up: so many workers were lost with them that others would be, too.
+        Returns the sequences that are given up: so many workers were lost with them that others would be, too.
         """
-        seat = self.seats.pop(session, None)
-        if seat is None:
+        worker = self.workers.pop(session, None)
+        if worker is None:
             return []
         given_up = []
-        for row in seat.call.rows if seat.call is not None and blames else ():
-            text = seat.texts.get(row.text)
-            if text is None:
+        for slot in worker.call.slots if worker.call is not None and blames else ():
+            sequence = worker.sequences.get(slot.sequence)
+            if sequence is None:
                 continue
-            text.failures += 1
-            if text.failures >= MOST_FAILURES:
-                del seat.texts[row.text]
-                given_up.append(Given(row.text, (), "error"))
-        for text in seat.texts.values():
-            text.leave()
-        self.waiting = sorted([*seat.texts.values(), *self.waiting], key=lambda text: text.request.text)
+            sequence.failures += 1
+            if sequence.failures >= MOST_FAILURES:
+                del worker.sequences[slot.sequence]
+                given_up.append(SequenceOutput(slot.sequence, (), "error"))
+        for sequence in worker.sequences.values():
+            sequence.release_pages()
+        self.waiting = sorted([*worker.sequences.values(), *self.waiting], key=lambda sequence: sequence.request.number)
         return given_up
 
-    # --- texts ------------------------------------------------------------------------------------------------
+    # --- sequences ------------------------------------------------------------------------------------------------
 
-    def submit(self, request: TextRequest) -> None:
-        """Take a text; its prompt is shorter than the window."""
-        self.waiting.append(Text(request))
+    def submit(self, request: SequenceRequest) -> None:
+        """Take a sequence; its prompt is shorter than the window."""
+        self.waiting.append(SequenceState(request))
 
     def cancel(self, number: int) -> bool:
-        """Forget a text; return whether there was one."""
-        for text in self.waiting:
-            if text.request.text == number:
-                self.waiting.remove(text)
+        """Forget a sequence; return whether there was one."""
+        for sequence in self.waiting:
+            if sequence.request.number == number:
+                self.waiting.remove(sequence)
                 return True
-        for seat in self.seats.values():
-            if number in seat.texts:
-                self._remove(seat, number)
+        for worker in self.workers.values():
+            if number in worker.sequences:
+                self._remove(worker, number)
                 return True
         return False
 
-    def request(self, number: int) -> TextRequest:
-        """Return the request of a text a worker computes."""
-        return next(seat.texts[number] for seat in self.seats.values() if number in seat.texts).request
+    def request(self, number: int) -> SequenceRequest:
+        """Return the request of a sequence a worker computes."""
+        return next(worker.sequences[number] for worker in self.workers.values() if number in worker.sequences).request
 
     def has(self, number: int) -> bool:
-        """Whether a text is neither finished nor cancelled."""
-        return any(text.request.text == number for text in self.waiting) or any(
-            number in seat.texts for seat in self.seats.values()
+        """Whether a sequence is neither finished nor cancelled."""
+        return any(sequence.request.number == number for sequence in self.waiting) or any(
+            number in worker.sequences for worker in self.workers.values()
         )
 
     @property
     def running(self) -> int:
-        """How many texts have a worker."""
-        return sum(len(seat.texts) for seat in self.seats.values())
+        """How many sequences have a worker."""
+        return sum(len(worker.sequences) for worker in self.workers.values())
 
     @property
     def used_share(self) -> float:
-        """Which part of all workers' pages texts use, 0 to 1."""
-        shares = [seat.pool.used_share for seat in self.seats.values()]
+        """Which part of all workers' pages sequences use, 0 to 1."""
+        shares = [worker.pool.used_share for worker in self.workers.values()]
         return sum(shares) / len(shares) if shares else 0.0
 
     # --- calls ------------------------------------------------------------------------------------------------
 
     def next_calls(self) -> list[tuple[int, Call]]:
-        """Give waiting texts to workers, and return the next calls of idle workers, by session."""
+        """Give waiting sequences to workers, and return the next calls of idle workers, by session."""
         found: list[tuple[int, Call]] = []
         while True:
             self._admit()
             before = len(found)
-            for session, seat in self.seats.items():
-                if seat.call is None and (call := self._next_call(seat)) is not None:
-                    seat.call = call
+            for session, worker in self.workers.items():
+                if worker.call is None and (call := self._next_call(worker)) is not None:
+                    worker.call = call
                     found.append((session, call))
-            if len(found) == before or not self.waiting:  # a text that made room for another may go to an idle worker
+            # A preempted sequence may go to an idle worker.
+            if len(found) == before or not self.waiting:
                 return found
 
-    def computed(self, session: int, results: Sequence[Candidates], *, last: bool = True) -> list[Given]:
-        """Take the results of a worker's call, in the order of its rows; return the texts' new tokens.
+    def computed(self, session: int, results: Sequence[Candidates], *, last: bool = True) -> list[SequenceOutput]:
+        """Take the results of a worker's call, in the order of its slots; return the sequences' new tokens.
 
         `last`: whether the worker has no further results of the call.
         """
-        seat = self.seats[session]
-        assert seat.call is not None
-        call, seat.call = seat.call, None
+        worker = self.workers[session]
+        assert worker.call is not None
+        call, worker.call = worker.call, None
         found = []
-        following = []  # rows of the call the worker makes by itself
-        for row, candidates in zip(call.rows, results, strict=True):
-            text = seat.texts.get(row.text)
-            if text is None:
-                following.append(row)
+        following = []  # slots of the call the worker makes by itself
+        for slot, candidates in zip(call.slots, results, strict=True):
+            sequence = worker.sequences.get(slot.sequence)
+            if sequence is None:
+                following.append(slot)
                 continue  # cancelled meanwhile
-            text.failures = 0
-            self._cache(seat, text, row)
-            given = self._go_on(text, row, candidates)
-            if given is not None:
-                found.append(given)
-                if given.finished:
-                    self._remove(seat, row.text)
-            following.append(replace(row, tokens=(text.tokens[-1],), start=text.cached))
+            sequence.failures = 0
+            self._cache(worker, sequence, slot)
+            output = self._go_on(sequence, slot, candidates)
+            if output is not None:
+                found.append(output)
+                if output.finished:
+                    self._remove(worker, slot.sequence)
+            following.append(replace(slot, tokens=(sequence.tokens[-1],), start=sequence.cached))
         if not last:
-            seat.call = replace(call, rows=tuple(following), ahead=call.ahead - 1)
+            worker.call = replace(call, slots=tuple(following), extra_steps=call.extra_steps - 1)
         return found
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
         """Yield the invariants, each with a sentence for a violation."""
-        numbers = [text.request.text for text in self.waiting]
-        for seat in self.seats.values():
-            yield from seat.invariants()
-            numbers += seat.texts
-        yield len(numbers) == len(set(numbers)), f"a text is in two places: {sorted(numbers)}"
-        yield not any(text.pages or text.cached for text in self.waiting), "a text that waits has pages"
+        numbers = [sequence.request.number for sequence in self.waiting]
+        for worker in self.workers.values():
+            yield from worker.invariants()
+            numbers += worker.sequences
+        yield len(numbers) == len(set(numbers)), f"a sequence is in two places: {sorted(numbers)}"
+        yield (
+            not any(sequence.page_table or sequence.cached for sequence in self.waiting),
+            "a sequence that waits has pages",
+        )
 
     def idle_for_no_reason(self) -> str:
         """Return the work of a worker that is idle after `next_calls`; "" if there is none."""
-        for session, seat in self.seats.items():
-            if seat.call is None and (seat.texts or self.waiting):
-                return f"worker {session} is idle with {len(seat.texts)} texts, and {len(self.waiting)} wait"
+        for session, worker in self.workers.items():
+            if worker.call is None and (worker.sequences or self.waiting):
+                return f"worker {session} is idle with {len(worker.sequences)} sequences, and {len(self.waiting)} wait"
         return ""
 
     # --- admission --------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Give texts to workers while there is room; the user with the fewest running texts comes first."""
-        while self.waiting and self.seats:
+        """Give sequences to workers while there is room; the user with the fewest running sequences comes first."""
+        while self.waiting and self.workers:
             running: dict[str, int] = {}
-            for seat in self.seats.values():
-                for text in seat.texts.values():
-                    running[text.request.user] = running.get(text.request.user, 0) + 1
-            text = min(self.waiting, key=lambda one: (running.get(one.request.user, 0), one.request.text))
-            needed = self._shape.pages_for(len(text.tokens) + 1)
+            for worker in self.workers.values():
+                for sequence in worker.sequences.values():
+                    running[sequence.request.user] = running.get(sequence.request.user, 0) + 1
+            sequence = min(self.waiting, key=lambda one: (running.get(one.request.user, 0), one.request.number))
+            needed = self._shape.pages_for(len(sequence.tokens) + 1)
             able = [
-                seat
-                for seat in self.seats.values()
-                if len(seat.texts) < self._shape.batches[-1] and seat.pool.available >= needed
+                worker
+                for worker in self.workers.values()
+                if len(worker.sequences) < self._shape.batches[-1] and worker.pool.available >= needed
             ]
             if not able:
                 return
-            self.waiting.remove(text)
-            seat = max(able, key=lambda one: (-len(one.texts), one.pool.available))
-            if self._shape.memory.is_shared and not text.scores:
-                text.pages = seat.pool.shared(text.tokens)
-                text.cached = PAGE * len(text.pages)
-            seat.texts[text.request.text] = text
+            self.waiting.remove(sequence)
+            worker = max(able, key=lambda one: (-len(one.sequences), one.pool.available))
+            if self._shape.cache_kind.is_shared and not sequence.scores:
+                sequence.page_table = worker.pool.shared(sequence.tokens)
+                sequence.cached = PAGE * len(sequence.page_table)
+            worker.sequences[sequence.request.number] = sequence
 
     # --- calls of a worker -----------------------------------------------------------------------------------
 
-    def _next_call(self, seat: Seat) -> Call | None:
-        """Return a worker's next call; None without texts.
+    def _next_call(self, worker: WorkerState) -> Call | None:
+        """Return a worker's next call; None without sequences.
 
-        Making room for one text may send others away, or itself. The oldest one always gets room, so looking at all of
-        them finds a call.
+        Room for one sequence may preempt others, or itself. The oldest one always gets room, so one of them has a call.
         """
         self._turn += 1
-        kinds = (self._next_decode, self._next_prefill) if seat.prefilled else (self._next_prefill, self._next_decode)
+        kinds = (self._next_decode, self._next_prefill) if worker.prefilled else (self._next_prefill, self._next_decode)
         for next_of_kind in kinds:
-            call = next_of_kind(seat)
+            call = next_of_kind(worker)
             if call is not None:
-                seat.prefilled = next_of_kind == self._next_prefill
+                worker.prefilled = next_of_kind == self._next_prefill
                 return call
         return None
 
-    def _next_prefill(self, seat: Seat) -> Call | None:
-        texts = sorted((text for text in seat.texts.values() if self._prefills(text)), key=lambda text: text.turn)
-        for place, text in enumerate(texts):
-            if text.request.text in seat.texts and (call := self._prefill(seat, text, texts[place + 1 :])) is not None:
+    def _next_prefill(self, worker: WorkerState) -> Call | None:
+        sequences = sorted(
+            (sequence for sequence in worker.sequences.values() if self._prefills(sequence)),
+            key=lambda sequence: sequence.turn,
+        )
+        for place, sequence in enumerate(sequences):
+            if (
+                sequence.request.number in worker.sequences
+                and (call := self._prefill(worker, sequence, sequences[place + 1 :])) is not None
+            ):
                 return call
         return None
 
-    def _next_decode(self, seat: Seat) -> Call | None:
-        texts = sorted((text for text in seat.texts.values() if not self._prefills(text)), key=lambda text: text.turn)
-        return self._decode(seat, texts)
+    def _next_decode(self, worker: WorkerState) -> Call | None:
+        sequences = sorted(
+            (sequence for sequence in worker.sequences.values() if not self._prefills(sequence)),
+            key=lambda sequence: sequence.turn,
+        )
+        return self._decode(worker, sequences)
 
-    def _prefills(self, text: Text) -> bool:
-        """Whether a whole chunk of a text is computed next."""
-        return text.prefills or not self._shape.memory.remembers
+    def _prefills(self, sequence: SequenceState) -> bool:
+        """Whether a whole chunk of a sequence is computed next."""
+        return sequence.prefills or not self._shape.cache_kind.remembers
 
-    def _prefill(self, seat: Seat, text: Text, others: Sequence[Text]) -> Call | None:
-        """Return the call that takes the next chunk of a text, and of others that take a chunk of the same size."""
-        scores = text.scores
-        chunk = self._shape.scored_chunk_for(text.missing) if scores else self._shape.chunk_for(text.missing)
-        if not self._reserve(seat, text, text.cached + min(chunk, text.missing)):
+    def _prefill(self, worker: WorkerState, sequence: SequenceState, others: Sequence[SequenceState]) -> Call | None:
+        """Return the call that takes the next chunk of a sequence, and of others that take a chunk of the same size."""
+        scores = sequence.scores
+        chunk = self._shape.scored_chunk_for(sequence.missing) if scores else self._shape.chunk_for(sequence.missing)
+        if not self._reserve(worker, sequence, sequence.cached + min(chunk, sequence.missing)):
             return None
-        chosen = [text]
+        chosen = [sequence]
         for other in () if scores else others:
             if len(chosen) == self._shape.prefills[-1]:
                 break
-            if self._may_prefill_with(seat, other, chunk):
+            if self._may_prefill_with(worker, other, chunk):
                 chosen.append(other)
         for one in chosen:
             one.turn = self._turn
-        rows = tuple(self._row(one, min(chunk, one.missing)) for one in chosen)
-        reach = self._shape.reach_for(max(len(one.pages) for one in chosen))
-        full = any(self._needs_row(one, row) for one, row in zip(chosen, rows, strict=True))
+        slots = tuple(self._slot(one, min(chunk, one.missing)) for one in chosen)
+        context_pages = self._shape.context_for(max(len(one.page_table) for one in chosen))
+        full = any(self._needs_row(one, slot) for one, slot in zip(chosen, slots, strict=True))
         if scores:
-            return Call(score_name(chunk, reach), rows, full, scores)
-        return Call(prefill_name(chunk, reach, self._shape.prefill_for(len(rows))), rows, full)
+            return Call(score_name(chunk, context_pages), slots, full, scores)
+        return Call(prefill_name(chunk, context_pages, self._shape.prefill_for(len(slots))), slots, full)
 
-    def _may_prefill_with(self, seat: Seat, text: Text, chunk: int) -> bool:
-        """Whether a text takes its next chunk in the same call as another; then it has the pages. No text goes away."""
-        if text.request.text not in seat.texts or text.scores or self._shape.chunk_for(text.missing) != chunk:
+    def _may_prefill_with(self, worker: WorkerState, sequence: SequenceState, chunk: int) -> bool:
+        """Whether a sequence takes its next chunk in the same call as another; then it has the pages. No sequence is
+        preempted.
+        """
+        if (
+            sequence.request.number not in worker.sequences
+            or sequence.scores
+            or self._shape.chunk_for(sequence.missing) != chunk
+        ):
             return False
-        lacking = self._shape.pages_for(text.cached + min(chunk, text.missing)) - len(text.pages)
-        if lacking > seat.pool.available:
+        lacking = self._shape.pages_for(sequence.cached + min(chunk, sequence.missing)) - len(sequence.page_table)
+        if lacking > worker.pool.available:
             return False
-        text.pages += [seat.pool.take() for _ in range(lacking)]
+        sequence.page_table += [worker.pool.allocate() for _ in range(lacking)]
         return True
 
-    def _decode(self, seat: Seat, texts: Sequence[Text]) -> Call | None:
-        chosen: list[Text] = []
-        for text in texts[: self._shape.batches[-1]]:
-            # Making room for one may have sent another away.
-            if text.request.text in seat.texts and self._reserve(seat, text, text.cached + 1, spared=chosen):
-                text.turn = self._turn
-                chosen.append(text)
+    def _decode(self, worker: WorkerState, sequences: Sequence[SequenceState]) -> Call | None:
+        chosen: list[SequenceState] = []
+        for sequence in sequences[: self._shape.batches[-1]]:
+            # Room for one may have preempted another.
+            if sequence.request.number in worker.sequences and self._reserve(
+                worker, sequence, sequence.cached + 1, spared=chosen
+            ):
+                sequence.turn = self._turn
+                chosen.append(sequence)
         if not chosen:
             return None
-        rows = tuple(self._row(text, 1) for text in chosen)
-        ahead = self._steps_ahead(seat, chosen)
-        rows = tuple(replace(row, pages=tuple(text.pages)) for row, text in zip(rows, chosen, strict=True))
-        reach = self._shape.reach_for(max(len(text.pages) for text in chosen))
-        full = any(self._needs_row(text, row) for text, row in zip(chosen, rows, strict=True))
-        return Call(decode_name(self._shape.batch_for(len(rows)), reach), rows, full, ahead=ahead)
-
-    def _steps_ahead(self, seat: Seat, chosen: Sequence[Text]) -> int:
-        """Return how many calls a worker makes by itself after one that continues these texts; give them the pages."""
-        by_itself = all(
-            text.request.constraint is None and not text.request.options.changes_scores and text.missing == 1
-            for text in chosen
+        slots = tuple(self._slot(sequence, 1) for sequence in chosen)
+        extra_steps = self._extra_steps(worker, chosen)
+        slots = tuple(
+            replace(slot, page_table=tuple(sequence.page_table)) for slot, sequence in zip(slots, chosen, strict=True)
         )
-        if self.waiting or len(chosen) < len(seat.texts) or not by_itself:
+        context_pages = self._shape.context_for(max(len(sequence.page_table) for sequence in chosen))
+        full = any(self._needs_row(sequence, slot) for sequence, slot in zip(chosen, slots, strict=True))
+        return Call(decode_name(self._shape.batch_for(len(slots)), context_pages), slots, full, extra_steps=extra_steps)
+
+    def _extra_steps(self, worker: WorkerState, chosen: Sequence[SequenceState]) -> int:
+        """Return how many further steps a worker may take with these sequences by itself; give them the pages."""
+        by_itself = all(
+            sequence.request.constraint is None
+            and not sequence.request.options.changes_scores
+            and sequence.missing == 1
+            for sequence in chosen
+        )
+        if self.waiting or len(chosen) < len(worker.sequences) or not by_itself:
             return 0
-        most = (min(text.request.most - len(text.generated), self._shape.window - len(text.tokens)) for text in chosen)
-        ahead = max(0, min(self.ahead, min(most) - 1))
-        for text in chosen:
-            while ahead and self._shape.pages_for(text.cached + 1 + ahead) > len(text.pages):
-                if seat.pool.available:
-                    text.pages.append(seat.pool.take())
+        most = (
+            min(sequence.request.most - len(sequence.generated), self._shape.window - len(sequence.tokens))
+            for sequence in chosen
+        )
+        extra_steps = max(0, min(self.extra_steps, min(most) - 1))
+        for sequence in chosen:
+            while extra_steps and self._shape.pages_for(sequence.cached + 1 + extra_steps) > len(sequence.page_table):
+                if worker.pool.available:
+                    sequence.page_table.append(worker.pool.allocate())
                 else:
-                    ahead -= 1
-        return ahead
+                    extra_steps -= 1
+        return extra_steps
 
-    def _row(self, text: Text, count: int) -> Row:
-        start = text.cached
+    def _slot(self, sequence: SequenceState, count: int) -> Slot:
+        start = sequence.cached
         end = start + count
-        new, ends = tuple(text.tokens[start:end]), end == len(text.tokens)
-        return Row(text.request.text, new, start, tuple(text.pages), ends, -1 if ends else text.tokens[end])
+        new, ends = tuple(sequence.tokens[start:end]), end == len(sequence.tokens)
+        return Slot(
+            sequence.request.number,
+            new,
+            start,
+            tuple(sequence.page_table),
+            ends,
+            -1 if ends else sequence.tokens[end],
+        )
 
-    def _needs_row(self, text: Text, row: Row) -> bool:
-        """Whether a row's results need the log-probabilities of all tokens."""
+    def _needs_row(self, sequence: SequenceState, slot: Slot) -> bool:
+        """Whether a slot's results need the log-probabilities of all tokens."""
         most = self._shape.candidates
-        constrained = text.request.constraint is not None or self._vocabulary < self._shape.vocabulary
-        drawn = row.ends and not text.request.embeds
-        return drawn and (constrained or text.request.options.needs_row(most))
+        constrained = sequence.request.constraint is not None or self._vocabulary < self._shape.vocabulary
+        drawn = slot.ends and not sequence.request.embeds
+        return drawn and (constrained or sequence.request.options.needs_row(most))
 
-    def _reserve(self, seat: Seat, text: Text, tokens: int, spared: Sequence[Text] = ()) -> bool:
-        """Give a text pages for so many tokens; the youngest text, maybe this one, may have to go and wait for that."""
-        while len(text.pages) < self._shape.pages_for(tokens):
-            if seat.pool.available:
-                text.pages.append(seat.pool.take())
+    def _reserve(
+        self, worker: WorkerState, sequence: SequenceState, tokens: int, spared: Sequence[SequenceState] = ()
+    ) -> bool:
+        """Give a sequence pages for so many tokens; the youngest one, maybe this one, may be preempted."""
+        while len(sequence.page_table) < self._shape.pages_for(tokens):
+            if worker.pool.available:
+                sequence.page_table.append(worker.pool.allocate())
                 continue
-            youngest = max((one for one in seat.texts.values() if one not in spared), key=lambda one: one.request.text)
-            self._remove(seat, youngest.request.text)
-            self.waiting.append(youngest)
-            if youngest is text:
+            youngest = max(
+                (one for one in worker.sequences.values() if one not in spared), key=lambda one: one.request.number
+            )
+            self._preempt(worker, youngest)
+            if youngest is sequence:
                 return False
         return True
 
+    def _preempt(self, worker: WorkerState, sequence: SequenceState) -> None:
+        """Free the pages of a sequence, which waits to be computed again."""
+        self._remove(worker, sequence.request.number)
+        self.waiting.append(sequence)
+
     # --- results of a call -----------------------------------------------------------------------------------
 
-    def _cache(self, seat: Seat, text: Text, row: Row) -> None:
-        """Take note that a row's tokens are in the cache, and which full pages another text may use."""
-        if not self._shape.memory.remembers:
+    def _cache(self, worker: WorkerState, sequence: SequenceState, slot: Slot) -> None:
+        """Take note that a slot's tokens are in the cache, and which full pages another sequence may use."""
+        if not self._shape.cache_kind.remembers:
             return
-        first, text.cached = row.start // PAGE, row.start + len(row.tokens)
-        for page in range(first, text.cached // PAGE if self._shape.memory.is_shared else 0):
-            seat.pool.know(text.pages[page], text.prefix(page))
+        first, sequence.cached = slot.start // PAGE, slot.start + len(slot.tokens)
+        for page in range(first, sequence.cached // PAGE if self._shape.cache_kind.is_shared else 0):
+            worker.pool.register(sequence.page_table[page], sequence.prefix(page))
 
-    def _go_on(self, text: Text, row: Row, found: Candidates) -> Given | None:
-        request = text.request
+    def _go_on(self, sequence: SequenceState, slot: Slot, found: Candidates) -> SequenceOutput | None:
+        request = sequence.request
         if request.embeds:
-            return self._embedded(text, row, found)
+            return self._embedded(sequence, slot, found)
         scored: list[Token] = []
-        if text.scores:
-            scored = self._scored(text, row, found)
-        if not row.ends:
-            return Given(request.text, tuple(scored)) if scored else None
+        if sequence.scores:
+            scored = self._scored(sequence, slot, found)
+        if not slot.ends:
+            return SequenceOutput(request.number, tuple(scored)) if scored else None
         allowed = None
         if request.constraint is not None:
-            allowed = request.constraint.allowed(text.generated)
+            allowed = request.constraint.allowed(sequence.generated)
             if not allowed[: self._vocabulary].any():
-                return Given(request.text, tuple(scored), "stop")
+                return SequenceOutput(request.number, tuple(scored), "stop")
         drawn = draw(
             found,
             request.options,
-            len(text.tokens),
-            generated=text.generated,
+            len(sequence.tokens),
+            generated=sequence.generated,
             most=self._vocabulary,
             allowed=allowed,
         )
         if drawn.token in request.ends:
-            return Given(request.text, tuple(scored), "stop")
-        text.tokens.append(drawn.token)
-        given = (*scored, self._token(drawn, found, request.likeliest))
-        if request.constraint is not None and request.constraint.is_complete(text.generated):
-            return Given(request.text, given, "stop")
-        full = len(text.tokens) >= self._shape.window or len(text.generated) >= request.most
-        return Given(request.text, given, "length" if full else "")
+            return SequenceOutput(request.number, tuple(scored), "stop")
+        sequence.tokens.append(drawn.token)
+        output = (*scored, self._token(drawn, found, request.likeliest))
+        if request.constraint is not None and request.constraint.is_complete(sequence.generated):
+            return SequenceOutput(request.number, output, "stop")
+        full = len(sequence.tokens) >= self._shape.window or len(sequence.generated) >= request.most
+        return SequenceOutput(request.number, output, "length" if full else "")
 
     @staticmethod
-    def _embedded(text: Text, row: Row, found: Candidates) -> Given | None:
-        """Add the hidden states of a row's tokens to those before; return the prompt's mean at the end."""
+    def _embedded(sequence: SequenceState, slot: Slot, found: Candidates) -> SequenceOutput | None:
+        """Add the hidden states of a slot's tokens to those before; return the prompt's mean at the end."""
         assert found.scores is not None
         assert found.scores.hidden is not None
-        text.hidden = found.scores.hidden if text.hidden is None else text.hidden + found.scores.hidden
-        if not row.ends:
+        sequence.hidden = found.scores.hidden if sequence.hidden is None else sequence.hidden + found.scores.hidden
+        if not slot.ends:
             return None
-        return Given(text.request.text, (), "stop", text.hidden / np.float32(len(text.request.prompt)))
+        return SequenceOutput(
+            sequence.request.number, (), "stop", sequence.hidden / np.float32(len(sequence.request.prompt))
+        )
 
-    def _scored(self, text: Text, row: Row, found: Candidates) -> list[Token]:
+    def _scored(self, sequence: SequenceState, slot: Slot, found: Candidates) -> list[Token]:
         """Return the tokens of a prompt of which log-probabilities are known now, and were not before."""
-        prompt, scores, likeliest = text.request.prompt, found.scores, text.request.likeliest
+        prompt, scores, likeliest = sequence.request.prompt, found.scores, sequence.request.likeliest
         if scores is None:
             return []  # a chunk before the scored ones
-        done = [Token(prompt[0], None)] if text.scored == 0 else []
-        for offset, logprob in enumerate(scores.values[: len(row.tokens)].tolist()):
-            place = row.start + offset + 1
-            if place == text.scored + len(done) < len(prompt):  # after a worker's loss earlier ones come again
+        done = [Token(prompt[0], None)] if sequence.scored == 0 else []
+        for offset, logprob in enumerate(scores.values[: len(slot.tokens)].tolist()):
+            place = slot.start + offset + 1
+            if place == sequence.scored + len(done) < len(prompt):  # after a worker's loss earlier ones come again
                 ids, values = scores.ids[offset, :likeliest], scores.likeliest[offset, :likeliest]
                 best = tuple(zip(ids.tolist(), values.tolist(), strict=True))
                 done.append(Token(prompt[place], logprob, best))
-        text.scored += len(done)
+        sequence.scored += len(done)
         return done
 
     @staticmethod
@@ -471,5 +515,5 @@ class Scheduler:
         best = zip(found.ids[:likeliest].tolist(), found.values[:likeliest].tolist(), strict=True)
         return Token(drawn.token, drawn.logprob, tuple(best))
 
-    def _remove(self, seat: Seat, number: int) -> None:
-        seat.pool.give_back(seat.texts.pop(number).leave())
+    def _remove(self, worker: WorkerState, number: int) -> None:
+        worker.pool.release(worker.sequences.pop(number).release_pages())

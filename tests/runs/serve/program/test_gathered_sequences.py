@@ -13,13 +13,13 @@ from planetary.core.errors import ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runs.serve.messages import SERVING, ComputeCall, ServingJob
-from planetary.runs.serve.program.shape import ServingShape, decode_name, prefill_name, reaches_of
-from planetary.runs.serve.program.text_memory import PAGE, NoMemory
-from planetary.runs.serve.role import LoadedModel, RecalledTexts
+from planetary.runs.serve.program.cache_kinds import PAGE, NoCache
+from planetary.runs.serve.program.shape import ServingShape, context_sizes_of, decode_name, prefill_name
+from planetary.runs.serve.role import GatheredSequences, LoadedModel
 
-TEXTS = RecalledTexts("decode_b2_p4", ((1, 2), (3,)), (20, 9))
+TEXTS = GatheredSequences("decode_b2_p4", ((1, 2), (3,)), (20, 9))
 NEXT = ComputeCall(
-    call=1, function="decode_b2_p4", tokens=((5,), (6,)), starts=(20, 9), pages=((1, 2), (3,)), full=False
+    call=1, function="decode_b2_p4", tokens=((5,), (6,)), starts=(20, 9), page_tables=((1, 2), (3,)), full=False
 )
 
 
@@ -28,13 +28,13 @@ NEXT = ComputeCall(
     [
         ({}, True),
         ({"tokens": ((7,), (8,))}, True),
-        ({"pages": ((1, 2), (3, 9))}, True),  # a text got a further page
-        ({"pages": ((1, 4), (3,))}, False),
-        ({"pages": ((1,), (3,))}, False),
+        ({"page_tables": ((1, 2), (3, 9))}, True),  # a text got a further page
+        ({"page_tables": ((1, 4), (3,))}, False),
+        ({"page_tables": ((1,), (3,))}, False),
         ({"starts": (21, 9)}, False),
         ({"function": "decode_b2_p8"}, False),
-        ({"tokens": ((5,),), "starts": (20,), "pages": ((1, 2),)}, False),
-        ({"tokens": ((6,), (5,)), "starts": (9, 20), "pages": ((3,), (1, 2))}, False),
+        ({"tokens": ((5,),), "starts": (20,), "page_tables": ((1, 2),)}, False),
+        ({"tokens": ((6,), (5,)), "starts": (9, 20), "page_tables": ((3,), (1, 2))}, False),
     ],
 )
 def test_the_copy_serves_the_next_call_of_its_texts(changes: dict[str, object], serves: bool) -> None:
@@ -49,13 +49,19 @@ def test_a_chunk_changes_the_copy_if_it_writes_to_a_page_of_it(
     start: int, pages: tuple[int, ...], changed: bool
 ) -> None:
     chunk = ComputeCall(
-        call=1, function="prefill_s16_p4", tokens=((1,) * 16,), starts=(start,), pages=(pages,), full=False
+        call=1, function="prefill_s16_p4", tokens=((1,) * 16,), starts=(start,), page_tables=(pages,), full=False
     )
     assert TEXTS.is_changed_by(chunk) == changed
 
 
 SMALL = ServingShape(
-    vocabulary=9, window=8 * PAGE, pages=65, page_shape=(4, 2, PAGE, 8), batches=(1, 8), chunks=(PAGE,), reaches=(8,)
+    vocabulary=9,
+    window=8 * PAGE,
+    pages=65,
+    page_shape=(4, 2, PAGE, 8),
+    batches=(1, 8),
+    chunks=(PAGE,),
+    context_sizes=(8,),
 )
 
 
@@ -103,7 +109,9 @@ class Device:
 
 def decoding(first_page: int) -> ComputeCall:
     pages = tuple((first_page + text,) for text in range(8))
-    return ComputeCall(call=0, function=decode_name(8, 8), tokens=((1,),) * 8, starts=(5,) * 8, pages=pages, full=False)
+    return ComputeCall(
+        call=0, function=decode_name(8, 8), tokens=((1,),) * 8, starts=(5,) * 8, page_tables=pages, full=False
+    )
 
 
 def test_the_copy_of_other_texts_takes_the_place_of_the_one_before() -> None:
@@ -123,7 +131,7 @@ def test_a_device_that_fails_once_computes_again(fails: int) -> None:
     model = LoadedModel(device, SMALL, {})  # type: ignore[arg-type]
     model.compute(decoding(1))
     chunk = ComputeCall(
-        call=0, function=prefill_name(PAGE, 8), tokens=((1, 2),), starts=(0,), pages=((1,),), full=False
+        call=0, function=prefill_name(PAGE, 8), tokens=((1, 2),), starts=(0,), page_tables=((1,),), full=False
     )
     device.fails = fails
     for call in (chunk, decoding(9))[:fails]:
@@ -136,7 +144,12 @@ def test_a_device_that_fails_once_computes_again(fails: int) -> None:
 def test_a_job_of_a_deep_model_with_narrow_weights_fits_into_a_message() -> None:
     """SmolLM2-135M in int8: 30 layers of seven matrices with scales, every function of a window of 1,024."""
     shape = ServingShape(
-        vocabulary=49_152, window=1024, pages=364, page_shape=(60, 3, PAGE, 64), reaches=reaches_of(1024), hidden=576
+        vocabulary=49_152,
+        window=1024,
+        pages=364,
+        page_shape=(60, 3, PAGE, 64),
+        context_sizes=context_sizes_of(1024),
+        hidden=576,
     )
     params = tuple(
         TensorSpec(f"blocks.{layer}.attention.projection_{number}.{part}", kind, (576, 576))
@@ -144,8 +157,8 @@ def test_a_job_of_a_deep_model_with_narrow_weights_fits_into_a_message() -> None
         for number in range(9)
         for part, kind in (("values", "i8"), ("scales", "f32"))
     )
-    for memory in (shape.memory, NoMemory()):
-        other = msgspec.structs.replace(shape, memory=memory)
+    for memory in (shape.cache_kind, NoCache()):
+        other = msgspec.structs.replace(shape, cache_kind=memory)
         assert other.params_of(other.functions(params)) == params
     job = ServingJob(
         run="r",

@@ -1,4 +1,4 @@
-"""Texts that one process computes by itself, with the scheduler and the sampler of a served model."""
+"""Sequences that one process computes by itself, with the scheduler and the sampler of a served model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.program.shape import IDS, ROW, VALUES, ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
-from planetary.runs.serve.scheduling.scheduler import Given, Scheduler
-from planetary.runs.serve.scheduling.texts import TextRequest
+from planetary.runs.serve.scheduling.scheduler import Scheduler, SequenceOutput
+from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
 _WORKER = 1  # session of the scheduler's only worker
 
@@ -24,11 +24,11 @@ class Computes(Protocol):
         ...
 
 
-class LocalTexts:
-    """Continues texts on one device, without a gateway. Used by one thread at a time."""
+class LocalSequences:
+    """Continues sequences on one device, without a gateway. Used by one thread at a time."""
 
     def __init__(self, model: Computes, shape: ServingShape, vocabulary: int) -> None:
-        """Start without texts.
+        """Start without sequences.
 
         Args:
             model: on the device, with an empty cache.
@@ -39,22 +39,22 @@ class LocalTexts:
         self._scheduler = Scheduler(shape, vocabulary)
         self._scheduler.join(_WORKER)
 
-    def submit(self, request: TextRequest) -> None:
-        """Take a text, whose prompt is shorter than the window and is not scored."""
+    def submit(self, request: SequenceRequest) -> None:
+        """Take a sequence, whose prompt is shorter than the window and is not scored."""
         self._scheduler.submit(request)
 
     def cancel(self, number: int) -> None:
-        """Forget a text, unless it is finished."""
+        """Forget a sequence, unless it is finished."""
         self._scheduler.cancel(number)
 
-    def tokens(self) -> Iterator[Given]:
-        """Yield the tokens of all texts as they are drawn, until every text is finished or cancelled."""
+    def tokens(self) -> Iterator[SequenceOutput]:
+        """Yield the tokens of all sequences as they are drawn, until every sequence is finished or cancelled."""
         while calls := self._scheduler.next_calls():
             for session, call in calls:
                 found = self._model.compute(ComputeCall.of(0, call))
                 row = found.get(ROW)
                 results = [
                     Candidates(found[IDS][i], found[VALUES][i], None if row is None else row[i])
-                    for i in range(len(call.rows))
+                    for i in range(len(call.slots))
                 ]
                 yield from self._scheduler.computed(session, results)

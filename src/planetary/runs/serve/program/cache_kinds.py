@@ -1,4 +1,4 @@
-"""The memory of a device for a text between two calls. Needs no JAX."""
+"""The memory of a device for a sequence between two calls. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import msgspec
 PAGE = 16  # tokens
 
 
-class TextMemory(msgspec.Struct, frozen=True, tag_field="kind"):
-    """How a model remembers the tokens of a text.
+class CacheKind(msgspec.Struct, frozen=True, tag_field="kind"):
+    """How a model remembers the tokens of a sequence.
 
     Attributes:
-        is_shared: whether texts that begin alike can use the same pages.
+        is_shared: whether sequences that begin alike can use the same pages.
         remembers: whether a call adds to the memory of the calls before it.
     """
 
@@ -24,11 +24,11 @@ class TextMemory(msgspec.Struct, frozen=True, tag_field="kind"):
         return True
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages a text of so many tokens takes."""
+        """Return how many pages a sequence of so many tokens takes."""
         raise NotImplementedError
 
 
-class KeysAndValues(TextMemory, frozen=True, tag="keys and values"):
+class KeyValueCache(CacheKind, frozen=True, tag="keys and values"):
     """Keys and values of every token, in pages of `PAGE` tokens."""
 
     @property
@@ -39,15 +39,15 @@ class KeysAndValues(TextMemory, frozen=True, tag="keys and values"):
         return -(-tokens // PAGE)
 
 
-class RecurrentState(TextMemory, frozen=True, tag="state"):
-    """A state of fixed size: one page, whatever the text's length."""
+class RecurrentState(CacheKind, frozen=True, tag="state"):
+    """A state of fixed size: one page, whatever the sequence's length."""
 
     def pages_for(self, tokens: int) -> int:
         return min(tokens, 1)
 
 
-class NoMemory(TextMemory, frozen=True, tag="nothing"):
-    """Nothing: every call computes the whole text again."""
+class NoCache(CacheKind, frozen=True, tag="nothing"):
+    """Nothing: every call computes the whole sequence again."""
 
     @property
     def remembers(self) -> bool:
@@ -57,4 +57,4 @@ class NoMemory(TextMemory, frozen=True, tag="nothing"):
         return 0
 
 
-AnyMemory = KeysAndValues | RecurrentState | NoMemory
+AnyCacheKind = KeyValueCache | RecurrentState | NoCache

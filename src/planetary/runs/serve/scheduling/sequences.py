@@ -1,4 +1,4 @@
-"""A text that is being continued, wherever it is computed."""
+"""A sequence that is being continued, wherever it is computed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from planetary.runs.serve.scheduling.sampling import SamplingOptions
 FinishReason = Literal["stop", "length", "error"]
 
 
-class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A text to continue.
+class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence to continue.
 
     Attributes:
-        text: its number, which nothing else has.
+        number: unique number of the sequence.
         user: whose it is; users get equal shares.
         prompt: tokens, one at least.
         most: how many tokens to generate at most, 1 at least.
         options: how they are drawn.
-        ends: tokens that end the text; they are not given out.
+        ends: tokens that end the sequence; they are not given out.
         likeliest: for how many of the likeliest tokens log-probabilities are wanted beside the drawn one's.
         scores_prompt: whether the prompt's own log-probabilities are wanted.
         embeds: whether the mean of the prompt's last hidden states is wanted, and no token.
-        constraint: that the generated tokens obey; None: there is none. It is this text's alone.
+        constraint: that the generated tokens obey; None: there is none. It is this sequence's alone.
     """
 
-    text: int
+    number: int
     user: str = ""
     prompt: tuple[int, ...]
     most: int
@@ -45,7 +45,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A token of a text.
+    """A token of a sequence.
 
     Attributes:
         token: its id.
@@ -59,13 +59,13 @@ class Token(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Text:
-    """How far a text is. All of it but pages and cached tokens outlasts its worker.
+class SequenceState:
+    """How far a sequence is. All of it but pages and cached tokens outlasts its worker.
 
     Attributes:
         request: its prompt and options.
         tokens: the prompt, and the generated ones.
-        pages: of the cache of its worker.
+        page_table: pages in the cache of its worker.
         cached: how many of its tokens have keys and values there.
         scored: how many tokens of the prompt have been given out with their log-probabilities.
         hidden: sum of the last hidden states of the tokens its worker has cached; None: there are none.
@@ -73,9 +73,9 @@ class Text:
         turn: when it was last part of a call; those that have waited longest come first.
     """
 
-    request: TextRequest
+    request: SequenceRequest
     tokens: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
+    page_table: list[int] = field(default_factory=list)
     cached: int = 0
     scored: int = 0
     hidden: np.ndarray | None = None
@@ -109,12 +109,12 @@ class Text:
         return self.missing > 1 or self.scores
 
     def prefix(self, page: int) -> Prefix:
-        """Return the key of the text up to the end of its page of this number, which is full."""
+        """Return the key of the sequence up to the end of its page of this number, which is full."""
         if len(self.known_prefixes) <= page:
             self.known_prefixes = list(prefixes(self.tokens))
         return self.known_prefixes[page]
 
-    def leave(self) -> list[int]:
+    def release_pages(self) -> list[int]:
         """Forget where it is computed; return its pages there."""
-        pages, self.pages, self.cached, self.hidden = self.pages, [], 0, None
+        pages, self.page_table, self.cached, self.hidden = self.page_table, [], 0, None
         return pages

@@ -179,7 +179,7 @@ class SmallPolicy:
             batches=(8,),
             chunks=(PAGE,),
             prefills=(8,),
-            reaches=(1,),
+            context_sizes=(1,),
             most_candidates=1,
             scores_prompts=False,
         )

@@ -183,7 +183,7 @@ def test_a_copy_of_pages_is_no_larger_than_the_cache() -> None:
     shape = ServingShape(
         vocabulary=9, window=8 * PAGE, pages=17, page_shape=(4, 2, PAGE, 8), batches=(1, 4), context_sizes=(2, 8)
     )
-    copied = {name for name in shape.functions(()) if name.startswith("recall")}
+    copied = {name for name in shape.functions(()) if name.startswith("gather")}
     assert copied == {"gather_b1_p2", "gather_b1_p8", "gather_b4_p2"}
     assert [spec.shape for spec in shape.gathered(4, 2)] == 2 * [(4, 2, 8, 2 * PAGE), (4, 2, 2 * PAGE, 8)]
     assert "gathered_keys.0" not in {one.name for one in shape.functions(())["decode_b4_p8"].arguments}

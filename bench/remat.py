@@ -83,7 +83,7 @@ def _compile_xla(step: Any, model: Any) -> tuple[int, Any, list]:
     import jax
 
     from planetary.compiler.backends import xla
-    from planetary.compiler.step.train_step import replaced_arguments
+    from planetary.compiler.step.step_module import replaced_arguments
 
     device = jax.devices("cpu")[0]
     text, kinds = xla.as_main(step.portable, "train_step", replaced=replaced_arguments(step.spec))

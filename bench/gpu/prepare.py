@@ -23,7 +23,8 @@ from planetary.compiler.frontend.export import export_model
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.step import ProgramSpec
-from planetary.fleet.preparation.compiling import CompileTarget, compile_and_verify
+from planetary.fleet.preparation.compile_process import compile_and_verify
+from planetary.fleet.preparation.compiling import CompileTarget
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.program.programs import expert_program
 from planetary.runtime.host import host_features

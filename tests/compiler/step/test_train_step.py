@@ -15,7 +15,8 @@ from step_runs import CONSTANT, scalars
 from planetary.compiler.autodiff.differentiate import differentiate
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model, export_loss, export_model
-from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step, replaced_arguments
+from planetary.compiler.step.step_module import replaced_arguments
+from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.models import nanochat

@@ -20,7 +20,7 @@ from planetary.compiler.backends.targets import Target, compiler_flags, nearest
 from planetary.compiler.backends.vector_units import vector_unit
 from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.weight_blocks import store_in_blocks
-from planetary.compiler.step.train_step import TrainStep, replaced_arguments
+from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from planetary.compiler.backends import xla
-from planetary.compiler.step.train_step import TrainStep, replaced_arguments
+from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.errors import CompileError
 
 

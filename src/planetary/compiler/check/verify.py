@@ -31,7 +31,7 @@ from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verification_report import VerifyReport, read_report, write_report
 from planetary.compiler.ir import Operation, Type, Value
 from planetary.compiler.rewrites.precision import CONTRACTIONS, coarsest_factor
-from planetary.compiler.step.train_step import TrainStep, replaced_arguments
+from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.deviations import (
     CHANGE_TOLERANCE,
     FACTOR_ROUNDINGS,

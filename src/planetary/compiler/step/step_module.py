@@ -29,3 +29,9 @@ class TrainStep:
     portable: bytes
     remat: Plan | None = None
     notes: tuple[str, ...] = ()
+
+
+def replaced_arguments(spec: StepSpec) -> list[int]:
+    """Return, for each result of `train_step` but loss and norm, the argument it replaces."""
+    first_state = len(spec.params) + len(spec.buffers)
+    return [*range(len(spec.params)), *range(first_state, first_state + len(spec.opt_state))]

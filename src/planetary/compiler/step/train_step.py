@@ -39,7 +39,7 @@ from planetary.core.errors import CompileError, UnsupportedOpError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
-__all__ = ["StepOptions", "TrainStep", "build_train_step", "replaced_arguments"]
+__all__ = ["StepOptions", "TrainStep", "build_train_step"]
 
 
 def build_train_step(
@@ -324,12 +324,6 @@ def _fed(part: TensorSpec) -> TensorSpec:
 
 def _body(module: ir.Module, function: str) -> ir.Block:
     return ir.entry_block(ir.functions(module)[function])
-
-
-def replaced_arguments(spec: StepSpec) -> list[int]:
-    """Return, for each result of `train_step` but loss and norm, the argument it replaces."""
-    first_state = len(spec.params) + len(spec.buffers)
-    return [*range(len(spec.params)), *range(first_state, first_state + len(spec.opt_state))]
 
 
 def _element(dtype: str) -> ir.Type:

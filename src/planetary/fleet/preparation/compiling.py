@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -25,25 +23,22 @@ from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
 from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.step import ProgramSpec, StepSpec
-from planetary.core.tensors import TensorSpec
 from planetary.fleet.preparation.environment import environment
-from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
+from planetary.fleet.shell.child import Child, describe_exit
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from planetary.compiler.backends.iree import Artifact
-    from planetary.compiler.step.train_step import TrainStep
-    from planetary.runtime.executor import Executor
+    from planetary.compiler.step.step_module import TrainStep
     from planetary.runtime.program_runner import Program
 
 log = logging.getLogger(__name__)
 
-_THIS = "planetary.fleet.preparation.compiling"
+_CHILD = "planetary.fleet.preparation.compile_process"
 
 TIME_LIMIT_S = 3600.0
-_REQUEST, _MODULE, _ANSWER = "request.json", "module.mlirbc", "answer.json"
+REQUEST, MODULE, _ANSWER = "request.json", "module.mlirbc", "answer.json"
 _LOOK_EVERY_S = 0.5  # seconds between two checks for a refusal, while the child goes on
 
 
@@ -67,35 +62,21 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
     reference: str = ""  # digest of the reference for the results of workers' devices
 
 
-class _StepRequest(msgspec.Struct, frozen=True, tag="step"):
+class StepRequest(msgspec.Struct, frozen=True, tag="step"):
+    """A training step to compile; the folder has its module, and the values the check starts from."""
+
     target: CompileTarget
     spec: StepSpec
     cache: str
     notes: tuple[str, ...] = ()  # notes on the step
 
-    def answer(self, folder: Path) -> PublishedArtifact:
-        return compile_and_verify(
-            (folder / _MODULE).read_bytes(),
-            self.spec,
-            self.target,
-            params=_load(folder / "params.npz", self.spec.params),
-            buffers=_load(folder / "buffers.npz", self.spec.buffers),
-            cache=Path(self.cache),
-            notes=self.notes,
-            on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
-        )
 
+class ProgramRequest(msgspec.Struct, frozen=True, tag="program"):
+    """A program to compile; the folder has its module."""
 
-class _ProgramRequest(msgspec.Struct, frozen=True, tag="program"):
     target: CompileTarget
     spec: ProgramSpec
     cache: str
-
-    def answer(self, folder: Path) -> PublishedArtifact:
-        from planetary.fleet.preparation import program_compiling
-
-        portable = (folder / _MODULE).read_bytes()
-        return program_compiling.compile_and_verify(portable, self.spec, self.target, Path(self.cache))
 
 
 class CompileAnswer(msgspec.Struct, frozen=True):
@@ -153,7 +134,7 @@ async def compile_apart(prepared: StepToCompile, target: CompileTarget, cache: P
         np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
         np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
 
-    request = _StepRequest(target, spec, str(cache), prepared.step.notes)
+    request = StepRequest(target, spec, str(cache), prepared.step.notes)
     return await _published_once(request, prepared.step.portable, write)
 
 
@@ -170,11 +151,11 @@ async def compile_program_apart(
         cache: where artifacts and references are kept.
     """
     spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest, program.weights)
-    return await _published_once(_ProgramRequest(target, spec, str(cache)), program.portable)
+    return await _published_once(ProgramRequest(target, spec, str(cache)), program.portable)
 
 
 async def _published_once(
-    request: _StepRequest | _ProgramRequest, portable: bytes, write: Callable[[Path], None] = lambda folder: None
+    request: StepRequest | ProgramRequest, portable: bytes, write: Callable[[Path], None] = lambda folder: None
 ) -> PublishedArtifact:
     """Return the artifact published for a module of StableHLO and a target, or have a child process make it.
 
@@ -195,10 +176,10 @@ async def _published_once(
         return known
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
         folder = Path(name)
-        await asyncio.to_thread((folder / _REQUEST).write_bytes, msgspec.json.encode(request))
-        await asyncio.to_thread((folder / _MODULE).write_bytes, portable)
+        await asyncio.to_thread((folder / REQUEST).write_bytes, msgspec.json.encode(request))
+        await asyncio.to_thread((folder / MODULE).write_bytes, portable)
         await asyncio.to_thread(write, folder)
-        published = await answer_of_child(_THIS, folder)
+        published = await answer_of_child(_CHILD, folder)
     if store.has(published.digest):
         store.link(key, store.put(msgspec.json.encode(published)))
     return published
@@ -290,79 +271,7 @@ async def _wait_and_tell(child: Child, answer: Path) -> int:
         waiting.cancel()
 
 
-def compile_and_verify(
-    portable: bytes,
-    spec: StepSpec,
-    target: CompileTarget,
-    *,
-    params: Mapping[str, np.ndarray],
-    buffers: Mapping[str, np.ndarray],
-    cache: Path,
-    notes: tuple[str, ...] = (),
-    on_refusal: Callable[[str], None] = lambda text: None,
-) -> PublishedArtifact:
-    """Do the work in this process; `notes` are the step's, `on_refusal` as in `verify_artifact`.
-
-    Raises `CompileError`, `UserError` or `ResourceError`.
-    """
-    from planetary.compiler.backends.iree import compile_artifact
-    from planetary.compiler.backends.targets import Target
-    from planetary.compiler.check.verify import reference_digest, verify_artifact
-    from planetary.compiler.step.train_step import TrainStep
-    from planetary.runtime.backends import open_executor
-
-    step = TrainStep("", spec, portable, notes=notes)
-    store = BlobStore(cache / "blobs")
-    began = time.monotonic()
-    artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
-    compiled = time.monotonic()
-
-    def open_runner(artifact: Artifact, spec: StepSpec) -> Executor:
-        return open_executor(store.verified_path(store.put(artifact.data)), spec, backend=artifact.target.backend)
-
-    report = verify_artifact(
-        step,
-        artifact,
-        open_runner,
-        params=params,
-        buffers=buffers,
-        local=Target("cpu", "host", host_features()),
-        cache=store,
-        on_refusal=on_refusal,
-    )
-    return PublishedArtifact(
-        artifact.digest,
-        len(artifact.data),
-        report.summary,
-        compile_s=compiled - began,
-        verify_s=time.monotonic() - compiled,
-        cached=artifact.cached,
-        reference=reference_digest(store, spec) or "",
-    )
-
-
-def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as file:
-        return {spec.name: file[f"arr_{i}"] for i, spec in enumerate(specs)}
-
-
-def _serve(folder: Path) -> None:
-    request = msgspec.json.decode((folder / _REQUEST).read_bytes(), type=_StepRequest | _ProgramRequest)
-    try:
-        answer = CompileAnswer(request.answer(folder))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
-        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = CompileAnswer(None, text)
-    give_answer(folder, answer)
-
-
 def give_answer(folder: Path, answer: CompileAnswer) -> None:
     """Leave the answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
     (folder / "answer.new").rename(folder / _ANSWER)
-
-
-if __name__ == "__main__":
-    end_with_parent(lambda: os._exit(0))
-    _serve(Path(sys.argv[1]))
-    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

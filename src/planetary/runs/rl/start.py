@@ -26,7 +26,7 @@ from planetary.machine.journal import Record, replay
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.preparation import PreparedPolicy
 from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
-from planetary.runs.rounds.gateway.start import trim_metrics
+from planetary.runs.rounds.metrics import trim_metrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of

@@ -9,7 +9,8 @@ from fault_schedules import LIMIT_S, ROUNDS, WORKERS
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.machine.journal import replay
-from planetary.runs.rounds.controller.round_end import finished_by_checkpoint, unreported
+from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
+from planetary.runs.rounds.metrics import unreported
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training

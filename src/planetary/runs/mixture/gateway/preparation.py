@@ -50,7 +50,7 @@ from planetary.runs.mixture.training.expert_work import HeldExperts
 from planetary.runs.mixture.training.participant_states import ComposerState, TrainingState
 from planetary.runs.mixture.training.replicas import only_shards
 from planetary.runs.rounds.gateway.run_step import write_record
-from planetary.runs.rounds.gateway.start import resume_metrics
+from planetary.runs.rounds.metrics import resume_metrics
 from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, schedule_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     PreparedRecord,

@@ -35,9 +35,10 @@ from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.leases import Leases
 from planetary.runs.rounds.controller.ring import Ring
-from planetary.runs.rounds.controller.round_end import MetricsLines, finished_record, merged_metrics, metrics_of
+from planetary.runs.rounds.controller.round_end import MetricsLines, finished_record, merged_metrics
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
+from planetary.runs.rounds.metrics import metrics_of
 from planetary.runs.rounds.state import ControllerState, OpenRound, contradiction
 from planetary.sync.rounds import RoundAction
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from planetary.fleet.protocol.events import WriteMetrics
-from planetary.fleet.protocol.records import EvalFinished, RoundClosed, RoundFinished, RoundStarted
+from planetary.fleet.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runs.rounds.controller.desk import RoundsDesk
@@ -123,62 +123,6 @@ def began_at(records: Sequence[Record], round_: int) -> float:
         or (isinstance(r, RoundFinished) and r.round == round_ - 1)
     ]
     return times[-1]
-
-
-def unreported(records: Sequence[Record], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
-    """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
-
-    A gateway dying during an evaluation leaves the round's line unwritten.
-    """
-    ends = {r.round: r for r in records if isinstance(r, RoundFinished) and r.round <= until and r.round not in told}
-    return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
-
-
-def lines_at_resume(
-    records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
-) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Return the metrics to keep, and those for the resumed run to write.
-
-    After a power cut a line may be on the disk without the record of the evaluation. The journal is the state, so the
-    line loses that held-out loss.
-
-    Args:
-        records: the journal, before it is resumed.
-        written: the metrics so far, of rounds up to `until`.
-        until: the round the run goes on from.
-        inner_steps: of each round.
-        evaluates: whether the parameters of `until` are evaluated now. An earlier stop may have written the round's
-            line without the held-out loss; it is written again.
-    """
-    known = {record.version for record in records if isinstance(record, EvalFinished)}
-    agreed = [
-        line if line.round in known or line.eval_loss is None else msgspec.structs.replace(line, eval_loss=None)
-        for line in written
-    ]
-    stay = [line for line in agreed if line.round < until or not evaluates]
-    late = unreported(records, {line.round for line in written}, until, inner_steps)
-    return stay, late + [line for line in agreed if line.round == until and evaluates]
-
-
-def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
-    """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
-    return RoundMetrics(
-        round=finished.round,
-        loss=finished.loss,
-        eval_loss=None,
-        tokens=finished.tokens,
-        tokens_total=finished.tokens_total,
-        seconds=finished.seconds,
-        workers=finished.workers,
-        inner_steps=inner_steps,
-        bytes_up=0,
-        bytes_down=0,
-        tokens_per_s=finished.tokens / finished.seconds,
-        compute_fraction=finished.compute_fraction,
-        delta_norm=finished.delta_norm,
-        merged=finished.merged,
-        contributions=finished.contributions,
-    )
 
 
 class MetricsLines:

@@ -33,9 +33,10 @@ from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
 from planetary.runs.rounds.gateway.run_step import keep_step, own_record, record_of, step_news
-from planetary.runs.rounds.gateway.start import RoundsStart, begin, trim_metrics
+from planetary.runs.rounds.gateway.start import RoundsStart, begin
 from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
+from planetary.runs.rounds.metrics import trim_metrics
 from planetary.runs.rounds.preparation.budget import MachineSpeed
 from planetary.runs.rounds.preparation.machine_speed import fit_run, local_target, measure_speed
 from planetary.runs.rounds.preparation.next_step import ExportStep, export_apart, in_place_of

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
-from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
@@ -25,10 +23,11 @@ from planetary.fleet.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
-from planetary.machine.journal import Record, replay
+from planetary.machine.journal import replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
-from planetary.runs.rounds.controller.round_end import finished_by_checkpoint, lines_at_resume
+from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
 from planetary.runs.rounds.gateway.run_step import keep_step, write_record
+from planetary.runs.rounds.metrics import resume_metrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared, schedule_of
 from planetary.runs.rounds.state import ControllerState
@@ -207,36 +206,6 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
             f"({info.config_hash[:12]}) than this one ({policy.config_hash[:12]}): "
             "only the number of rounds and keys without effect on the mathematics may differ in a resumed run"
         )
-
-
-def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[RoundMetrics]:
-    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
-    if not path.exists():
-        return []
-    JsonLinesWriter(path, files).close()  # cuts off a torn last line
-    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
-    _write_lines(path, kept, files)
-    return kept
-
-
-def _write_lines(path: Path, lines: Iterable[RoundMetrics], files: DurableFiles) -> None:
-    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), files)
-
-
-def resume_metrics(
-    path: Path,
-    records: Sequence[Record],
-    until: int,
-    inner_steps: int,
-    *,
-    evaluates: bool,
-    files: DurableFiles = DISK,
-) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
-    stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
-    if path.exists():
-        _write_lines(path, stay, files)
-    return stay, late
 
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:

@@ -1,0 +1,122 @@
+"""The process that compiles and verifies what `compiling` asks for: the only one that loads the compiler for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fleet.preparation import program_compiling
+from planetary.fleet.preparation.compiling import (
+    MODULE,
+    REQUEST,
+    CompileAnswer,
+    CompileTarget,
+    ProgramRequest,
+    PublishedArtifact,
+    StepRequest,
+    give_answer,
+)
+from planetary.fleet.shell.child import end_with_parent
+from planetary.runtime.host import host_features
+
+if TYPE_CHECKING:
+    from planetary.compiler.backends.iree import Artifact
+    from planetary.runtime.executor import Executor
+
+
+def compile_and_verify(
+    portable: bytes,
+    spec: StepSpec,
+    target: CompileTarget,
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    cache: Path,
+    notes: tuple[str, ...] = (),
+    on_refusal: Callable[[str], None] = lambda text: None,
+) -> PublishedArtifact:
+    """Do the work in this process; `notes` are the step's, `on_refusal` as in `verify_artifact`.
+
+    Raises `CompileError`, `UserError` or `ResourceError`.
+    """
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import reference_digest, verify_artifact
+    from planetary.compiler.step.step_module import TrainStep
+    from planetary.runtime.backends import open_executor
+
+    step = TrainStep("", spec, portable, notes=notes)
+    store = BlobStore(cache / "blobs")
+    began = time.monotonic()
+    artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
+    compiled = time.monotonic()
+
+    def open_runner(artifact: Artifact, spec: StepSpec) -> Executor:
+        return open_executor(store.verified_path(store.put(artifact.data)), spec, backend=artifact.target.backend)
+
+    report = verify_artifact(
+        step,
+        artifact,
+        open_runner,
+        params=params,
+        buffers=buffers,
+        local=Target("cpu", "host", host_features()),
+        cache=store,
+        on_refusal=on_refusal,
+    )
+    return PublishedArtifact(
+        artifact.digest,
+        len(artifact.data),
+        report.summary,
+        compile_s=compiled - began,
+        verify_s=time.monotonic() - compiled,
+        cached=artifact.cached,
+        reference=reference_digest(store, spec) or "",
+    )
+
+
+def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {spec.name: file[f"arr_{i}"] for i, spec in enumerate(specs)}
+
+
+def _published(request: StepRequest | ProgramRequest, folder: Path) -> PublishedArtifact:
+    portable, cache = (folder / MODULE).read_bytes(), Path(request.cache)
+    if isinstance(request, ProgramRequest):
+        return program_compiling.compile_and_verify(portable, request.spec, request.target, cache)
+    return compile_and_verify(
+        portable,
+        request.spec,
+        request.target,
+        params=_load(folder / "params.npz", request.spec.params),
+        buffers=_load(folder / "buffers.npz", request.spec.buffers),
+        cache=cache,
+        notes=request.notes,
+        on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
+    )
+
+
+def _serve(folder: Path) -> None:
+    request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=StepRequest | ProgramRequest)
+    try:
+        answer = CompileAnswer(_published(request, folder))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
+        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
+        answer = CompileAnswer(None, text)
+    give_answer(folder, answer)
+
+
+if __name__ == "__main__":
+    end_with_parent(lambda: os._exit(0))
+    _serve(Path(sys.argv[1]))
+    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

@@ -32,7 +32,8 @@ from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
-from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run, schedule_of
+from planetary.runs.rounds.preparation.options import schedule_of
+from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 from planetary.sync.contributions import Contribution

@@ -38,8 +38,9 @@ from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.protocol import messages as m
 from planetary.runs.rounds.changes import ChangeOf, start_offer
+from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
-from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
+from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.exchange import Outgoing, Trained, exchange_of
 from planetary.sync.contributions import Contribution
 from planetary.sync.merge import rule_of

@@ -9,7 +9,8 @@ import pytest
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.data.bigram import LARGEST_VOCABULARY, bigram_baseline, count_pairs, fit_bigram
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 
 
 def test_pairs_are_counted_within_rows_only() -> None:

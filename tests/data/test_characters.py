@@ -13,7 +13,8 @@ from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.data import prepare as prepare_module
 from planetary.data import sources
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
 from planetary.data.tokenizer import CHARACTERS, CharTokenizer, load_tokenizer
 

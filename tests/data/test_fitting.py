@@ -8,8 +8,10 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.data.fitting import STEP_LEASES, changes, fit_to_data, length_of
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.fitted_keys import changes
+from planetary.data.fitting import STEP_LEASES, fit_to_data, length_of
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.run_length import RunLength
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]

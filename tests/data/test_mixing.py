@@ -15,7 +15,8 @@ import pytest
 
 from planetary.core.config import Config, config_from_tables, load_config, to_toml
 from planetary.core.errors import ResourceError, UserError
-from planetary.data.prepare import PreparedData, blocks_of_mixture, chosen_blocks, prepare
+from planetary.data.prepare import blocks_of_mixture, chosen_blocks, prepare
+from planetary.data.prepared_data import PreparedData
 
 BLOCK = 8
 

@@ -14,7 +14,8 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.data import formats, sources
 from planetary.data import prepare as building_module
 from planetary.data import prepare as prepare_module
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
 from planetary.data.tokenizer import load_tokenizer
 

@@ -25,7 +25,7 @@ from planetary.compiler.step.train_step import build_train_step
 from planetary.core.config import config_from_tables, to_toml
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
-from planetary.runs.rounds.preparation.preparation import builder_options
+from planetary.runs.rounds.preparation.options import builder_options
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 

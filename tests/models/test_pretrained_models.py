@@ -28,7 +28,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.pretrained_files import keep_files
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import fill_tree, tree_names
-from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
+from planetary.runs.rounds.preparation.options import builder_options, given_weights
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 STRETCHED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 4}

@@ -16,7 +16,8 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.data.reader import read_slice
 from planetary.fleet.protocol import messages as m
-from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
+from planetary.runs.rounds.preparation.options import schedule_of
+from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import batches_of, inner_steps
 from planetary.runtime.pjrt_executor import PjrtExecutor
 

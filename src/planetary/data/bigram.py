@@ -18,7 +18,7 @@ import numpy as np
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import Slice
-from planetary.data.prepare import PreparedData
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
 
 LARGEST_VOCABULARY = 4096  # counts are a dense V × V table: 128 MiB at this size

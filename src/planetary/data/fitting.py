@@ -10,7 +10,7 @@ import msgspec
 from planetary.core.config import Config
 from planetary.core.configuration.strict import with_fitting_warmup
 from planetary.core.errors import UserError
-from planetary.data.prepare import PreparedData
+from planetary.data.prepared_data import PreparedData
 from planetary.data.run_length import RunLength
 
 log = logging.getLogger(__name__)
@@ -121,21 +121,6 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
         config = replace(config, train=replace(config.train, inner_steps=most))
     config = with_fitting_warmup(config, config.total_inner_steps)
     return leases.within_epochs(config, data.train.count)
-
-
-FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
-"""Keys a run may have smaller than it was given them."""
-
-
-def changes(given: Config, fitted: Config) -> str:
-    """Return the changes of `fit_to_data`, for a display; "" for none."""
-    found = []
-    for dotted in FITTED:
-        section, key = dotted.split(".")
-        before, after = (getattr(getattr(config, section), key) for config in (given, fitted))
-        if before != after:
-            found.append(f"{dotted} is {after} instead of {before}")
-    return f"fitted to the data: {', '.join(found)}" if found else ""
 
 
 def _batches(config: Config, tokens: int, part: str) -> int:

@@ -23,10 +23,9 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
-from planetary.core.token_slice import Slice
+from planetary.data.prepared_data import PreparedData
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
-from planetary.data.slices import SliceOrder, eval_chunks
 from planetary.data.sources import is_held_out, summary, tokens
 from planetary.data.token_file import TokenFile, smallest_dtype
 from planetary.data.tokenizer import CharTokenizer, Tokenizer
@@ -356,39 +355,6 @@ def _write_blocks(
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
-
-
-class PreparedData(msgspec.Struct, frozen=True):
-    """Token files that are ready to be trained on."""
-
-    train: TokenFile
-    held_out: TokenFile
-    vocab_size: int  # every token is below it
-    tokenizer: Tokenizer | None  # None: the source is a token file and no tokenizer.json was given
-    block_tokens: int
-    key: str  # sha256 (hex) of everything the files depend on: equal keys mean equal tokens in equal order
-    folder: Path
-    documents: int
-    notes: tuple[str, ...] = ()  # line for each source: kind, and the beginning of the first text
-
-    def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
-        """Return which lease stands for which tokens; raises `UserError` for less than one slice.
-
-        `slice_tokens`: of a lease; None: as the configuration divides the data among workers.
-        """
-        return SliceOrder(
-            self.train,
-            config.tokens_per_slice if slice_tokens is None else slice_tokens,
-            self.block_tokens,
-            config.run.seed,
-            config.data.sampling,
-            config.data.shuffle_leases,
-            config.leases_per_slice if slice_tokens is None else 1,
-        )
-
-    def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:
-        """Return the held-out batches that `config.eval.batches` asks for; see `slices.eval_chunks`."""
-        return eval_chunks(self.held_out, config.eval.batches, config.tokens_per_batch, batches_per_chunk)
 
 
 def prepare(config: Config, cache_dir: str | Path) -> PreparedData:

@@ -28,7 +28,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import CheckpointConfig, Config, FabricConfig, MoeConfig, RunConfig, TrainConfig
 from planetary.core.errors import CompileError
 from planetary.core.step import FunctionSpec
-from planetary.data.prepare import PreparedData
+from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, PAYLOADS

@@ -15,7 +15,8 @@ from planetary.core.config import apply_overrides, load_config, to_toml
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.preparation.compile_process import compile_and_verify
 from planetary.fleet.preparation.compiling import CompileTarget
-from planetary.runs.rounds.preparation.preparation import prepare_run, schedule_of
+from planetary.runs.rounds.preparation.options import schedule_of
+from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 

@@ -24,8 +24,8 @@ from planetary.core.clock import Clock
 from planetary.core.config import Config
 from planetary.core.errors import ConflictError, PlanetaryError
 from planetary.core.tensors import TensorSpec
-from planetary.data.fitting import changes
-from planetary.data.prepare import PreparedData
+from planetary.data.fitted_keys import changes
+from planetary.data.prepared_data import PreparedData
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.gateway.reception import Reception

@@ -309,7 +309,7 @@ def _check_tables(options: object, roles: object) -> None:
 def _pretrained(folder: Path, options: Mapping[str, Any], roles: Mapping[str, Role] | None) -> Model:
     from planetary.compiler.frontend.export import export_model
     from planetary.core.config import config_from_tables
-    from planetary.runs.rounds.preparation.preparation import given_weights
+    from planetary.runs.rounds.preparation.options import given_weights
 
     model = {"source": str(folder), "options": dict(options)}
     tokenizer = {"tokenizer": "byte"}  # none is needed here, so none is asked for

@@ -26,7 +26,7 @@ from planetary.data.tokenizer_settings import TOKENIZER_CONFIG_FILE
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.run.model.pretrained_files import COMPANIONS, kept_files
 from planetary.run.model.trained_model import all_values, code_of, tokenizer_of_run, tree_names
-from planetary.runs.rounds.preparation.preparation import builder_options
+from planetary.runs.rounds.preparation.options import builder_options
 
 _TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 

@@ -42,7 +42,7 @@ from planetary.run.model.trained_model import (
     tree_names,
     weights_in,
 )
-from planetary.runs.rounds.preparation.preparation import builder_options, given_weights
+from planetary.runs.rounds.preparation.options import builder_options, given_weights
 from planetary.runs.serve.config import is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode

@@ -20,7 +20,7 @@ from planetary.core.errors import CompileError, UserError
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED
-from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
+from planetary.runs.rounds.preparation.options import builder_options, given_weights, refuse_ternary_twice
 
 
 def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:

@@ -15,7 +15,6 @@ from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.fleet.shell.shell import TensorSource
@@ -31,6 +30,7 @@ from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.events import ParametersOf
 from planetary.runs.rounds.gateway.gateway import RoundsGateway
 from planetary.runs.rounds.gateway.start import RoundsStart
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.state import OpenRound

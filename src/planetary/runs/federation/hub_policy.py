@@ -9,9 +9,9 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.messages import Facts, SiteJob, SiteTerms, masters_of
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.sync.deltas import Table
 from planetary.sync.judgement import Claim, Judge, Judgement

@@ -9,7 +9,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.surrogate import are_copies
 from planetary.runs.mixture.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
-from planetary.runs.rounds.preparation.preparation import schedule_of, step_options
+from planetary.runs.rounds.preparation.options import schedule_of, step_options
 
 _FABRIC = (
     "workers",

@@ -23,7 +23,7 @@ from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.runs.rl.program.program import policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import TextLimits
-from planetary.runs.rounds.preparation.preparation import schedule_of, step_options
+from planetary.runs.rounds.preparation.options import schedule_of, step_options
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program

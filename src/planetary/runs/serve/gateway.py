@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
-from planetary.compiler.backends.iree import compiler_version
+from planetary.compiler.backends.pipeline import compiler_version
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec

@@ -31,7 +31,8 @@ from planetary.core.config import (
 )
 from planetary.core.step import GRADIENT, RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import batches, read_slice
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, plan_of

@@ -22,7 +22,6 @@ from planetary.core.step import StepSpec
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.records import AnyRecord
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
@@ -31,6 +30,7 @@ from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsGateway
 from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, RingGateway, StarGateway
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.worker.role import TrainingLoader
 from planetary.simulation.collectives.machine_ports import simulated_ports

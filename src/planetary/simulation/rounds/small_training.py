@@ -31,9 +31,9 @@ from planetary.core.errors import UserError
 from planetary.core.extension_points import MERGE_RULES, OVERLAPS
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
-from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.records import (
     ContributionsJudged,
     DeltaAccepted,
@@ -47,6 +47,7 @@ from planetary.fleet.protocol.records import (
 )
 from planetary.machine.journal import Record
 from planetary.runs.rounds.gateway.start import policy_of
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.worker.compute import Batch, batches_of

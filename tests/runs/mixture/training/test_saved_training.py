@@ -25,7 +25,7 @@ from planetary.runs.mixture.results.merged_export import export_merged
 from planetary.runs.mixture.training.participant_states import merged_model
 from planetary.runs.mixture.training.saved import SavedTraining, read_training, write_training
 from planetary.runs.mixture.training.trainer import MoeTrainer
-from planetary.runs.rounds.preparation.preparation import builder_options
+from planetary.runs.rounds.preparation.options import builder_options
 
 OFFLOAD = {"cadence": TOGETHER, "sketches": "all", "precision": "4bit", "update_form": "topk"}
 

@@ -22,9 +22,11 @@ from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.data.fitting import STEP_LEASES, fit_to_data
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import LeaseLedger, SliceOrder
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, write_config
+from planetary.fleet.preparation.environment import environment
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -51,10 +53,9 @@ from planetary.runs.mixture.training.participant_states import ComposerState, Tr
 from planetary.runs.mixture.training.replicas import only_shards
 from planetary.runs.rounds.gateway.run_step import write_record
 from planetary.runs.rounds.metrics import resume_metrics
-from planetary.runs.rounds.preparation.preparation import builder_options, given_weights, schedule_of, step_options
+from planetary.runs.rounds.preparation.options import builder_options, given_weights, schedule_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     PreparedRecord,
-    environment,
     files_read,
     keep,
     put_whole,

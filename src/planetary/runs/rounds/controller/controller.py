@@ -16,7 +16,6 @@ import msgspec
 from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.policy import ControllerPolicy
 from planetary.fleet.protocol.records import (
     CheckpointWritten,
     EndKind,
@@ -39,6 +38,7 @@ from planetary.runs.rounds.controller.round_end import MetricsLines, finished_re
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.metrics import metrics_of
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.state import ControllerState, OpenRound, contradiction
 from planetary.sync.rounds import RoundAction
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.controller.desk import Desk
-from planetary.fleet.protocol.policy import ControllerPolicy
+from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.state import ControllerState, OpenRound
 
 

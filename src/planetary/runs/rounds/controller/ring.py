@@ -27,13 +27,13 @@ import msgspec
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.policy import RingPolicy
 from planetary.fleet.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepOuterState, OuterStateOf
+from planetary.runs.rounds.policy import RingPolicy
 from planetary.runs.rounds.state import OpenRound
 
 _FIRST_PAUSE_S = 0.1

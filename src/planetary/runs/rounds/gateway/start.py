@@ -19,7 +19,6 @@ from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
 from planetary.fleet.protocol.messages import Compression, Fragmentation
-from planetary.fleet.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -28,8 +27,10 @@ from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
 from planetary.runs.rounds.gateway.run_step import keep_step, write_record
 from planetary.runs.rounds.metrics import resume_metrics
+from planetary.runs.rounds.policy import ControllerPolicy, EvalChunk
+from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
-from planetary.runs.rounds.preparation.preparation import Prepared, schedule_of
+from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.state import ControllerState
 from planetary.sync.judgement import JUDGES
 from planetary.sync.outer import initial_state

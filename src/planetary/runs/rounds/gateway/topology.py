@@ -12,9 +12,9 @@ from planetary.core.extension_points import MERGE_RULES, OUTER_OPTIMIZERS, OVERL
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.policy import ControllerPolicy, RingPolicy
 from planetary.net.addresses import address_text
 from planetary.net.authority import Authority
+from planetary.runs.rounds.policy import ControllerPolicy, RingPolicy
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 from planetary.sync.payload import PayloadForm
 from planetary.sync.ring import state_digest, state_specs

@@ -21,7 +21,7 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
-from planetary.data.prepare import PreparedData
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import batches, read_slice
 
 if TYPE_CHECKING:

@@ -12,16 +12,17 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config, ModelConfig, is_function
-from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
-from planetary.core.errors import TrustError, UserError
-from planetary.core.schedules import Schedule
+from planetary.core.config import Config, is_function
+from planetary.core.configuration.step_options import StepOptions
+from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.fitting import fit_to_data
-from planetary.data.prepare import PreparedData, prepare
+from planetary.data.prepare import prepare
+from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import TOKEN_DTYPES
 from planetary.runs.rounds.preparation.model_checks import check_model, first_batch
+from planetary.runs.rounds.preparation.options import builder_options, given_weights, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
@@ -31,7 +32,7 @@ from planetary.runs.rounds.preparation.prepared_steps import (
 )
 
 if TYPE_CHECKING:
-    from planetary.compiler.frontend.export import Model
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -139,86 +140,6 @@ def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]
     if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
         return None
     return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
-
-
-def step_options(config: Config) -> StepOptions:
-    """Return the configuration's settings of the training step, but for the learning rate."""
-    optimizer, train = config.optimizer, config.train
-    return StepOptions(
-        **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
-        **{name: getattr(train, name) for name in ComputeOptions.__struct_fields__},
-        optimizer=optimizer.name,
-    )
-
-
-def schedule_of(config: Config, total_steps: int) -> Schedule:
-    """Return the learning-rate schedule of a run of so many inner steps. Raises `UserError` for one that cannot be."""
-    optimizer = config.optimizer
-    return Schedule(
-        kind=optimizer.schedule,
-        peak=optimizer.learning_rate,
-        warmup_steps=optimizer.warmup_steps,
-        total_steps=total_steps,
-        final_fraction=optimizer.final_fraction,
-        cooldown_fraction=optimizer.cooldown_fraction,
-    )
-
-
-def given_weights(model: Model, config: ModelConfig) -> Model:
-    """Return the model with the values of the file, or of the pretrained model's folder, that `model.weights` names.
-
-    Raises:
-        UserError: it cannot be read, or does not fit.
-    """
-    from planetary.artifacts.pretrained_weights import read_pretrained
-    from planetary.artifacts.ternary_matrices import read_weights
-    from planetary.compiler.frontend.weights import with_weights
-
-    path = Path(config.weights)
-    try:
-        specs, tensors, ternary = (*read_pretrained(path), ()) if path.is_dir() else read_weights(path)
-    except OSError as error:
-        raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
-    except TrustError as error:
-        raise UserError(f"cannot read model.weights: {error}") from error
-    refuse_ternary_twice(path, ternary, config)
-    return with_weights(model, specs, tensors, where=str(path), optional=config.weights_optional)
-
-
-def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig) -> None:
-    """Raise `UserError` where a file's weights of these names are ternary, and the model would make them so again.
-
-    Ternary values have another mean than their source, and would get another scale.
-    """
-    if ternary and config.options.get("ternary"):
-        raise UserError(
-            f"{path}: {ternary[0]!r} is ternary already, and model.options.ternary = true would scale it again. Set "
-            "model.options.ternary = false to use these weights as they are; to go on training ternary experts, "
-            "give their float weights (`planetary moe export` without --packed)"
-        )
-
-
-def builder_options(config: Config, source: str) -> dict[str, object]:
-    """The model function's options, completed by the configuration's other sections.
-
-    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
-    """
-    import inspect
-
-    from planetary.compiler.frontend.export import find_builder
-
-    options = dict(config.model.options)
-    accepted = inspect.signature(find_builder(source)).parameters
-    known = {
-        "batch_size": config.train.batch_size // config.train.micro_batches,  # the step puts the parts together
-        "sequence_length": config.train.sequence_length,
-        "seed": config.run.seed,
-    }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    for name, value in known.items():
-        if name in accepted or takes_any:
-            options.setdefault(name, value)
-    return options
 
 
 def _check_statistics(config: Config, spec: StepSpec) -> None:

@@ -45,7 +45,7 @@ from planetary.runs.rounds.worker.exchange import Outgoing, Trained, exchange_of
 from planetary.sync.contributions import Contribution
 from planetary.sync.merge import rule_of
 from planetary.sync.outer import initial_state, outer_step, published_params
-from planetary.sync.outer_optimizers import AVERAGING, Adam, AnyOuterOptimizer, Nesterov
+from planetary.sync.outer_optimizers import AVERAGING, Adam, Nesterov, OuterOptimizer
 from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, payload_digest
 from planetary.sync.ring import HeldContribution, eager_start
 
@@ -56,7 +56,7 @@ class Way(msgspec.Struct, frozen=True):
     """One way to synchronise."""
 
     merge: str = "mean"
-    outer: AnyOuterOptimizer = AVERAGING
+    outer: OuterOptimizer = AVERAGING
     up: str = "none"
     down: str = "none"
     feedback: bool = True

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     from planetary.core.tensors import TensorSpec
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
+    from planetary.sync.deltas import Table
+    from planetary.sync.judgement import Claim, Judge
     from planetary.sync.merge import MergeRule
     from planetary.sync.outer_optimizers import OuterOptimizer, OuterState, flat_state
 
 _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
+    "Claim": "planetary.sync.judgement",
+    "Judge": "planetary.sync.judgement",
+    "Table": "planetary.sync.deltas",
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
     "MergeRule": "planetary.sync.merge",
     "Need": "planetary.core.configuration.needs",
@@ -30,7 +35,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Claim",
     "Codec",
+    "Judge",
     "LeaseStart",
     "MergeRule",
     "Need",
@@ -38,6 +45,7 @@ __all__ = [
     "OuterState",
     "Overlap",
     "ProtocolError",
+    "Table",
     "TensorSpec",
     "check_finite",
     "flat_state",

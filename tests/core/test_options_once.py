@@ -29,10 +29,8 @@ from planetary.runs.mixture.plan import keys_of
 from planetary.runs.mixture.training.settings import MoeTraining
 from planetary.runs.rl.objectives.objective import OBJECTIVES
 from planetary.runs.rounds.controller.pace import SHARES
-from planetary.sync.judgement import JUDGES
 
 NAMED: list[tuple[str, Collection[str]]] = [
-    ("outer.judge", JUDGES),
     ("fabric.leases", SHARES),
     ("moe.pace", PACES),
     ("rl.objective", OBJECTIVES),

@@ -18,8 +18,18 @@ from planetary.fleet.gateway.gateway import GatewayOptions
 from planetary.site.config import ControllerOptions, Controllers
 from planetary.site.jobs import JobBook, JobEnded, JobStarted, JobState, JobSubmitted, SiteStopped
 from planetary.site.model_process import PreparationLimits, prepare_apart
+from planetary.site.submission import refuse_own_code
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
+
+
+def test_a_job_with_an_object_of_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit(3)")
+    config = config_from_tables({}, [f"outer.merge={tmp_path}/own.py:Rule"])
+    with pytest.raises(UserError, match="a site runs no code of jobs in its own process"):
+        refuse_own_code(config)
+    refuse_own_code(config_from_tables({}, ["outer.merge=median"]))
+
 
 MODEL = """
 import os

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planetary.sync.deltas import Table
-from planetary.sync.judgement import Claim, Judgement, accept_all, judge
+from planetary.sync.judgement import AcceptAll, Claim, Judgement, judge
 
 SIZE = 4000
 
@@ -177,7 +177,7 @@ def test_who_refuses_nothing_still_measures() -> None:
     deltas = [*honest(0, 3), np.full(SIZE, 1e6)]
     table = Table((0, 1, 2, 3), tuple(map(tuple, (np.stack(deltas) @ np.stack(deltas).T).tolist())), 1.0, SIZE)
     claims = [Claim(task, f"n{task}/0", 3.0) for task in range(4)]
-    found = accept_all(claims, table, ())
+    found = AcceptAll()(claims, table, ())
     assert found.refused == {}
     assert [measure.delta_norm for measure in found.measures] == pytest.approx(
         [float(np.linalg.norm(delta)) for delta in deltas]

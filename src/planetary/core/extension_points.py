@@ -35,7 +35,11 @@ OVERLAPS: Registry[Any] = Registry(
     ["planetary.runs.rounds.controller.overlap"],
 )
 
+JUDGES: Registry[Any] = Registry(
+    "judge", "planetary.judges", "planetary.sync.judgement:Judge", ["planetary.sync.judgement"]
+)
+
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
-    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS)
+    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES)
 }
 """By the kind that a key of the configuration declares."""

@@ -21,11 +21,15 @@ limits.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import ClassVar
 
 import msgspec
 
+from planetary.core.configuration.needs import Need
+from planetary.core.errors import UserError
 from planetary.sync.deltas import Table
 
 LONGEST = 4.0  # a delta may be so many times as long as is usual, or as short
@@ -74,48 +78,86 @@ class Judgement(msgspec.Struct, frozen=True):
         return {measure.task: measure.refused for measure in self.measures if measure.refused}
 
 
-def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
-    """Decide which contributions count.
+class Judge(ABC):
+    """Decides which contributions of a round count. Called as a function of a round; see `refused`.
 
-    Args:
-        claims: in the order in which they were accepted, which decides who copied whom.
-        table: inner products of the deltas of the same tasks.
-        history: `Judgement.length` of the rounds before, oldest first.
-        scale: the unit of lengths, where that differs between rounds: the sum of the learning rates; 0
-            where nothing can move.
+    Attributes:
+        needs: of the configuration.
     """
-    if scale <= 0:
-        history, scale = (), 1.0
-    rows = {task: row for row, task in enumerate(table.tasks)}
-    products = table.products
-    norms = {claim.task: _norm(table, rows[claim.task]) for claim in claims}
 
-    def cosine(one: int, other: int) -> float:
-        lengths = norms[one] * norms[other]
-        return products[rows[one]][rows[other]] / lengths if lengths > 0 else 0.0
+    needs: ClassVar[tuple[Need, ...]] = ()
 
-    refused: dict[int, str] = {}
-    for rule in (_by_length, _by_loss):
-        left = [claim for claim in claims if claim.task not in refused]
-        refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
-    left = [claim.task for claim in claims if claim.task not in refused]
-    pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
-    # A copy stays among those the others are compared with: it points as its original does. How alike deltas usually
-    # are is asked of those that point the same way, or liars would make honest ones look like copies.
-    refused |= _by_direction(pairs, table.size)
-    left = [task for task in left if task not in refused]
-    refused |= _by_copy(left, {one: {other: pairs[one][other] for other in left if other != one} for one in left})
-    return _judgement(claims, table, refused, scale)
+    @abstractmethod
+    def refused(
+        self, claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float
+    ) -> Mapping[int, str]:
+        """Return the tasks whose contributions do not count, each with the reason.
+
+        Args:
+            claims: in the order in which they were accepted, which decides who copied whom.
+            table: inner products of the deltas of the same tasks.
+            history: `Judgement.length` of the rounds before, oldest first.
+            scale: the unit of lengths, where that differs between rounds: the sum of the learning rates; 0
+                where nothing can move.
+        """
+
+    def __call__(
+        self, claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0
+    ) -> Judgement:
+        """Return the verdict on a round; arguments as of `refused`. Raises `UserError` where that fails."""
+        try:
+            refused = self.refused(claims, table, history, scale)
+        except Exception as error:
+            raise UserError(f"the judge {type(self).__name__} failed: {type(error).__name__}: {error}") from error
+        return _judgement(claims, table, refused, scale if scale > 0 else 1.0)
 
 
-def accept_all(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
-    """Measure the contributions and refuse none; see `judge`."""
-    return _judgement(claims, table, {}, scale if scale > 0 else 1.0)
+class ByOthers(Judge):
+    """Compare contributions with each other; see the module."""
+
+    name = "others"
+
+    def refused(
+        self, claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float
+    ) -> Mapping[int, str]:
+        if scale <= 0:
+            history, scale = (), 1.0
+        rows = {task: row for row, task in enumerate(table.tasks)}
+        products = table.products
+        norms = {claim.task: _norm(table, rows[claim.task]) for claim in claims}
+
+        def cosine(one: int, other: int) -> float:
+            lengths = norms[one] * norms[other]
+            return products[rows[one]][rows[other]] / lengths if lengths > 0 else 0.0
+
+        refused: dict[int, str] = {}
+        for rule in (_by_length, _by_loss):
+            left = [claim for claim in claims if claim.task not in refused]
+            refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
+        left = [claim.task for claim in claims if claim.task not in refused]
+        pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
+        # A copy stays among those the others are compared with: it points as its original does. How alike deltas
+        # usually are is asked of those that point the same way, or liars would make honest ones look like copies.
+        refused |= _by_direction(pairs, table.size)
+        left = [task for task in left if task not in refused]
+        refused |= _by_copy(left, {one: {other: pairs[one][other] for other in left if other != one} for one in left})
+        return refused
 
 
-Judge = Callable[[Sequence[Claim], Table, Sequence[float], float], Judgement]
-JUDGES: dict[str, Judge] = {"others": judge, "none": accept_all}
-"""By the names of the configuration."""
+class AcceptAll(Judge):
+    """Measure the contributions and refuse none."""
+
+    name = "none"
+
+    def refused(
+        self, claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float
+    ) -> Mapping[int, str]:
+        return {}
+
+
+judge = ByOthers()
+Judging = Callable[[Sequence[Claim], Table, Sequence[float], float], Judgement]
+"""A judge, or a function in front of one."""
 
 
 def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str], scale: float) -> Judgement:

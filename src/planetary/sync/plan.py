@@ -18,7 +18,7 @@ import msgspec
 from planetary.core.configuration.presets import PRESETS, Preset
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import UserError
-from planetary.core.extension_points import OUTER_OPTIMIZERS
+from planetary.core.extension_points import OUTER_OPTIMIZERS, OVERLAPS
 from planetary.core.tensors import TensorSpec
 from planetary.sync.payload import PayloadForm
 
@@ -216,11 +216,12 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
     fragments = int(settings.get("sync.fragments", 1))
     steps = inner_steps or int(settings["train.inner_steps"])
     compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
+    overlap = OVERLAPS.find(str(settings["sync.overlap"]))
     outer = OUTER_OPTIMIZERS.find(str(settings.get("outer.optimizer", "nesterov"))).copies
     if settings["sync.topology"] == "ring":
         moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
         transfer = moved / cluster.ring_rate + 2 * (many - 1) * (cluster.ring_rtt_s or cluster.rtt_s)
-        wait = max(0.0, transfer - compute) if settings["sync.overlap"] == "eager" else transfer
+        wait = max(0.0, transfer - compute) if overlap.eager else transfer
         up = down = moved
         bits = (32.0, 32.0)
         # Two versions of parameters, the sum, the held delta and its start; the outer state.
@@ -233,9 +234,9 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         down = broadcast_bytes(codecs[1], codecs[0], many, moved) * (1 + OVERHEAD)
         slowest = max(up / cluster.up_rate + down / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
-        if settings["sync.overlap"] == "eager":  # all but the word a lease is trained, and the next lease
+        if overlap.eager:  # all but the word a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
-        elif settings["sync.overlap"] in ("streaming", "decoupled"):
+        elif overlap.fragmented:
             # With a delay a lease is given out before the one before it ends.
             delay = int(settings["sync.delay"])
             wait = max(0.0 if delay else cluster.rtt_s, wait - delay * cluster.step_s)

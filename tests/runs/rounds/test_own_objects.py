@@ -103,6 +103,13 @@ def test_an_own_overlap_begins_the_leases(tmp_path: Path) -> None:
     assert len(ahead) > 1
 
 
+def test_an_own_judge_refuses_by_its_reason(tmp_path: Path) -> None:
+    cluster = run(tmp_path, f"outer.judge={tmp_path}/my_judge.py:ByLoss", "train.rounds=1")
+    reasons = [measure.refused for one in of(cluster, ContributionsJudged) for measure in one.measures]
+    assert [reason for reason in reasons if reason.startswith("its loss is 12.5")]
+    assert "" in reasons
+
+
 def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:
     """The file is not run to read the configuration, so that its needs are checked as the run starts."""
     for name, text in EXAMPLES.items():

@@ -166,6 +166,7 @@ def _compare(args: argparse.Namespace) -> int:
     from planetary.core.config import load_config
     from planetary.core.configuration.presets import Preset
     from planetary.core.errors import UserError
+    from planetary.core.registry import file_of
     from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor import human_numbers as human
     from planetary.monitor.run_folder import load_history
@@ -180,6 +181,11 @@ def _compare(args: argparse.Namespace) -> int:
     each = config.train.inner_steps
     steps = [sum(c.seconds or 0.0 for c in line.contributions) / (each * len(line.contributions)) for line in lines]
     sync = config.sync
+    for key in ("compression", "broadcast_compression", "overlap"):
+        if file_of(value := getattr(sync, key)) is not None:
+            raise UserError(
+                f"plan: sync.{key} = {value}: the costs of a class in a file are not known without running it"
+            )
     settings: dict[str, str | int | float] = {
         "sync.topology": sync.topology,
         "sync.overlap": sync.overlap,

@@ -138,10 +138,9 @@ def check_needs(
 
 
 def _needs_of(values: _Values) -> Iterator[tuple[str, tuple[Need, ...]]]:
-    for key, point in values.points.items():
-        if point.kind in _USES or point.kind == "codec":
-            found = values.class_of(key)
-            yield key, () if found is None else found.needs
+    for key in values.points:
+        found = values.class_of(key)
+        yield key, () if found is None else found.needs
     for (key, wanted), needs in KEY_NEEDS.items():
         value = values.of(key)
         if value == wanted or (wanted is ... and value != _default(values.config, key)):

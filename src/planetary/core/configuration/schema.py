@@ -201,6 +201,7 @@ class OptimizerConfig(UpdateOptions, frozen=True):
 
 
 OuterOptimizerName = Annotated[str, extension("outer optimizer")]
+JudgeName = Annotated[str, extension("judge")]
 MergeRuleName = Annotated[str, extension("merge rule")]
 
 
@@ -229,7 +230,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
     # which contributions count: "others": those whose delta is about as long as the others' and points their way;
     # "none": all. The ring merges among the workers, and judges nothing
-    judge: Literal["others", "none"] = "others"
+    judge: JudgeName = "others"
     # part by which a held-out loss may exceed the best before the run goes back to that; 0: only if it is NaN
     loss_rise: NotNegative = 0.25
 

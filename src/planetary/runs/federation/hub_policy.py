@@ -14,7 +14,7 @@ from planetary.runs.federation.messages import Facts, SiteJob, SiteTerms, master
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.sync.deltas import Table
-from planetary.sync.judgement import Claim, Judge, Judgement
+from planetary.sync.judgement import Claim, Judgement, Judging
 
 EVALUATOR = "evaluator"
 """The role of a worker that joins a hub."""
@@ -120,7 +120,7 @@ def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
     return max((2 * bits / (1e6 * site.mbit_per_s) for site in config.federation.sites if site.mbit_per_s), default=0.0)
 
 
-def trusting(judge: Judge, trusted: frozenset[str]) -> Judge:
+def trusting(judge: Judging, trusted: frozenset[str]) -> Judging:
     """Return a judge that refuses nothing of trusted sites."""
 
     def judge_others(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:

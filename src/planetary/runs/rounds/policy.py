@@ -22,7 +22,7 @@ from planetary.fleet.protocol.messages import (
     TrainResult,
 )
 from planetary.fleet.protocol.policy import FabricPolicy
-from planetary.sync.judgement import Judge, judge
+from planetary.sync.judgement import Judging, judge
 from planetary.sync.outer_optimizers import OuterOptimizer, optimizer_of
 from planetary.sync.rounds import RoundPolicy
 from planetary.wire.message import Message
@@ -67,7 +67,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     outer: OuterOptimizer = optimizer_of(_OUTER)
     merge: str = _OUTER.merge  # pinned name of the merge rule
-    judge: Judge = judge  # judge of contributions, by the table of their inner products
+    judge: Judging = judge  # judge of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
 
     checkpoint_every: int

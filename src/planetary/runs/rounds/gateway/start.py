@@ -14,7 +14,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
-from planetary.core.extension_points import CODECS, MERGE_RULES, OVERLAPS
+from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
@@ -32,7 +32,6 @@ from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.state import ControllerState
-from planetary.sync.judgement import JUDGES
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 from planetary.sync.rounds import RoundPolicy
@@ -241,7 +240,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         gateway_delivers=config.data.delivery == "gateway",
         outer=optimizer_of(config.outer),
         merge=MERGE_RULES.pin(config.outer.merge),
-        judge=JUDGES[config.outer.judge],
+        judge=JUDGES.make(JUDGES.chosen(config.outer.judge, config.outer)),
         loss_rise=config.outer.loss_rise,
         compression=Compression(
             up=CODECS.pin(config.sync.compression),

@@ -29,6 +29,9 @@ REGISTRIES = {
 }
 
 
+REACHED = ("fleet", "runs.rounds", "runs.federation", "runs.serve", "runs.rl", "runs.mixture", "site")
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -191,13 +194,16 @@ def doubled_classes() -> dict[str, list[str]]:
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}
 
 
-def doubled_files() -> dict[str, list[str]]:
-    """Return the file names that occur in more than one folder of the package, except where names are given."""
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in modules().values():
-        if path.name not in ("__init__.py", "__main__.py") and not has_given_name(path):
-            places[path.name].append(str(path.relative_to(PACKAGE)))
-    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+def reached(package: str) -> int:
+    """Return the lines of a package and of all it imports, late or for types; names in a registry are no imports."""
+    known = modules()
+    todo = [name for name in known if f"{name}.".startswith(f"planetary.{package}.")]
+    seen = set(todo)
+    while todo:
+        more = imported(known[todo.pop()], known) - seen
+        todo += more
+        seen |= more
+    return sum(len(known[name].read_text().splitlines()) for name in seen)
 
 
 def main() -> None:
@@ -209,7 +215,7 @@ def main() -> None:
     late = {name for name in single.keys() - by_registry if is_loaded_late(name, single[name])}
     fullest, folder = largest_folder()
     reaches, test_reaches = private_reaches(PACKAGE), private_reaches(ROOT / "tests")
-    classes, files = doubled_classes(), doubled_files()
+    classes = doubled_classes()
     rows = [
         (f"modules in the largest folder ({folder})", fullest),
         ("lines of src without models and rules", lines_of_source()),
@@ -220,7 +226,7 @@ def main() -> None:
         ("private reaches in src", len(reaches)),
         ("private reaches in tests", len(test_reaches)),
         ("doubled class names", len(classes)),
-        ("doubled file names", len(files)),
+        *((f"lines reached by imports from {package}", reached(package)) for package in REACHED),
     ]
     for label, value in rows:
         print(f"{label:72}{value:>8,}")
@@ -230,7 +236,7 @@ def main() -> None:
             print(f"one importer{kind}: {name} <- {importer}")
         for place in reaches + test_reaches:
             print("reach:", place)
-        for name, where in (classes | files).items():
+        for name, where in classes.items():
             print("doubled:", name, *where)
 
 

@@ -32,6 +32,11 @@ def refusal(*overrides: str) -> str:
     return str(error.value)
 
 
+def test_model_of_a_user_is_not_divided() -> None:
+    """So its gradients need no comparison here: docs/meaning.md."""
+    assert 'whose experts can be divided; found "own:build"' in refusal("model.source=own:build")
+
+
 def test_the_examples_are_four_composers_without_and_with_expert_workers() -> None:
     direct, offload = config(), config(example="parallax-offload")
     plain = training_of(direct, model_of(direct), StepOptions(), Schedule())

@@ -41,4 +41,4 @@ def program(micro_batches: int = 1) -> tuple[Program, tuple[TensorSpec, ...]]:
         optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.0, micro_batches=micro_batches
     )
     shape = PolicyShape(SERVING, ROWS, LENGTH, micro_batches)
-    return policy_program(DECODE, PARAMS, SPECS, shape, options)
+    return policy_program(DECODE, PARAMS, SPECS, shape, options)[:2]

@@ -18,6 +18,7 @@ from planetary.data.tokenizer import CHARACTERS
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
 STEPS = "steps"  # folder with the records of the steps rolled out, and of those before them, by digest
+MANIFEST = "manifest.json"  # arguments of a policy's loss, and the result of its comparison with JAX's own
 PAYLOADS = "payloads"  # payload folder of a mixture, unless moe.store says otherwise
 CODE = "code"  # folder with the files of the user whose classes the run uses: see docs/extending.md
 PRETRAINED = "pretrained"  # files of the pretrained folder and the tokenizer the run started from, but no weights
@@ -27,7 +28,7 @@ CONFIG_END = b"# end of the run's configuration\n"
 """The last line of a run's `config.toml`: a file that was cut would be read as one with defaults."""
 
 STARTING = frozenset(
-    {LOCK, "authority", "logs", "workers", PAYLOADS, CODE, CONFIG, STEP, CHARACTERS, PRETRAINED, "facts.json"}
+    {LOCK, "authority", "logs", "workers", PAYLOADS, CODE, CONFIG, STEP, MANIFEST, CHARACTERS, PRETRAINED, "facts.json"}
 )
 """Entries of a folder before the run begins; without a record in the journal they are worthless."""
 

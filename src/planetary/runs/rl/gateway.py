@@ -132,7 +132,11 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return self._parts[1].parameters
 
     def _prepare(self) -> PreparedPolicy:
-        return self._prepare_policy(self.config, self.set_stage)
+        prepared = self._prepare_policy(self.config, self.set_stage)
+        meaning = prepared.manifest.meaning
+        if meaning is not None and meaning.author != "framework":
+            self.notes.append(meaning.summary)
+        return prepared
 
     def _begin(self, prepared: PreparedPolicy) -> PolicyStart:
         policy = policy_of_run(self.config, prepared, local=self.options.local_threads is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
+from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import WARMUP_SHARE
 from planetary.core.errors import UserError
@@ -20,7 +22,7 @@ from planetary.runs.rl.environments.judges import JudgeLimits, check_environment
 from planetary.runs.rl.environments.problems import Problems, problems_of
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
-from planetary.runs.rl.program.program import policy_program
+from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import TextLimits
 from planetary.runs.rounds.preparation.options import schedule_of, step_options
@@ -28,6 +30,8 @@ from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB
+
+log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 64
 """Texts that one decoding call continues."""
@@ -45,6 +49,7 @@ class PreparedPolicy:
         reference: parameters it is compared with from the start; None: those at the end of the imitation.
         objective: of the rounds after the imitation.
         state: of the optimizer.
+        manifest: arguments of the policy's loss, with the result of its comparison with JAX's own.
     """
 
     config: Config
@@ -56,6 +61,7 @@ class PreparedPolicy:
     limits: TextLimits
     program: Program
     state: tuple[TensorSpec, ...]
+    manifest: Manifest
 
     data = None
 
@@ -77,7 +83,7 @@ def prepare_policy(
 
     Raises:
         UserError: keys do not fit together, or the model, the prompts or the environment cannot be used.
-        CompileError: the model cannot be lowered.
+        CompileError: the model cannot be lowered, or its loss or gradients are not those of JAX.
     """
     check_keys(config)
     check_environment(config.rl.task, judge_limits(config))
@@ -87,7 +93,11 @@ def prepare_policy(
     shape = shape_of(model, config)
     stage("building the policy's functions and its training step")
     options = step_options(config)
-    program, state = policy_program(model.decode, model.params, model.specs, shape, options)
+    program, state, loss = policy_program(model.decode, model.params, model.specs, shape, options)
+    stage("comparing loss and gradients with the policy's own framework")
+    manifest = compared_policy(loss, shape).manifest
+    assert manifest.meaning is not None
+    log.info("meaning of the policy: %s", manifest.meaning.summary)
     return PreparedPolicy(
         config=config,
         model=model,
@@ -98,6 +108,7 @@ def prepare_policy(
         limits=limits_of(config, model, shape),
         program=program,
         state=state,
+        manifest=manifest,
     )
 
 

@@ -18,7 +18,7 @@ from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
+from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, MANIFEST, METRICS, keep_code, write_config
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -72,6 +72,7 @@ def begin_policy(
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
+        write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
         started = RunStarted(
             run=config.run.name,
             rounds=policy.rounds,
@@ -100,6 +101,7 @@ def begin_policy(
     if reference is None and mark.round >= imitated:
         reference = read_reference(options)
     write_config(folder, config, files)
+    write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     newest = list({line.round: line for line in metrics}.values())
     parameters = ParameterVersions(specs, outer, mark.round, optimizer=optimizer)

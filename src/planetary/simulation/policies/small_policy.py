@@ -19,6 +19,7 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.artifacts.store import BlobStore
+from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.config import Config
 from planetary.core.configuration.schema import (
     CheckpointConfig,
@@ -208,6 +209,7 @@ class SmallPolicy:
             limits=TextLimits(window=LENGTH + 1, most=MOST, vocabulary=VOCABULARY, ends=(END,)),
             program=self.run.program,
             state=(COUNT,),
+            manifest=Manifest(model="table", arguments=()),
         )
 
     @property

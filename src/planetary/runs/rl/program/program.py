@@ -21,11 +21,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from planetary.compiler import ir
 from planetary.compiler.autodiff.differentiate import finish_module, load_for_differentiation
+from planetary.compiler.check.meaning import with_checked_meaning
 from planetary.compiler.frontend import chlo
-from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.frontend.export import Model, export_loss
 from planetary.compiler.rewrites import normalise
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
@@ -33,6 +35,7 @@ from planetary.core.errors import CompileError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.models.context import WholeText
 from planetary.models.layers import stop_gradient
+from planetary.runs.rl.objectives.terms import LossTerms
 from planetary.runs.rl.program.shape import SCORE, TRAIN, PolicyShape
 from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runtime.program_runner import Program
@@ -40,8 +43,10 @@ from planetary.runtime.program_runner import Program
 
 def policy_program(
     decode: Decode, params: Any, specs: tuple[TensorSpec, ...], shape: PolicyShape, options: StepOptions
-) -> tuple[Program, tuple[TensorSpec, ...]]:
-    """Build the functions of a policy; return the program and the optimizer's state, which starts as zeros.
+) -> tuple[Program, tuple[TensorSpec, ...], Model]:
+    """Build the functions of a policy.
+
+    Returns the program, the optimizer's state, which starts as zeros, and the loss that is trained.
 
     Args:
         decode: of the model.
@@ -54,9 +59,9 @@ def policy_program(
         CompileError: the model cannot be lowered, or its parameters are named otherwise by the training step.
     """
     served = serving_program(decode, params, specs, shape.serving)
-    parts = shape.micro_batches
-    example = [_example(one, one.shape[0] // parts) for one in shape.batch]
-    step = build_train_step(export_loss(loss_of(decode), params, example, name="policy"), options)
+    example = [_example(one, one.shape[0] // shape.micro_batches) for one in shape.batch]
+    loss = export_loss(loss_of(decode), params, example, name="policy")
+    step = build_train_step(loss, options)
     if step.spec.params != specs:
         raise CompileError(
             f"the training step has other parameters than the served model: {step.spec.params[:2]} and {specs[:2]}, …"
@@ -74,12 +79,29 @@ def policy_program(
         ir.copy_function(ir.main_function(one), module, SCORE)
         ir.verify(module)
         program = Program(ir.to_portable_artifact(module), shape.functions(specs, step.spec.opt_state))
-    return program, step.spec.opt_state
+    return program, step.spec.opt_state, loss
+
+
+def compared_policy(loss: Model, shape: PolicyShape) -> Model:
+    """Return the loss of `policy_program` with the result of its comparison with JAX's own in the manifest.
+
+    Loss and gradients are those of drawn texts, whose tokens were about equally likely, with every term of the loss.
+
+    Raises:
+        CompileError: they differ; the text names the parameter and its first use.
+    """
+    rows, random = shape.rows // shape.micro_batches, np.random.default_rng(0)
+    of_tokens = (rows, shape.length)
+    vocabulary = shape.serving.vocabulary
+    tokens = random.integers(0, vocabulary, (rows, shape.length + 1), dtype=np.int32)
+    logprobs = [random.normal(-np.log(vocabulary), 0.2, of_tokens).astype(np.float32) for _ in range(2)]
+    weights = np.where(random.random(of_tokens) < 0.8, 1 / (rows * shape.length), 0).astype(np.float32)
+    advantages = random.standard_normal(of_tokens).astype(np.float32)
+    terms = LossTerms(1.0, 0.5, clip_low=0.2, clip_high=0.2, mask_gap=0.5, drift=0.1, reference=0.1).row()
+    return with_checked_meaning(loss, [tokens, weights, advantages, *logprobs, np.tile(terms, (rows, 1))])
 
 
 def _example(spec: TensorSpec, rows: int) -> Any:
-    import numpy as np
-
     return np.zeros((rows, *spec.shape[1:]), host_dtype(spec.dtype))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from planetary.core.configuration.ranges import Index, NotNegative, check_ranges
-from planetary.simulation.lies import Lie, TextLie
+from planetary.simulation.lies import Lie, RolloutLie
 
 FaultKind = Literal[
     "kill_worker",  # the process dies at once, as by SIGKILL
@@ -67,7 +67,7 @@ class Fault(msgspec.Struct, frozen=True):
         seconds: how long, where it applies.
         lie: its forgery: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
             "free_rider" or "false_loss"; see `planetary.simulation.lies`.
-        text_lie: its forgery in reinforcement learning: "logprobs", "copied_texts" or "other_weights"; see there.
+        rollout_lie: its forgery in reinforcement learning: "logprobs", "copied_rollouts" or "other_weights"; see there.
 
     Raises:
         UserError: there is no such kind, or a value is out of its range.
@@ -78,7 +78,7 @@ class Fault(msgspec.Struct, frozen=True):
     worker: Index = 0
     seconds: NotNegative = 2.0
     lie: Lie = "huge"
-    text_lie: TextLie = "logprobs"
+    rollout_lie: RolloutLie = "logprobs"
 
     def __post_init__(self) -> None:
         """Check every field: a fault of an unknown kind would strike nothing."""

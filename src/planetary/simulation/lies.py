@@ -34,11 +34,11 @@ the run go back."""
 
 LIES: tuple[Lie, ...] = get_args(Lie)
 
-TextLie = Literal["logprobs", "copied_texts", "other_weights"]
-"""In reinforcement learning. logprobs: log-probabilities of its texts less 0.1 nats; copied_texts: every second
+RolloutLie = Literal["logprobs", "copied_rollouts", "other_weights"]
+"""In reinforcement learning. logprobs: log-probabilities of its texts less 0.1 nats; copied_rollouts: every second
 completion is a copy of the one before it; other_weights: texts and log-probabilities of weights it was not given."""
 
-TEXT_LIES: tuple[TextLie, ...] = get_args(TextLie)
+ROLLOUT_LIES: tuple[RolloutLie, ...] = get_args(RolloutLie)
 INVENTED_LOSS = 0.8  # times the true loss
 FALSE_LOSS = 100.0  # high enough for a run to go back
 COPYING_S = 0.2  # wait at each step for the results of the others

@@ -12,7 +12,7 @@ import pytest
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors
 from planetary.runs.rl.loaded_policy import LoadedPolicy
-from planetary.runs.rl.messages import LearnTexts
+from planetary.runs.rl.messages import LearnRollouts
 from planetary.runs.rl.objectives.objective import OBJECTIVES
 from planetary.runs.rl.objectives.staleness import TAPERED, StalenessBounds
 from planetary.runs.rl.program.shape import ADVANTAGES, SAMPLED, TERM_ROWS, TOKENS, TRAIN, WEIGHTS
@@ -55,7 +55,7 @@ def trained(folder: Path, staleness: StalenessBounds | None) -> tuple[RecordingP
     policy = LoadedPolicy(run, prepared.shape, (COUNT,), kept=kept, persists=False, now=lambda: 0.0)
     weights = prepared.model.arrays()
     policy.use(4, weights)
-    message = LearnTexts(
+    message = LearnRollouts(
         task=1, round=5, version=4, first_step=4, rate=0.5, reference=False, teacher=False, staleness=staleness
     )
     given = batches("topr")

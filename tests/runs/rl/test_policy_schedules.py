@@ -16,9 +16,9 @@ from planetary.fleet.protocol.records import (
     WorkerBanned,
     WorkerLost,
 )
-from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, TextsRefused
+from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, RolloutsRefused
 from planetary.simulation.faults import Fault
-from planetary.simulation.lies import TEXT_LIES, TextLie
+from planetary.simulation.lies import ROLLOUT_LIES, RolloutLie
 from planetary.simulation.policies.policy_cluster import PolicyCluster
 from planetary.simulation.policies.small_policy import small_policy
 from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
@@ -26,7 +26,7 @@ from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
 LIAR = "node-1/0"
 REASONS = {
     "logprobs": "log-probability was sent as",
-    "copied_texts": "not drawn with the seed",
+    "copied_rollouts": "not drawn with the seed",
     "other_weights": "log-probability was sent as",
 }
 
@@ -77,7 +77,7 @@ def test_a_calm_run_loses_no_worker_and_no_text() -> None:
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0), NODES)
     assert cluster.run(LIMIT_S)
     check(cluster)
-    assert not [one for one in cluster.journal if isinstance(one, WorkerLost | TextsRefused)]
+    assert not [one for one in cluster.journal if isinstance(one, WorkerLost | RolloutsRefused)]
     rewards = [line.policy.held_out_reward for line in cluster.metrics.values() if line.policy]
     known = [reward for reward in rewards if reward is not None]
     assert known[-1] > known[0]
@@ -119,14 +119,14 @@ def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: st
     assert f"checkpoints are written again, beginning with that of round {kept[0]}" in cluster.gateway.notes
 
 
-@pytest.mark.parametrize("lie", TEXT_LIES)
-def test_a_worker_whose_texts_are_forged_is_found_and_banned(lie: TextLie) -> None:
+@pytest.mark.parametrize("lie", ROLLOUT_LIES)
+def test_a_worker_whose_texts_are_forged_is_found_and_banned(lie: RolloutLie) -> None:
     """Its messages are of the real protocol, and well formed. Others sample its groups; no forged text is trained."""
-    plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, text_lie=lie)]
+    plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, rollout_lie=lie)]
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0, imitated=0), NODES, plan)
     assert cluster.run(LIMIT_S)
     check(cluster)
-    refused = [one for one in cluster.journal if isinstance(one, TextsRefused)]
+    refused = [one for one in cluster.journal if isinstance(one, RolloutsRefused)]
     assert {one.worker for one in refused} == {LIAR}
     assert REASONS[lie] in refused[0].reason
     assert [one.worker for one in cluster.journal if isinstance(one, WorkerBanned)] == [LIAR]
@@ -138,7 +138,7 @@ def test_a_worker_whose_texts_are_forged_is_found_and_banned(lie: TextLie) -> No
 
 
 def test_a_banned_worker_stays_banned_when_the_gateway_comes_back() -> None:
-    plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, text_lie="logprobs")]
+    plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, rollout_lie="logprobs")]
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0, imitated=0), NODES, plan)
     banned = []
 

@@ -23,18 +23,18 @@ from planetary.runs.rl.controller import (
 from planetary.runs.rl.events import (
     ForgetGroups,
     GroupOutcome,
-    JudgeTexts,
+    JudgeRollouts,
     KeepReference,
     PolicyOfRun,
-    TextsJudged,
+    RolloutsJudged,
 )
 from planetary.runs.rl.messages import (
-    LearnTexts,
+    LearnRollouts,
     PolicyReady,
     PolicyWeights,
-    SampleTexts,
-    TextsLearned,
-    TextsSampled,
+    RolloutsLearned,
+    RolloutsSampled,
+    SampleRollouts,
 )
 from planetary.runs.rl.prompt_groups import PromptGroup
 from planetary.runs.rl.records import (
@@ -44,7 +44,7 @@ from planetary.runs.rl.records import (
     HeldOutJudged,
     ImitationEnded,
     ReinforcementState,
-    TextsRefused,
+    RolloutsRefused,
 )
 from planetary.runs.rounds import events as e
 from planetary.version import __version__
@@ -98,10 +98,10 @@ class Fabric:
     def __init__(self, made: PolicyOfRun, state: ReinforcementState | None = None) -> None:
         self.policy, self.now, self.sessions = made, 0.0, 0
         self.controller = ReinforcementController(ReinforcementDesk(made, state or ReinforcementState()), 10.0, 0.0)
-        self.tasks: dict[int, SampleTexts | LearnTexts] = {}
+        self.tasks: dict[int, SampleRollouts | LearnRollouts] = {}
         self.weights: dict[int, int] = {}
         self.names: dict[int, str] = {}
-        self.judging: list[JudgeTexts] = []
+        self.judging: list[JudgeRollouts] = []
         self.journal: list[Record] = []
         self.metrics: dict[int, RoundMetrics] = {}
         self.reference = 0
@@ -119,7 +119,7 @@ class Fabric:
                     self.post(e.Compiled(one.backend, one.target, "", "module", 1, 1.0, "fine", "ref"))
                 case e.Send(message=PolicyWeights() as message, session=session):
                     self.weights[session] = message.version
-                case e.Send(message=(SampleTexts() | LearnTexts()) as message, session=session):
+                case e.Send(message=(SampleRollouts() | LearnRollouts()) as message, session=session):
                     assert session not in self.tasks, "a worker gets a task while it has one"
                     assert self.weights[session] == message.version, "a task needs other weights than were sent"
                     self.tasks[session] = message
@@ -127,7 +127,7 @@ class Fabric:
                     self.forget(session)
                 case e.Append():
                     self.journal.append(one.record)  # type: ignore[arg-type]
-                case JudgeTexts():
+                case JudgeRollouts():
                     self.judging.append(one)
                     self.attachments.discard(one.attachment)
                 case e.DropAttachment():
@@ -177,8 +177,8 @@ class Fabric:
 
     def answer(self, session: int) -> None:
         message = self.tasks.pop(session)
-        if isinstance(message, SampleTexts):
-            done: m.Message = TextsSampled(task=message.task, version=message.version, seconds=1.0)
+        if isinstance(message, SampleRollouts):
+            done: m.Message = RolloutsSampled(task=message.task, version=message.version, seconds=1.0)
         else:
             done = learned(message)
         self.post(e.Received(session, done, attachment=self.attach()))
@@ -187,13 +187,13 @@ class Fabric:
         """Answer the oldest judgement; rewards differ unless they are given."""
         one = self.judging.pop(0)
         if more:
-            self.post(TextsJudged(one.task, **more))  # type: ignore[arg-type]
+            self.post(RolloutsJudged(one.task, **more))  # type: ignore[arg-type]
             return
         outcomes = tuple(
             GroupOutcome(number, rewards=(rewards or {}).get(number, (1.0,) if one.held_out else (1.0, 0.0)))
             for number in one.groups
         )
-        self.post(TextsJudged(one.task, outcomes, tokens=10 * len(outcomes)))
+        self.post(RolloutsJudged(one.task, outcomes, tokens=10 * len(outcomes)))
 
     def merge(self) -> None:
         assert self.merging is not None
@@ -220,8 +220,8 @@ class Fabric:
         raise AssertionError("the run does not end")
 
 
-def learned(message: LearnTexts, loss: float = 0.1) -> TextsLearned:
-    return TextsLearned(
+def learned(message: LearnRollouts, loss: float = 0.1) -> RolloutsLearned:
+    return RolloutsLearned(
         task=message.task, round=message.round, steps=1, tokens=30, loss=loss, grad_norm=1.0, seconds=0.5,
         divergence=0.01, entropy=2.0,
     )  # fmt: skip
@@ -272,15 +272,15 @@ def test_the_learning_rate_falls_from_the_imitations_end_to_the_last_round() -> 
     session = fabric.join("a")
     for _ in range(6):
         task = fabric.tasks[session]
-        assert isinstance(task, LearnTexts)
+        assert isinstance(task, LearnRollouts)
         assert task.rate == 0.5
         fabric.answer(session)
         fabric.merge()
-        while session in fabric.tasks and isinstance(fabric.tasks[session], SampleTexts):
+        while session in fabric.tasks and isinstance(fabric.tasks[session], SampleRollouts):
             fabric.answer(session)
             fabric.judge()
     learning = fabric.tasks[session]
-    assert isinstance(learning, LearnTexts)
+    assert isinstance(learning, LearnRollouts)
     assert learning.rate == pytest.approx(1e-3)
 
 
@@ -304,14 +304,14 @@ def test_the_last_checkpoint_is_tried_again_and_earlier_ones_have_successors() -
 def test_a_worker_that_is_let_go_has_finished_its_task() -> None:
     fabric = Fabric(policy(rounds=3, imitated=1, held_out=0))
     learning = fabric.join("a")
-    assert isinstance(fabric.tasks[learning], LearnTexts)
+    assert isinstance(fabric.tasks[learning], LearnRollouts)
     fabric.post(e.LetGo("a", "another run needs it", "drained"))
     assert fabric.of(WorkerLeft) == []
     fabric.answer(learning)
     assert [(one.worker, one.kind) for one in fabric.of(WorkerLeft)] == [("a", "drained")]
     fabric.merge()
     sampling, _ = fabric.join("b"), fabric.join("c")
-    assert isinstance(fabric.tasks[sampling], SampleTexts)
+    assert isinstance(fabric.tasks[sampling], SampleRollouts)
     fabric.post(e.LetGo("b", "another run needs it"))
     assert len(fabric.of(WorkerLeft)) == 1
     fabric.answer(sampling)
@@ -442,10 +442,10 @@ def test_a_late_result_is_dropped_and_a_lost_workers_texts_are_sampled_elsewhere
     fabric = Fabric(policy(imitated=0, held_out=0, rounds=1))
     first = fabric.join("a")
     late = fabric.tasks[first]
-    assert isinstance(late, SampleTexts)
+    assert isinstance(late, SampleRollouts)
     fabric.lose(first)
     second = fabric.join("b")
-    fabric.post(e.Received(second, TextsSampled(task=late.task, version=0, seconds=1.0), attachment=fabric.attach()))
+    fabric.post(e.Received(second, RolloutsSampled(task=late.task, version=0, seconds=1.0), attachment=fabric.attach()))
     assert not fabric.judging
     fabric.run()
     check_whole(fabric)
@@ -461,7 +461,7 @@ def test_a_liar_is_banned_after_three_refusals_and_its_groups_are_sampled_by_oth
         fabric.judge(defect="a token's log-probability is another")
     assert [record.worker for record in fabric.of(WorkerBanned)] == ["liar"]
     assert fabric.of(WorkerBanned)[0].lasting
-    assert len(fabric.of(TextsRefused)) == 3
+    assert len(fabric.of(RolloutsRefused)) == 3
     fabric.join("other", ("actor",))
     fabric.run()
     check_whole(fabric)
@@ -474,7 +474,7 @@ def test_a_worker_that_hangs_is_restarted() -> None:
     fabric.now += 1.0
     fabric.answer(session)
     fabric.judge()
-    assert isinstance(fabric.tasks[session], LearnTexts)
+    assert isinstance(fabric.tasks[session], LearnRollouts)
     fabric.now += 300.0 + TASK_S
     fabric.post(e.Tick())
     assert session not in fabric.tasks

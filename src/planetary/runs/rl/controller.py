@@ -33,21 +33,21 @@ from planetary.runs.rl.events import (
     ForgetGroups,
     ForgetTask,
     GroupOutcome,
-    JudgeTexts,
+    JudgeRollouts,
     KeepReference,
     PolicyOfRun,
     PolicyWeightsOf,
     ReferenceWeights,
-    TextsJudged,
-    TextsOf,
+    RolloutsJudged,
+    RolloutsOf,
 )
 from planetary.runs.rl.messages import (
-    LearnTexts,
+    LearnRollouts,
     PolicyReady,
     PolicyWeights,
-    SampleTexts,
-    TextsLearned,
-    TextsSampled,
+    RolloutsLearned,
+    RolloutsSampled,
+    SampleRollouts,
 )
 from planetary.runs.rl.prompt_groups import GroupPhase, PolicyRound, Pool, PromptGroup, Share
 from planetary.runs.rl.records import (
@@ -57,7 +57,7 @@ from planetary.runs.rl.records import (
     HeldOutJudged,
     ImitationEnded,
     ReinforcementState,
-    TextsRefused,
+    RolloutsRefused,
 )
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
@@ -81,7 +81,7 @@ class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
 
 @dataclass
 class SamplingTask:
-    """A task a worker samples, or whose texts are being judged."""
+    """A task a worker samples, or whose rollouts are being judged."""
 
     task: int
     worker: WorkerSession
@@ -99,7 +99,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         round: under way; None between two. None begins while a checkpoint has to be written first.
         checkpoint: of the newest version, where one is due.
         sampling: tasks of workers that sample, by session.
-        judging: tasks whose texts are being judged, by number.
+        judging: tasks whose rollouts are being judged, by number.
     """
 
     def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float, newest: RoundMetrics | None = None) -> None:
@@ -146,10 +146,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 self.membership.ready(worker, now, message.device, message.verified)
                 self._vacate(worker.session)  # it begins again
                 return
-            case TextsSampled() if self._answers(worker, message.task) is not None:
+            case RolloutsSampled() if self._answers(worker, message.task) is not None:
                 self._sampled(worker, message, event, now)
                 return
-            case TextsLearned() if self.round is not None:
+            case RolloutsLearned() if self.round is not None:
                 share = self.round.share_of(worker.session)
                 if share is not None and share.task == message.task:
                     self._learned(worker, share, message, event, now)
@@ -162,7 +162,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         under_way = self.sampling.get(worker.session)
         return under_way if under_way is not None and under_way.task == task else None
 
-    def _sampled(self, worker: WorkerSession, message: TextsSampled, event: e.Received, now: float) -> None:
+    def _sampled(self, worker: WorkerSession, message: RolloutsSampled, event: e.Received, now: float) -> None:
         task = self.sampling.pop(worker.session)
         for group in task.groups:
             group.advance("sampled")
@@ -171,12 +171,12 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         numbers = tuple(group.number for group in task.groups)
         if event.defect:
             self._drop_attachment(event)
-            self._judged(TextsJudged(task.task, defect=event.defect), now)
+            self._judged(RolloutsJudged(task.task, defect=event.defect), now)
             return
-        self.desk.out.append(JudgeTexts(task.task, event.attachment, task.version, task.held_out, numbers))
+        self.desk.out.append(JudgeRollouts(task.task, event.attachment, task.version, task.held_out, numbers))
 
     def _learned(
-        self, worker: WorkerSession, share: Share, message: TextsLearned, event: e.Received, now: float
+        self, worker: WorkerSession, share: Share, message: RolloutsLearned, event: e.Received, now: float
     ) -> None:
         assert self.round is not None
         defect = event.defect or ("" if math.isfinite(message.loss) else "its loss is not finite")
@@ -207,7 +207,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
-            case TextsJudged():
+            case RolloutsJudged():
                 self._judged(event, now)
             case e.OuterStepDone() if self.round is not None and event.round == self.round.number:
                 self._finish_round(self.round, event.delta_norm, now)
@@ -222,9 +222,9 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             case _:
                 pass
 
-    # --- sampled texts ----------------------------------------------------------------------------------------
+    # --- sampled rollouts ----------------------------------------------------------------------------------------
 
-    def _judged(self, event: TextsJudged, now: float) -> None:
+    def _judged(self, event: RolloutsJudged, now: float) -> None:
         task = self.judging.pop(event.task, None)
         if task is None:
             return
@@ -284,12 +284,12 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         return self._replaced < MOST_REPLACED * self.desk.policy.groups
 
     def _refuse(self, task: SamplingTask, reason: str, now: float) -> None:
-        """Refuse texts that do not follow from the weights: other workers sample the groups again."""
+        """Refuse rollouts that do not follow from the weights: other workers sample the groups again."""
         for group in task.groups:
             group.advance("refused")
         numbers = tuple(group.number for group in task.groups)
         name = task.worker.worker
-        refused = TextsRefused(
+        refused = RolloutsRefused(
             round=self.version + 1,
             task=task.task,
             worker=name,
@@ -357,14 +357,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self._next_group += 1
 
     def _sample(self, now: float) -> None:
-        """Give waiting texts to idle workers that may sample, held-out ones first."""
+        """Give waiting rollouts to idle workers that may sample, held-out ones first."""
         policy = self.desk.policy
         for held_out, each in ((True, 1), (False, policy.completions)):
             waiting = self.pool.of(GroupPhase.WAITING, held_out=held_out)
             idle = self._idle("actor")
             if not idle or not waiting:
                 continue
-            count = min(max(1, policy.most_texts // each), -(-len(waiting) // len(idle)))
+            count = min(max(1, policy.most_rollouts // each), -(-len(waiting) // len(idle)))
             for worker in idle:
                 groups, waiting = tuple(waiting[:count]), waiting[count:]
                 if groups:
@@ -377,8 +377,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             group.advance("task")
         self.sampling[worker.session] = SamplingTask(task, worker, groups, held_out, self.version, now)
         numbers = tuple(group.number for group in groups)
-        message = SampleTexts(task=task, version=self.version, greedy=held_out, ends=self.desk.policy.ends)
-        self.desk.send(worker.session, message, TextsOf(task, held_out, numbers))
+        message = SampleRollouts(task=task, version=self.version, greedy=held_out, ends=self.desk.policy.ends)
+        self.desk.send(worker.session, message, RolloutsOf(task, held_out, numbers))
 
     def _idle(self, role: str) -> list[WorkerSession]:
         busy = set(self.sampling)
@@ -442,7 +442,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             equal = []
         self._drop(equal, "equal")
         trained = [group for group in chosen if group not in equal]
-        self.pool.forget(trained)  # their texts are needed until the round ends
+        self.pool.forget(trained)  # their rollouts are needed until the round ends
         return trained
 
     def _learn(self, now: float) -> None:
@@ -456,7 +456,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 self._has_reference.add(worker.session)
                 self.desk.send(worker.session, PolicyWeights(version=0, reference=True), ReferenceWeights())
             share.session, share.task, share.since = worker.session, self._new_task(), now
-            message = LearnTexts(
+            message = LearnRollouts(
                 task=share.task,
                 round=self.round.number,
                 version=self.version,

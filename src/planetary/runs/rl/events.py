@@ -15,7 +15,7 @@ from planetary.runs.rl.program.shape import PolicyShape
 
 
 class GroupOutcome(e.Event, frozen=True):
-    """The verdict of the environment on a group's texts.
+    """The verdict of the environment on a group's rollouts.
 
     Attributes:
         goes_on: whether a dialogue of it goes on, so there are no rewards yet.
@@ -29,8 +29,8 @@ class GroupOutcome(e.Event, frozen=True):
     problems: tuple[str, ...] = ()
 
 
-class TextsJudged(e.Event, frozen=True):
-    """The texts of a task were checked, and judged where nothing was wrong with them.
+class RolloutsJudged(e.Event, frozen=True):
+    """The rollouts of a task were checked, and judged where nothing was wrong with them.
 
     Attributes:
         defect: why they do not follow from the weights; "": they may.
@@ -55,8 +55,8 @@ class ReferenceWeights(e.Payload, frozen=True):
     """The packed parameters of the reference policy."""
 
 
-class TextsOf(e.Payload, frozen=True):
-    """The texts of groups that are to be continued."""
+class RolloutsOf(e.Payload, frozen=True):
+    """The rollouts of groups that are to be continued."""
 
     task: int
     held_out: bool
@@ -71,8 +71,8 @@ class BatchesOf(e.Payload, frozen=True):
     groups: tuple[int, ...]
 
 
-class JudgeTexts(e.Instruction, frozen=True):
-    """Check and judge sampled texts; answer with `TextsJudged`."""
+class JudgeRollouts(e.Instruction, frozen=True):
+    """Check and judge sampled rollouts; answer with `RolloutsJudged`."""
 
     task: int
     attachment: int
@@ -82,7 +82,7 @@ class JudgeTexts(e.Instruction, frozen=True):
 
 
 class ForgetGroups(e.Instruction, frozen=True):
-    """The texts of these groups are not needed any more."""
+    """The rollouts of these groups are not needed any more."""
 
     held_out: bool
     groups: tuple[int, ...]
@@ -105,8 +105,8 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         merge: rule of the outer step, of the merge rules.
         groups: prompts of a round.
         completions: of each prompt.
-        lag: how many versions the weights that sampled a text may be behind those it trains.
-        ahead: rounds for which texts are sampled before the round before them is trained.
+        lag: largest policy lag: versions between the sampling weights and the trained ones.
+        ahead: rounds whose rollouts are sampled before the previous round is trained.
         equal: use of groups with equal rewards.
         imitated: rounds at the start that train on answers.
         imitation_goal: mean reward of held-out prompts that ends the imitation before; 0: none does.
@@ -121,7 +121,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         rate: learning rate of the first round after the imitation.
         decay: of that rate from there to the last round, where it is near 0.
         schedule: of the imitation's rounds.
-        most_texts: of one task.
+        most_rollouts: of one task.
     """
 
     params: tuple[TensorSpec, ...]  # parameters of the policy, in the order of the functions' arguments
@@ -151,7 +151,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     eval_every: int
     checkpoint_every: int
     persists: bool
-    most_texts: int = 256
+    most_rollouts: int = 256
 
     @property
     def loaded(self) -> str:

@@ -1,4 +1,4 @@
-"""The gateway of reinforcement learning: its controller on real connections, texts, environments and checkpoints."""
+"""The gateway of reinforcement learning: its controller on real connections, rollouts, environments and checkpoints."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from planetary.runs.rl.events import (
     ForgetGroups,
     ForgetTask,
     GroupOutcome,
-    JudgeTexts,
+    JudgeRollouts,
     KeepReference,
     PolicyWeightsOf,
     ReferenceWeights,
-    TextsJudged,
-    TextsOf,
+    RolloutsJudged,
+    RolloutsOf,
 )
 from planetary.runs.rl.messages import (
     BATCHES,
     END_PARAMETERS,
     REINFORCEMENT,
     WEIGHTS_OF,
-    TextsLearned,
-    TextsSampled,
+    RolloutsLearned,
+    RolloutsSampled,
 )
 from planetary.runs.rl.objectives.objective import IMITATION
 from planetary.runs.rl.preparation import PreparedPolicy, judge_limits, policy_of_run
-from planetary.runs.rl.rollouts.dialogues import Dialogue, Texts, outcome_of
+from planetary.runs.rl.rollouts.dialogues import Dialogue, Rollouts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
@@ -97,11 +97,11 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         """`prepare` loads the policy and builds its functions, `compile_for` compiles them."""
         super().__init__(config, options, security, system=system)
         self._prepare_policy, self._compile_policy, self._make_judges = prepare, compile_for, make_judges
-        self._texts: Texts | None = None
-        self._texts_turn = asyncio.Lock()  # texts are used by one thread at a time
+        self._rollouts: Rollouts | None = None
+        self._rollouts_turn = asyncio.Lock()  # rollouts are used by one thread at a time
         self._judges: Judges | None = None
         self._recomputation: Recomputation | None = None
-        self._sampled: dict[int, Packed] = {}  # attachment -> packed `TextsSampled`
+        self._sampled: dict[int, Packed] = {}  # attachment -> packed `RolloutsSampled`
         self._attachments = 0
         self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
         self._reference: Tensors | None = None
@@ -145,7 +145,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
     def _control(self, prepared: PreparedPolicy, start: PolicyStart) -> ReinforcementController:
         rl, model = self.config.rl, prepared.model
         self._reference = start.reference
-        self._texts = Texts(prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions)
+        self._rollouts = Rollouts(
+            prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions
+        )
         self._judges = self._make_judges(rl.task, judge_limits(self.config))
         self._recomputation = Recomputation(
             model.decode,
@@ -166,11 +168,11 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             await self._judges.close()
 
     @property
-    def _parts(self) -> tuple[PreparedPolicy, PolicyStart, Texts]:
+    def _parts(self) -> tuple[PreparedPolicy, PolicyStart, Rollouts]:
         assert self.prepared is not None
         assert self._start is not None
-        assert self._texts is not None
-        return self.prepared, self._start, self._texts
+        assert self._rollouts is not None
+        return self.prepared, self._start, self._rollouts
 
     # --- messages of workers ----------------------------------------------------------------------------------
 
@@ -180,7 +182,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return Limits(tensor_bytes=total + 64 * MIB, tensors=1, messages_under_way=2)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        expected = isinstance(message, TextsSampled | TextsLearned)
+        expected = isinstance(message, RolloutsSampled | RolloutsLearned)
         if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
@@ -195,17 +197,17 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         if "payload" in received.tensors:
             packed = received.tensors["payload"].data
         match message:
-            case TextsSampled():
+            case RolloutsSampled():
                 self._attachments += 1
                 # Negative: the numbers above 0 are those of end parameters.
                 self._sampled[-self._attachments] = packed
                 return e.Received(session, message, "", -self._attachments)
-            case TextsLearned():
+            case RolloutsLearned():
                 return await self._read_learned(session, message, packed)
             case _:
                 return e.Received(session, message)
 
-    async def _read_learned(self, session: int, message: TextsLearned, packed: Packed) -> e.Event:
+    async def _read_learned(self, session: int, message: RolloutsLearned, packed: Packed) -> e.Event:
         prepared, start, _ = self._parts
         defect, tensors = "", {}
         try:
@@ -228,9 +230,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return {e.TakeOuterStep: partial(start.parameters.step, self.config.outer, tokens)}
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        _, start, texts = self._parts
+        _, start, rollouts = self._parts
         match instruction:
-            case JudgeTexts():
+            case JudgeRollouts():
                 weights = start.parameters.of_version(instruction.version)
                 self._work.add(self._judge(instruction, self._sampled.pop(instruction.attachment), weights))
             case e.WriteCheckpoint():
@@ -243,7 +245,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             case e.DropAttachment():
                 start.parameters.drop(instruction.attachment)
             case ForgetGroups():
-                texts.forget(instruction.held_out, instruction.groups)
+                rollouts.forget(instruction.held_out, instruction.groups)
             case ForgetTask():
                 self._batches.pop(instruction.task, None)
             case KeepReference():
@@ -253,7 +255,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return None
 
     def _source(self, payload: e.Payload | None) -> TensorSource | None:
-        _, start, texts = self._parts
+        _, start, rollouts = self._parts
         match payload:
             case PolicyWeightsOf():
                 params = start.parameters.of_version(payload.version)
@@ -262,9 +264,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
                 assert self._reference is not None
                 reference = self._reference
                 return lambda: _payload(pack_arrays(WEIGHTS_OF, None, reference))
-            case TextsOf():
-                # Now, on the event loop: texts change when others of them are judged.
-                packed = texts.to_sample(payload.held_out, payload.groups)
+            case RolloutsOf():
+                # Now, on the event loop: rollouts change when others of them are judged.
+                packed = rollouts.to_sample(payload.held_out, payload.groups)
                 return lambda: _payload(packed)
             case BatchesOf():
                 batches = self._batches_of(payload)
@@ -272,8 +274,8 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return super()._source(payload)
 
     def _batches_of(self, payload: BatchesOf) -> memoryview:
-        prepared, _, texts = self._parts
-        groups = texts.answered(payload.groups) if payload.imitates else texts.trained(payload.groups)
+        prepared, _, rollouts = self._parts
+        groups = rollouts.answered(payload.groups) if payload.imitates else rollouts.trained(payload.groups)
         objective = IMITATION if payload.imitates else prepared.objective
         batches = pack(groups, objective, prepared.shape, self.config.rl.max_tokens)
         self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
@@ -323,44 +325,44 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
     # --- judgement --------------------------------------------------------------------------------------------
 
-    async def _judge(self, instruction: JudgeTexts, packed: Packed, weights: Tensors) -> None:
+    async def _judge(self, instruction: JudgeRollouts, packed: Packed, weights: Tensors) -> None:
         try:
             self._post(await self._judged(instruction, packed, weights))
         except PlanetaryError as error:
-            self._post(TextsJudged(instruction.task, broken=str(error)))
+            self._post(RolloutsJudged(instruction.task, broken=str(error)))
         except Exception as error:
-            log.exception("the texts of task %d cannot be judged", instruction.task)
-            self._post(TextsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
+            log.exception("the rollouts of task %d cannot be judged", instruction.task)
+            self._post(RolloutsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
 
-    async def _judged(self, instruction: JudgeTexts, packed: Packed, weights: Tensors) -> TextsJudged:
-        _, _, texts = self._parts
+    async def _judged(self, instruction: JudgeRollouts, packed: Packed, weights: Tensors) -> RolloutsJudged:
+        _, _, rollouts = self._parts
         assert self._judges is not None
         task, held_out, groups = instruction.task, instruction.held_out, instruction.groups
         try:
-            dialogues = texts.take(held_out, groups, instruction.version, packed)
+            dialogues = rollouts.take(held_out, groups, instruction.version, packed)
         except RemoteProtocolError as error:
-            return TextsJudged(task, defect=str(error))
+            return RolloutsJudged(task, defect=str(error))
         chosen = self._chosen(dialogues)
         if chosen:
             assert self._recomputation is not None
             find_defect = partial(self._recomputation.defect, chosen, weights, greedy=held_out)
-            async with self._texts_turn:
+            async with self._rollouts_turn:
                 defect = await asyncio.to_thread(find_defect)
             if defect:
-                texts.untake(dialogues)
-                return TextsJudged(task, defect=defect)
+                rollouts.untake(dialogues)
+                return RolloutsJudged(task, defect=defect)
         tokens = sum(one.turns[-1].count for one in dialogues)
-        texts.settle(dialogues, await self._judges.judge(texts.cases(dialogues)))
+        rollouts.settle(dialogues, await self._judges.judge(rollouts.cases(dialogues)))
         outcomes = tuple(
-            msgspec.convert({"number": number, **outcome_of(texts.group(held_out, number))}, GroupOutcome)
+            msgspec.convert({"number": number, **outcome_of(rollouts.group(held_out, number))}, GroupOutcome)
             for number in groups
         )
-        return TextsJudged(task, outcomes, tokens=tokens)
+        return RolloutsJudged(task, outcomes, tokens=tokens)
 
     def _chosen(self, dialogues: list[Dialogue]) -> list[Dialogue]:
-        """Return the texts computed again: `rl.verified` of them, on average one at least.
+        """Return the rollouts computed again: `rl.verified` of them, on average one at least.
 
-        The choice is drawn from the machine's entropy after the texts have come, so no worker can foresee it.
+        The choice is drawn from the machine's entropy after the rollouts have come, so no worker can foresee it.
         """
         if not self.config.rl.verified or not dialogues:
             return []
@@ -370,8 +372,8 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
     def _news_of(self, record: Record) -> str:
         match record:
-            case r.TextsRefused():
-                return f"texts of {record.worker} refused: {record.reason}"
+            case r.RolloutsRefused():
+                return f"rollouts of {record.worker} refused: {record.reason}"
             case r.HeldOutJudged():
                 return (
                     f"reward of greedy completions, held-out prompts: {record.reward:.3f} after round {record.version}"

@@ -1,6 +1,6 @@
-"""A policy on a device: it samples texts, and takes training steps. Used by one thread at a time.
+"""A policy on a device: it samples rollouts, and takes training steps. Used by one thread at a time.
 
-Texts are sampled with the scheduler of a served model, with one worker and no endpoint.
+Rollouts are sampled with the scheduler of a served model, with one worker and no endpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.runs.rl.messages import LearnTexts
+from planetary.runs.rl.messages import LearnRollouts
 from planetary.runs.rl.program.shape import (
     ADVANTAGES,
     ENTROPY,
@@ -39,8 +39,8 @@ _REFERENCE = "reference."  # prefix of a parameter's name
 
 
 @dataclass(frozen=True)
-class TextStart:
-    """A text to continue.
+class RolloutStart:
+    """A rollout to continue.
 
     Attributes:
         tokens: so far.
@@ -65,34 +65,34 @@ def sample(
     model: Computes,
     shape: ServingShape,
     vocabulary: int,
-    starts: Sequence[TextStart],
+    starts: Sequence[RolloutStart],
     *,
     ends: Collection[int],
     greedy: bool = False,
 ) -> list[Completion]:
-    """Continue all texts and return their completions, in order.
+    """Continue all rollouts and return their completions, in order.
 
     Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
-    was drawn. The token that ends a text is the last of its completion.
+    was drawn. The token that ends a rollout is the last of its completion.
     """
-    texts = LocalSequences(model, shape, vocabulary)
+    rollouts = LocalSequences(model, shape, vocabulary)
     found = [Completion() for _ in starts]
     for number, start in enumerate(starts):
         options = SamplingOptions(temperature=0.0 if greedy else 1.0, seed=start.seed)
-        texts.submit(SequenceRequest(number=number, prompt=start.tokens, most=start.most, options=options))
-    for output in texts.tokens():
+        rollouts.submit(SequenceRequest(number=number, prompt=start.tokens, most=start.most, options=options))
+    for output in rollouts.tokens():
         completion = found[output.sequence]
         for token in output.tokens:
             completion.tokens.append(token.token)
             completion.logprobs.append(0.0 if token.logprob is None else token.logprob)
         if not output.finished and completion.tokens and completion.tokens[-1] in ends:
-            texts.cancel(output.sequence)
+            rollouts.cancel(output.sequence)
     return found
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The outcome of a task of training; see `TextsLearned`."""
+    """The outcome of a task of training; see `RolloutsLearned`."""
 
     parameters: Tensors
     steps: int
@@ -168,8 +168,8 @@ class LoadedPolicy:
             )
         self._resident.put(self._weights)
 
-    def learn(self, message: LearnTexts, batches: Mapping[str, np.ndarray]) -> Learned:
-        """Train, a step a batch; the arrays are those of `LearnTexts`.
+    def learn(self, message: LearnRollouts, batches: Mapping[str, np.ndarray]) -> Learned:
+        """Train, a step a batch; the arrays are those of `LearnRollouts`.
 
         Raises:
             LocalProtocolError: they are not the step's.
@@ -219,7 +219,7 @@ class LoadedPolicy:
         if not np.isfinite((divergence, entropy, reference_divergence)).all():
             self._round = None
             raise NumericsError(
-                f"log-probabilities of the texts are not finite: divergence {divergence}, from the reference "
+                f"log-probabilities of the rollouts are not finite: divergence {divergence}, from the reference "
                 f"{reference_divergence}, entropy {entropy}"
             )
         parameters = self._resident.get(spec.name for spec in self._params)

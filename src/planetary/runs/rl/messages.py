@@ -14,9 +14,9 @@ from planetary.runs.rl.objectives.staleness import StalenessBounds
 from planetary.runs.rl.program.shape import PolicyShape
 
 WEIGHTS_OF = "weights of a policy"
-TEXTS_TO_SAMPLE = "texts to sample"
-SAMPLED_TEXTS = "sampled texts"
-BATCHES = "batches of texts"
+ROLLOUTS_TO_SAMPLE = "rollouts to sample"
+SAMPLED_ROLLOUTS = "sampled rollouts"
+BATCHES = "batches of rollouts"
 END_PARAMETERS = "end parameters of a policy"
 """Kinds of packed payloads."""
 
@@ -65,28 +65,28 @@ class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
     reference: bool = False
 
 
-class SampleTexts(m.RoleMessage, frozen=True, kw_only=True):
-    """Continue texts with the newest weights; answer with `TextsSampled`. The texts follow, packed.
+class SampleRollouts(m.RoleMessage, frozen=True, kw_only=True):
+    """Continue rollouts with the newest weights; answer with `RolloutsSampled`. The rollouts follow, packed.
 
-    They are `tokens` i32 of all texts one after the other, `lengths` i32, `seeds` u32 and `most` i32, one a text.
+    They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` u32 and `most` i32, one a rollout.
     """
 
     task: int
     version: int  # version of the newest weights
     greedy: bool  # always the likeliest token, in place of a draw
-    ends: tuple[int, ...]  # tokens after which a text has ended; the last of its completion
+    ends: tuple[int, ...]  # tokens after which a rollout has ended; the last of its completion
 
 
-class TextsSampled(m.RoleMessage, frozen=True, kw_only=True):
-    """The completions, packed: `tokens` i32 and `logprobs` f32 of all texts, and `lengths` i32 of the completions."""
+class RolloutsSampled(m.RoleMessage, frozen=True, kw_only=True):
+    """The completions, packed: `tokens` i32 and `logprobs` f32 of all, and `lengths` i32, one a completion."""
 
     task: int
     version: int
     seconds: float
 
 
-class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
-    """Train from the newest weights, a step a batch; answer with `TextsLearned`. The batches follow, packed.
+class LearnRollouts(m.RoleMessage, frozen=True, kw_only=True):
+    """Train from the newest weights, a step a batch; answer with `RolloutsLearned`. The batches follow, packed.
 
     Their arrays are those of the training step but for the reference, each with a first dimension more: [steps, …].
     """
@@ -101,7 +101,7 @@ class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
     staleness: StalenessBounds | None = None  # bounds that weigh tokens of older versions
 
 
-class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
+class RolloutsLearned(m.RoleMessage, frozen=True, kw_only=True):
     """A finished task of training; the parameters after the last step follow, packed."""
 
     task: int
@@ -117,6 +117,6 @@ class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
 
 
 REINFORCEMENT = m.FABRIC.extended(
-    PolicyJob, PolicyReady, PolicyWeights, SampleTexts, TextsSampled, LearnTexts, TextsLearned
+    PolicyJob, PolicyReady, PolicyWeights, SampleRollouts, RolloutsSampled, LearnRollouts, RolloutsLearned
 )
 """The protocol of reinforcement learning."""

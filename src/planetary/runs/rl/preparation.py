@@ -24,7 +24,7 @@ from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
-from planetary.runs.rl.rollouts.dialogues import TextLimits
+from planetary.runs.rl.rollouts.dialogues import RolloutLimits
 from planetary.runs.rounds.preparation.options import schedule_of, step_options
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
@@ -34,7 +34,7 @@ from planetary.wire.limits import MIB
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 64
-"""Texts that one decoding call continues."""
+"""Rollouts that one decoding call continues."""
 
 LoadPolicy = Callable[[Config], TracedModel]
 LoadFolder = Callable[[Path], TracedModel]
@@ -58,7 +58,7 @@ class PreparedPolicy:
     problems: Problems
     objective: Objective
     shape: PolicyShape
-    limits: TextLimits
+    limits: RolloutLimits
     program: Program
     state: tuple[TensorSpec, ...]
     manifest: Manifest
@@ -129,21 +129,21 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
     """Return the sizes a policy is compiled for.
 
     Raises:
-        UserError: the batch or the text's length is missing or too long for the model, or the cache too small.
+        UserError: the batch or the rollout's length is missing or too long for the model, or the cache too small.
     """
     rl, train, sizes = config.rl, config.train, model.sizes
     if train.batch_size < 1 or train.sequence_length < 1:
-        raise UserError("rl: train.batch_size (texts) and train.sequence_length (tokens of a text) must be given")
+        raise UserError("rl: train.batch_size (rollouts) and train.sequence_length (tokens of a rollout) must be given")
     if not isinstance(sizes, CacheSizes):
         raise UserError(
-            f"the policy {model.name} keeps no keys and values of a text, without which rl does not sample: use a "
+            f"the policy {model.name} keeps no keys and values of a rollout, without which rl does not sample: use a "
             "model with `decode` and `cache_sizes` (docs/serving.md)"
         )
     whole = -(-train.sequence_length // PAGE)
     window = whole * PAGE
     if sizes.positions is not None and window > sizes.positions:
         raise UserError(
-            f"train.sequence_length = {train.sequence_length}: texts are sampled in pages of {PAGE} tokens, so the "
+            f"train.sequence_length = {train.sequence_length}: rollouts are sampled in pages of {PAGE} tokens, so the "
             f"model needs {window} positions and has {sizes.positions} (for gpt2: model.options.n_position)"
         )
     at_once = min(MOST_AT_ONCE, max(rl.groups * rl.completions, 1))
@@ -151,7 +151,7 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
     pages = min(at_once * whole + 1, int(rl.cache_mb * MIB) // (4 * int(np.prod(page_shape))))
     if pages <= whole:
         raise UserError(
-            f"rl.cache_mb = {rl.cache_mb:g} does not hold one text of {window} tokens: expected "
+            f"rl.cache_mb = {rl.cache_mb:g} does not hold one rollout of {window} tokens: expected "
             f"{(whole + 1) * 4 * int(np.prod(page_shape)) / MIB:.1f} at least"
         )
     chunks = tuple(chunk for chunk in (PAGE, 4 * PAGE, 16 * PAGE) if chunk < window) or (window,)
@@ -171,8 +171,8 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
     return PolicyShape(serving, train.batch_size, train.sequence_length, train.micro_batches)
 
 
-def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> TextLimits:
-    """Return the limits of texts. Raises `UserError` for a tokenizer without a token that ends a text."""
+def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> RolloutLimits:
+    """Return the limits of rollouts. Raises `UserError` for a tokenizer without a token that ends a rollout."""
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: set "
@@ -182,9 +182,9 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> TextLim
     if not ends:
         newline = model.tokenizer.encode(b"\n").tolist()
         if len(newline) != 1:
-            raise UserError("the tokenizer has no token that ends a text: no end of document, and no line end")
+            raise UserError("the tokenizer has no token that ends a rollout: no end of document, and no line end")
         ends = (newline[0],)
-    return TextLimits(
+    return RolloutLimits(
         window=min(config.train.sequence_length + 1, shape.serving.window),  # its last token is never read
         most=config.rl.max_tokens,
         vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),

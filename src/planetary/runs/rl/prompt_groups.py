@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planetary.machine.state_table import Table, advance
-from planetary.runs.rl.messages import TextsLearned
+from planetary.runs.rl.messages import RolloutsLearned
 
 
 class GroupPhase(StrEnum):
     """The state of a group."""
 
-    WAITING = "waiting"  # a worker is wanted to continue the texts
+    WAITING = "waiting"  # a worker is wanted to continue the rollouts
     SAMPLING = "sampling"
     JUDGING = "judging"  # the environment judges
     READY = "ready"  # has its rewards
@@ -113,7 +113,7 @@ class Share:
     task: int = 0
     since: float = 0.0
     worker: str = ""
-    result: TextsLearned | None = None
+    result: RolloutsLearned | None = None
     attachment: int = 0
 
 

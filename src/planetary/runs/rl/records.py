@@ -40,8 +40,8 @@ class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
     tokens: int
 
 
-class TextsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
-    """A worker's texts do not follow from the weights; its groups are sampled again elsewhere."""
+class RolloutsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
+    """A worker's rollouts do not follow from the weights; its groups are sampled again elsewhere."""
 
     round: int
     task: int
@@ -67,7 +67,7 @@ class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
 
 
 ReinforcementRecord = (
-    AnyRecord | GroupSampled | GroupDropped | GroupsLearned | TextsRefused | HeldOutJudged | ImitationEnded
+    AnyRecord | GroupSampled | GroupDropped | GroupsLearned | RolloutsRefused | HeldOutJudged | ImitationEnded
 )
 
 
@@ -77,7 +77,7 @@ class ReinforcementState(RunFold):
     Attributes:
         next_group: number of the next group; none is sampled twice, also after a resume.
         next_task: number of the next task.
-        refusals: rounds in which texts were refused, by worker.
+        refusals: rounds in which rollouts were refused, by worker.
         held_out: mean reward of held-out prompts, by version.
         imitation_ended: version with which the imitation reached its goal; None: it has not.
     """
@@ -95,7 +95,7 @@ class ReinforcementState(RunFold):
             case GroupsLearned():
                 self.next_task = max(self.next_task, record.task + 1)
                 self.next_group = max(self.next_group, *(group + 1 for group in record.groups))
-            case TextsRefused():
+            case RolloutsRefused():
                 self.refusals.setdefault(record.worker, []).append(record.round)
                 self.next_task = max(self.next_task, record.task + 1)
             case HeldOutJudged():

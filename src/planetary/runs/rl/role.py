@@ -18,20 +18,20 @@ from planetary.fleet.worker.checked_program import CheckedProgram
 from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
-from planetary.runs.rl.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
 from planetary.runs.rl.messages import (
     BATCHES,
     END_PARAMETERS,
-    SAMPLED_TEXTS,
-    TEXTS_TO_SAMPLE,
+    ROLLOUTS_TO_SAMPLE,
+    SAMPLED_ROLLOUTS,
     WEIGHTS_OF,
-    LearnTexts,
+    LearnRollouts,
     PolicyJob,
     PolicyReady,
     PolicyWeights,
-    SampleTexts,
-    TextsLearned,
-    TextsSampled,
+    RolloutsLearned,
+    RolloutsSampled,
+    SampleRollouts,
 )
 from planetary.runs.rounds.worker.inner_state import InnerStates
 
@@ -79,11 +79,11 @@ class PolicyRole:
         raise LocalProtocolError(f"this role's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        fits = isinstance(message, PolicyWeights | SampleTexts | LearnTexts) and tensor.nbytes <= MOST_PAYLOAD
+        fits = isinstance(message, PolicyWeights | SampleRollouts | LearnRollouts) and tensor.nbytes <= MOST_PAYLOAD
         return TensorSpec("payload", "ui8", tensor.shape) if fits and tensor.name == "payload" else None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
-        if isinstance(message, PolicyWeights | SampleTexts | LearnTexts):
+        if isinstance(message, PolicyWeights | SampleRollouts | LearnRollouts):
             payload = tensors["payload"].tobytes() if "payload" in tensors else b""
             self._compute.submit(self._work, self._connection, message, payload)
 
@@ -101,7 +101,7 @@ class PolicyRole:
             self._do(message, payload)
         except Exception as error:
             log.exception("%s failed", type(message).__name__)
-            number = message.task if isinstance(message, SampleTexts | LearnTexts) else 0
+            number = message.task if isinstance(message, SampleRollouts | LearnRollouts) else 0
             reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
             self._send(m.TaskFailed(task=number, kind=_kind_of(error), reason=reason), None)
 
@@ -113,23 +113,23 @@ class PolicyRole:
                     self._policy.use_reference(weights)
                 else:
                     self._policy.use(message.version, weights)
-            case SampleTexts():
+            case SampleRollouts():
                 self._sample(message, payload)
-            case LearnTexts():
+            case LearnRollouts():
                 self._learn(message, payload)
             case _:
                 pass
 
-    def _sample(self, message: SampleTexts, payload: bytes) -> None:
+    def _sample(self, message: SampleRollouts, payload: bytes) -> None:
         began = self._clock.monotonic()
         self._policy.require(message.version)
-        fields, arrays = unpack_arrays(payload, TEXTS_TO_SAMPLE)
+        fields, arrays = unpack_arrays(payload, ROLLOUTS_TO_SAMPLE)
         vocabulary = int(bytes(fields))
         borders = np.cumsum(arrays["lengths"])[:-1]
-        texts = np.split(arrays["tokens"], borders)
+        rollouts = np.split(arrays["tokens"], borders)
         starts = [
-            TextStart(tuple(int(token) for token in text), int(seed), int(most))
-            for text, seed, most in zip(texts, arrays["seeds"], arrays["most"], strict=True)
+            RolloutStart(tuple(int(token) for token in rollout), int(seed), int(most))
+            for rollout, seed, most in zip(rollouts, arrays["seeds"], arrays["most"], strict=True)
         ]
         shape = self._policy.shape.serving
         found = sample(self._policy.sampling, shape, vocabulary, starts, ends=message.ends, greedy=message.greedy)
@@ -138,13 +138,13 @@ class PolicyRole:
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
             "lengths": np.array([len(one.tokens) for one in found], np.int32),
         }
-        done = TextsSampled(task=message.task, version=message.version, seconds=self._clock.monotonic() - began)
-        self._send(done, pack_arrays(SAMPLED_TEXTS, None, results))
+        done = RolloutsSampled(task=message.task, version=message.version, seconds=self._clock.monotonic() - began)
+        self._send(done, pack_arrays(SAMPLED_ROLLOUTS, None, results))
 
-    def _learn(self, message: LearnTexts, payload: bytes) -> None:
+    def _learn(self, message: LearnRollouts, payload: bytes) -> None:
         _, batches = unpack_arrays(payload, BATCHES)
         found = self._policy.learn(message, batches)
-        done = TextsLearned(
+        done = RolloutsLearned(
             task=message.task,
             round=message.round,
             steps=found.steps,

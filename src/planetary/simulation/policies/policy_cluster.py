@@ -25,13 +25,13 @@ from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.gateway import PolicyGateway
 from planetary.runs.rl.loader import PolicyLoader
-from planetary.runs.rl.messages import REINFORCEMENT, SAMPLED_TEXTS, PolicyJob, TextsSampled
+from planetary.runs.rl.messages import REINFORCEMENT, SAMPLED_ROLLOUTS, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
 from planetary.runs.rl.records import ReinforcementRecord
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
-from planetary.simulation.lies import TextLie
+from planetary.simulation.lies import RolloutLie
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.policies.small_policy import SmallPolicy
 from planetary.simulation.process import Process
@@ -39,7 +39,7 @@ from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
 from planetary.simulation.timed_program import TimedProgram
 
 JUDGE_S = 0.1  # time of the environment for the texts of a task
-Lies = dict[int, TextLie]
+Lies = dict[int, RolloutLie]
 """The lie of each worker that lies now, by number."""
 
 
@@ -116,7 +116,7 @@ class PolicyCluster(SimulatedCluster[PolicyGateway]):
         assert results <= 2 * (len(self.nodes) + 1), f"the gateway keeps {results} results of {len(self.nodes)} workers"
 
     def _lie(self, fault: Fault) -> bool:
-        self.lies[fault.worker] = fault.text_lie
+        self.lies[fault.worker] = fault.rollout_lie
         self.world.after(fault.seconds, lambda: self.lies.pop(fault.worker, None))
         return True
 
@@ -150,9 +150,9 @@ class DoubtfulLoader(PolicyLoader):
 
     def _send(self, place: Workplace, message: m.Message, packed: Packed | None) -> None:
         lie = self._lies.get(self._number)
-        if isinstance(message, TextsSampled) and packed is not None and lie in ("logprobs", "copied_texts"):
-            _, arrays = unpack_arrays(packed, SAMPLED_TEXTS)
-            packed = pack_arrays(SAMPLED_TEXTS, None, forged(lie, arrays))
+        if isinstance(message, RolloutsSampled) and packed is not None and lie in ("logprobs", "copied_rollouts"):
+            _, arrays = unpack_arrays(packed, SAMPLED_ROLLOUTS)
+            packed = pack_arrays(SAMPLED_ROLLOUTS, None, forged(lie, arrays))
         place.send(message, packed)
 
 
@@ -174,8 +174,8 @@ class DoubtfulProgram(TimedProgram):
         return super().invoke(function, arguments)
 
 
-def forged(lie: TextLie | None, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return a liar's forgery of the arrays of `TextsSampled`."""
+def forged(lie: RolloutLie | None, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a liar's forgery of the arrays of `RolloutsSampled`."""
     if lie == "logprobs":
         return {**arrays, "logprobs": arrays["logprobs"] - np.float32(0.1)}
     borders = np.cumsum(arrays["lengths"])[:-1]

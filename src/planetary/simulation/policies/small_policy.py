@@ -38,14 +38,14 @@ from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.tasks import Problem
-from planetary.runs.rl.loaded_policy import LoadedPolicy, TextStart, sample
-from planetary.runs.rl.messages import SAMPLED_TEXTS, LearnTexts
+from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
+from planetary.runs.rl.messages import SAMPLED_ROLLOUTS, LearnRollouts
 from planetary.runs.rl.objectives.objective import IMITATION
 from planetary.runs.rl.objectives.terms import LossTerms
 from planetary.runs.rl.preparation import PreparedPolicy, objective_of
 from planetary.runs.rl.program.shape import SCORE, TRAIN, PolicyShape
 from planetary.runs.rl.records import GroupSampled, GroupsLearned, ImitationEnded
-from planetary.runs.rl.rollouts.dialogues import TextLimits, Texts
+from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rounds.events import TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
@@ -206,7 +206,7 @@ class SmallPolicy:
             problems=DigitProblems(),
             objective=objective_of(config),
             shape=shape,
-            limits=TextLimits(window=LENGTH + 1, most=MOST, vocabulary=VOCABULARY, ends=(END,)),
+            limits=RolloutLimits(window=LENGTH + 1, most=MOST, vocabulary=VOCABULARY, ends=(END,)),
             program=self.run.program,
             state=(COUNT,),
             manifest=Manifest(model="table", arguments=()),
@@ -287,7 +287,7 @@ class SmallPolicy:
             compared: parameters of the reference.
         """
         config, prepared = self.prepared.config, self.prepared
-        texts = Texts(
+        texts = Rollouts(
             prepared.problems, prepared.model.tokenizer, prepared.limits, config.run.seed, config.rl.completions
         )
         with tempfile.TemporaryDirectory() as folder:
@@ -306,7 +306,7 @@ class SmallPolicy:
             policy.use(share.version, before)
             policy.use_reference(compared)
             compares, teaches = self._compares
-            message = LearnTexts(
+            message = LearnRollouts(
                 task=share.task,
                 round=share.round,
                 version=share.version,
@@ -318,9 +318,9 @@ class SmallPolicy:
             )
             return policy.learn(message, arrays).parameters
 
-    def _sampled(self, policy: LoadedPolicy, texts: Texts, group: int) -> memoryview:
+    def _sampled(self, policy: LoadedPolicy, texts: Rollouts, group: int) -> memoryview:
         starts = [
-            TextStart(tuple(one.tokens), seed, most)
+            RolloutStart(tuple(one.tokens), seed, most)
             for one, seed, most in zip(texts.going_on(False, (group,)), *texts.drawings(False, (group,)), strict=True)
         ]
         found = sample(policy.sampling, self.prepared.shape.serving, VOCABULARY, starts, ends=(END,))
@@ -329,7 +329,7 @@ class SmallPolicy:
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
             "lengths": np.array([len(one.tokens) for one in found], np.int32),
         }
-        return pack_arrays(SAMPLED_TEXTS, None, arrays)
+        return pack_arrays(SAMPLED_ROLLOUTS, None, arrays)
 
 
 def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:

@@ -10,7 +10,7 @@ from planetary.runs.rl.objectives.objective import (
     OBJECTIVES,
     advantages_of,
     per_longest,
-    per_text,
+    per_rollout,
     per_token,
 )
 from planetary.runs.rl.objectives.staleness import TAPERED
@@ -42,7 +42,7 @@ def test_a_completion_without_a_reward_moves_no_other_advantage() -> None:
 def test_weights_sum_to_one_as_each_objective_counts() -> None:
     lengths = np.array([4, 1, 3])
     assert per_token(lengths, 10).tolist() == [0.125] * 3
-    assert (per_text(lengths, 10) * lengths).tolist() == pytest.approx([1 / 3] * 3)
+    assert (per_rollout(lengths, 10) * lengths).tolist() == pytest.approx([1 / 3] * 3)
     assert per_longest(lengths, 10).tolist() == pytest.approx([1 / 30] * 3)
 
 

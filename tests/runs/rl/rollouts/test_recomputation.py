@@ -14,17 +14,17 @@ from planetary.core.tensors import Tensors
 from planetary.models.initial import flat_names
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.tasks import Problem
-from planetary.runs.rl.loaded_policy import TextStart, sample
-from planetary.runs.rl.messages import SAMPLED_TEXTS, TEXTS_TO_SAMPLE
+from planetary.runs.rl.loaded_policy import RolloutStart, sample
+from planetary.runs.rl.messages import ROLLOUTS_TO_SAMPLE, SAMPLED_ROLLOUTS
 from planetary.runs.rl.objectives.objective import IMITATION, OBJECTIVES
-from planetary.runs.rl.rollouts.dialogues import Dialogue, TextLimits, Texts, outcome_of
+from planetary.runs.rl.rollouts.dialogues import Dialogue, RolloutLimits, Rollouts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.serve.role import LoadedModel
 from planetary.runtime.program_runner import XlaRunner
 
 END = 0
-LIMITS = TextLimits(window=16, most=8, vocabulary=VOCABULARY, ends=(END,))
+LIMITS = RolloutLimits(window=16, most=8, vocabulary=VOCABULARY, ends=(END,))
 
 
 class Letters:
@@ -68,16 +68,16 @@ def model() -> LoadedModel:
     return LoadedModel(XlaRunner(program()[0], optimise=False), SERVING, weights())
 
 
-def texts() -> Texts:
-    return Texts(Words(), Letters(), LIMITS, seed=3, completions=3)
+def texts() -> Rollouts:
+    return Rollouts(Words(), Letters(), LIMITS, seed=3, completions=3)
 
 
 def answered(asked: memoryview, *, greedy: bool = False) -> dict[str, np.ndarray]:
     """What an honest worker sends for what it was asked."""
-    _, arrays = unpack_arrays(asked, TEXTS_TO_SAMPLE)
+    _, arrays = unpack_arrays(asked, ROLLOUTS_TO_SAMPLE)
     parts = np.split(arrays["tokens"], np.cumsum(arrays["lengths"])[:-1])
     starts = [
-        TextStart(tuple(part.tolist()), int(seed), int(most))
+        RolloutStart(tuple(part.tolist()), int(seed), int(most))
         for part, seed, most in zip(parts, arrays["seeds"], arrays["most"], strict=True)
     ]
     found = sample(model(), SERVING, VOCABULARY, starts, ends=(END,), greedy=greedy)
@@ -93,10 +93,10 @@ def recomputation() -> Recomputation:
     return Recomputation(DECODE, PARAMS, SPECS, length=LENGTH, vocabulary=VOCABULARY, tolerance=0.02)
 
 
-def taken(changed: dict[str, np.ndarray] | None = None) -> tuple[Texts, list[Dialogue]]:
+def taken(changed: dict[str, np.ndarray] | None = None) -> tuple[Rollouts, list[Dialogue]]:
     held = texts()
     sent = changed or answered(held.to_sample(False, (1, 2)))
-    return held, held.take(False, (1, 2), 4, pack_arrays(SAMPLED_TEXTS, None, sent))
+    return held, held.take(False, (1, 2), 4, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_honest_texts_are_found_right_and_carry_their_version() -> None:
     assert len({tuple(one.tokens) for one in dialogues}) > 4  # each has noise of its own
     sampled = held.to_sample(True, (0,))
     greedy = answered(sampled, greedy=True)
-    held_out = held.take(True, (0,), 4, pack_arrays(SAMPLED_TEXTS, None, greedy))
+    held_out = held.take(True, (0,), 4, pack_arrays(SAMPLED_ROLLOUTS, None, greedy))
     assert recomputation().defect(held_out, weights(), greedy=True) == ""
     assert recomputation().defect(held_out, weights(), greedy=False) != ""
 
@@ -167,7 +167,7 @@ def test_what_is_no_answer_is_refused_and_nothing_is_appended(change, why: str) 
     held = texts()
     sent = change(answered(held.to_sample(False, (1, 2))))
     with pytest.raises(RemoteProtocolError, match=why):
-        held.take(False, (1, 2), 4, pack_arrays(SAMPLED_TEXTS, None, sent))
+        held.take(False, (1, 2), 4, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
     assert all(not one.turns for one in held.group(False, 1))
 
 
@@ -190,7 +190,7 @@ def test_a_dialogue_goes_on_after_a_reply_and_counts_its_own_tokens_only() -> No
     assert again == short
     if short:
         sent = answered(held.to_sample(False, (1, 2)))
-        held.take(False, (1, 2), 5, pack_arrays(SAMPLED_TEXTS, None, sent))
+        held.take(False, (1, 2), 5, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
         assert recomputation().defect(short, weights(), greedy=False) == ""
         one = short[0]
         assert one.own[one.turns[1].start - 1] is False
@@ -227,6 +227,6 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
         def train(self, number: int) -> Problem:
             return Problem("a" * 20, "b", {})
 
-    held = Texts(Long(), Letters(), LIMITS, seed=0, completions=2)
+    held = Rollouts(Long(), Letters(), LIMITS, seed=0, completions=2)
     with pytest.raises(UserError, match="a prompt has 20 tokens: expected 1 to 15"):
         held.to_sample(False, (1,))

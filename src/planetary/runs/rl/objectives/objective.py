@@ -1,6 +1,6 @@
 """Objectives: how the rewards of a group become advantages, how tokens are weighted, and which terms the loss has.
 
-A group is all completions of one prompt. Rewards are f64 [G], lengths i64 [N] count each text's own tokens.
+A group is all completions of one prompt. Rewards are f64 [G], lengths i64 [N] count each rollout's own tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def standardised(rewards: np.ndarray) -> np.ndarray:
 
 
 def constant(rewards: np.ndarray) -> np.ndarray:
-    """Return 1 for every text, whatever its reward: it is imitated."""
+    """Return 1 for every rollout, whatever its reward: it is imitated."""
     return np.ones_like(rewards)
 
 
@@ -45,18 +45,18 @@ def zero(rewards: np.ndarray) -> np.ndarray:
 
 
 def per_token(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """Return the weight of each text's tokens: one over the tokens of all texts."""
+    """Return the weight of each rollout's tokens: one over the tokens of all rollouts."""
     return np.full(len(lengths), 1.0 / max(1, int(lengths.sum())))
 
 
-def per_text(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """Return the weight of each text's tokens: the mean over its tokens, then over texts."""
+def per_rollout(lengths: np.ndarray, longest: int) -> np.ndarray:
+    """Return the weight of each rollout's tokens: the mean over its tokens, then over rollouts."""
     return 1.0 / (len(lengths) * np.maximum(lengths, 1))
 
 
 def per_longest(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """Return the weight of each text's tokens: one over texts and the longest completion that may be (Liu et al. 2025,
-    arXiv:2503.20783, section 3.2).
+    """Return the weight of each rollout's tokens: one over rollouts and the longest completion that may be (Liu et al.
+    2025, arXiv:2503.20783, section 3.2).
     """
     return np.full(len(lengths), 1.0 / (max(1, len(lengths)) * longest))
 
@@ -67,7 +67,7 @@ class Objective:
 
     Attributes:
         advantages: of a group's rewards.
-        weights: of each text's tokens, by (lengths, longest).
+        weights: of each rollout's tokens, by (lengths, longest).
         terms: of the loss.
         teacher: whether each token's advantage is a teacher's log-probability minus the policy's.
         equal: use of groups with equal rewards, unless the configuration names another.
@@ -93,7 +93,7 @@ OBJECTIVES: Mapping[str, Objective] = {
     # Importance-weighted, without tokens that have moved far already; the default of prime-rl.
     "importance": Objective(centred, per_token, LossTerms(surrogate=1.0, mask_gap=0.2, drift=1e-3)),
     # Shao et al. 2024, arXiv:2402.03300, equation 3.
-    "grpo": Objective(standardised, per_text, LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.2), equal="keep"),
+    "grpo": Objective(standardised, per_rollout, LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.2), equal="keep"),
     # Liu et al. 2025, arXiv:2503.20783: without the deviation, and with a constant for the length.
     "dr-grpo": Objective(centred, per_longest, LossTerms(surrogate=1.0, clip_low=0.2, clip_high=0.2), equal="keep"),
     # Yu et al. 2025, arXiv:2503.14476: a higher upper bound, the mean over tokens, groups with equal rewards replaced.
@@ -106,7 +106,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         equal="replace",
         staleness=TAPERED,
     ),
-    # Reverse KL to a teacher on the policy's own texts (Agarwal et al. 2024, arXiv:2306.13649).
+    # Reverse KL to a teacher on the policy's own rollouts (Agarwal et al. 2024, arXiv:2306.13649).
     "distillation": Objective(zero, per_token, LossTerms(surrogate=1.0), teacher=True, equal="keep"),
 }
 

@@ -41,5 +41,5 @@ class StalenessBounds(msgspec.Struct, frozen=True):
 TAPERED = StalenessBounds(low_above=1.0, high_above=1.0, low_below=0.0, high_below=1.0)
 """A token with an advantage above 0 counts in full however unlikely it has become; below 0 it counts by at most q, so a
 token that is hardly drawn any more is not pushed down further (Le Roux et al. 2025, arXiv:2503.14286: TOPR, where q is
-of whole texts).
+of whole rollouts).
 """

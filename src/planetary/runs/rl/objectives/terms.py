@@ -1,4 +1,4 @@
-"""The terms of a policy's loss, as numbers the training step takes beside a text: it knows no algorithm."""
+"""The terms of a policy's loss, as numbers the training step takes beside a rollout: it knows no algorithm."""
 
 from __future__ import annotations
 

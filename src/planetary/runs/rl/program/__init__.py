@@ -1,1 +1,1 @@
-"""The compiled functions of a policy: those that serve it, its training step, and log-probabilities of whole texts."""
+"""The compiled functions of a policy: serving, the training step, and log-probabilities of whole rollouts."""

@@ -20,8 +20,8 @@ class PolicyShape(msgspec.Struct, frozen=True):
 
     Attributes:
         serving: of the functions that sample.
-        rows: texts of one training batch.
-        length: tokens of a text, the first one not counted.
+        rows: rollouts of one training batch.
+        length: tokens of a rollout, the first one not counted.
         micro_batches: equal parts a batch is trained in.
     """
 

@@ -1,4 +1,4 @@
-"""The texts of a run at its gateway: prompts, completions and replies, token by token, with versions."""
+"""The rollouts of a run at its gateway: prompts, completions and replies, token by token, with versions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.problems import Problems
 from planetary.runs.rl.environments.tasks import Problem
-from planetary.runs.rl.messages import SAMPLED_TEXTS, TEXTS_TO_SAMPLE
-from planetary.runs.rl.rollouts.packing import TrainedText
+from planetary.runs.rl.messages import ROLLOUTS_TO_SAMPLE, SAMPLED_ROLLOUTS
+from planetary.runs.rl.rollouts.packing import TrainedRollout
 
 
-class TextLimits(msgspec.Struct, frozen=True):
-    """Limits of texts.
+class RolloutLimits(msgspec.Struct, frozen=True):
+    """Limits of rollouts.
 
     Attributes:
-        window: tokens of a whole text at most.
+        window: tokens of a whole rollout at most.
         most: tokens of a completion at most.
         vocabulary: tokens below it can be drawn.
         ends: tokens that end a completion; the first of them ends an answer that is imitated.
@@ -53,12 +53,12 @@ class Dialogue:
 
     Attributes:
         problem: the prompt, its answer and its meta data.
-        tokens: of the whole text.
+        tokens: of the whole rollout.
         own: whether each token is the policy's.
         sampled: log-probability with which each own token was drawn; 0 elsewhere.
         versions: of the weights that drew each own token; -1 elsewhere.
         turns: generated so far.
-        completions: their texts, without the token that ended each.
+        completions: completed texts, without the ending tokens.
         reward: None while it goes on, and where the environment gave none.
         ended: whether nothing is generated any more.
         problem_found: failure of the environment; "": none.
@@ -88,11 +88,11 @@ class Dialogue:
         self.versions += [version] * len(tokens)
 
 
-class Texts:
-    """The texts of all groups that are neither trained nor dropped. Used from one thread at a time."""
+class Rollouts:
+    """The rollouts of all groups that are neither trained nor dropped. Used from one thread at a time."""
 
     def __init__(
-        self, problems: Problems, tokenizer: Tokenizer, limits: TextLimits, seed: int, completions: int
+        self, problems: Problems, tokenizer: Tokenizer, limits: RolloutLimits, seed: int, completions: int
     ) -> None:
         """`seed`: of the run; `completions`: of a training group's prompt."""
         self._problems, self._tokenizer, self._limits = problems, tokenizer, limits
@@ -119,7 +119,7 @@ class Texts:
         return [one for number in numbers for one in self.group(held_out, number) if not one.ended]
 
     def drawings(self, held_out: bool, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the seed of each text that goes on, and how many tokens it may get, in order."""
+        """Return the seed of each rollout that goes on, and how many tokens it may get, in order."""
         seeds, most = [], []
         for number in numbers:
             for member, one in enumerate(self.group(held_out, number)):
@@ -129,24 +129,24 @@ class Texts:
         return seeds, most
 
     def to_sample(self, held_out: bool, numbers: Sequence[int]) -> memoryview:
-        """Return the texts that are to be continued, packed as `SampleTexts` describes."""
-        texts = [one.tokens for one in self.going_on(held_out, numbers)]
+        """Return the rollouts that are to be continued, packed as `SampleRollouts` describes."""
+        rollouts = [one.tokens for one in self.going_on(held_out, numbers)]
         seeds, most = self.drawings(held_out, numbers)
         arrays = {
-            "tokens": np.array([token for text in texts for token in text], np.int32),
-            "lengths": np.array([len(text) for text in texts], np.int32),
+            "tokens": np.array([token for rollout in rollouts for token in rollout], np.int32),
+            "lengths": np.array([len(rollout) for rollout in rollouts], np.int32),
             "seeds": np.array(seeds, np.uint32),
             "most": np.array(most, np.int32),
         }
-        return pack_arrays(TEXTS_TO_SAMPLE, self._limits.vocabulary, arrays)
+        return pack_arrays(ROLLOUTS_TO_SAMPLE, self._limits.vocabulary, arrays)
 
     def take(self, held_out: bool, numbers: Sequence[int], version: int, packed: Packed) -> list[Dialogue]:
         """Append sampled completions to their dialogues; return these.
 
         Raises:
-            RemoteProtocolError: they are no completions of these texts; nothing was appended.
+            RemoteProtocolError: they are no completions of these rollouts; nothing was appended.
         """
-        _, arrays = unpack_arrays(packed, SAMPLED_TEXTS)
+        _, arrays = unpack_arrays(packed, SAMPLED_ROLLOUTS)
         dialogues = self.going_on(held_out, numbers)
         tokens, logprobs, lengths = (arrays.get(name) for name in ("tokens", "logprobs", "lengths"))
         if (
@@ -160,7 +160,7 @@ class Texts:
             or (lengths < 1).any()
             or lengths.sum() != len(tokens)
         ):
-            raise RemoteProtocolError(f"sampled texts: expected {len(dialogues)} completions of a token or more")
+            raise RemoteProtocolError(f"sampled rollouts: expected {len(dialogues)} completions of a token or more")
         if (tokens < 0).any() or (tokens >= self._limits.vocabulary).any():
             raise RemoteProtocolError(f"a sampled token is not below {self._limits.vocabulary}")
         if not np.isfinite(logprobs).all() or (logprobs > 1e-4).any():
@@ -209,17 +209,17 @@ class Texts:
 
     # --- training ---------------------------------------------------------------------------------------------
 
-    def trained(self, numbers: Iterable[int]) -> list[list[TrainedText]]:
-        """Return the texts of training groups with their rewards."""
+    def trained(self, numbers: Iterable[int]) -> list[list[TrainedRollout]]:
+        """Return the rollouts of training groups with their rewards."""
         return [
             [
-                TrainedText(one.tokens, one.own, one.sampled, float("nan") if one.reward is None else one.reward)
+                TrainedRollout(one.tokens, one.own, one.sampled, float("nan") if one.reward is None else one.reward)
                 for one in self.group(False, number)
             ]
             for number in numbers
         ]
 
-    def answered(self, numbers: Iterable[int]) -> list[list[TrainedText]]:
+    def answered(self, numbers: Iterable[int]) -> list[list[TrainedRollout]]:
         """Return the answers of training groups' prompts. Raises `UserError` for a prompt without one."""
         found = []
         for number in numbers:
@@ -231,11 +231,11 @@ class Texts:
             tokens = [*prompt, *answer]
             if len(tokens) > self._limits.window:
                 raise UserError(
-                    f"a prompt with its answer has {len(tokens)} tokens, and texts may have {self._limits.window}: "
+                    f"a prompt with its answer has {len(tokens)} tokens, and rollouts may have {self._limits.window}: "
                     "raise train.sequence_length"
                 )
             own = [False] * len(prompt) + [True] * len(answer)
-            found.append([TrainedText(tokens, own, [0.0] * len(tokens), 1.0)])
+            found.append([TrainedRollout(tokens, own, [0.0] * len(tokens), 1.0)])
         return found
 
     # --- small things -----------------------------------------------------------------------------------------

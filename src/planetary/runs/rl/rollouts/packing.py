@@ -1,4 +1,4 @@
-"""Texts with rewards become the arrays of training batches."""
+"""Rollouts with rewards become the arrays of training batches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from planetary.runs.rl.program.shape import (
 
 
 @dataclass(frozen=True)
-class TrainedText:
-    """A text to train on.
+class TrainedRollout:
+    """A rollout to train on.
 
     Attributes:
-        tokens: the whole text, two at least.
+        tokens: the whole rollout, two at least.
         own: whether each token is the policy's: its loss counts. As long as `tokens`; never the first.
         sampled: with which log-probability each own token was drawn; 0 elsewhere.
-        reward: NaN: there is none, and the text does not count.
+        reward: NaN: there is none, and the rollout does not count.
     """
 
     tokens: Sequence[int]
@@ -49,9 +49,9 @@ class Batch:
 
 
 def pack(
-    groups: Sequence[Sequence[TrainedText]], objective: Objective, shape: PolicyShape, longest: int
+    groups: Sequence[Sequence[TrainedRollout]], objective: Objective, shape: PolicyShape, longest: int
 ) -> list[Batch]:
-    """Return the batches of all texts of the groups, in order and of nearly equal size.
+    """Return the batches of all rollouts of the groups, in order and of nearly equal size.
 
     Args:
         groups: a group's advantages are of its own rewards.
@@ -59,13 +59,13 @@ def pack(
         shape: of the training step.
         longest: tokens a completion may have at most, for objectives whose weights have it.
     """
-    rows: list[tuple[TrainedText, float]] = []
+    rows: list[tuple[TrainedRollout, float]] = []
     for group in groups:
-        advantages = advantages_of(objective, np.array([text.reward for text in group], np.float64))
+        advantages = advantages_of(objective, np.array([rollout.reward for rollout in group], np.float64))
         rows += [
-            (text, float(advantage))
-            for text, advantage in zip(group, advantages, strict=True)
-            if np.isfinite(text.reward)
+            (rollout, float(advantage))
+            for rollout, advantage in zip(group, advantages, strict=True)
+            if np.isfinite(rollout.reward)
         ]
     if not rows:
         return []
@@ -73,17 +73,19 @@ def pack(
     return [_batch([rows[i] for i in part], objective, shape, longest) for part in parts]
 
 
-def _batch(rows: Sequence[tuple[TrainedText, float]], objective: Objective, shape: PolicyShape, longest: int) -> Batch:
+def _batch(
+    rows: Sequence[tuple[TrainedRollout, float]], objective: Objective, shape: PolicyShape, longest: int
+) -> Batch:
     arrays = {spec.name: spec.zeros() for spec in shape.batch}
-    lengths = np.array([sum(text.own) for text, _ in rows])
+    lengths = np.array([sum(rollout.own) for rollout, _ in rows])
     # Loss and gradient are the means over micro-batches, and an objective's weights are of the whole batch.
     weights = objective.weights(lengths, longest) * shape.micro_batches
-    for i, ((text, advantage), weight) in enumerate(zip(rows, weights, strict=True)):
-        end = len(text.tokens)
-        own = np.asarray(text.own[1:], bool)
-        arrays[TOKENS][i, :end] = text.tokens
+    for i, ((rollout, advantage), weight) in enumerate(zip(rows, weights, strict=True)):
+        end = len(rollout.tokens)
+        own = np.asarray(rollout.own[1:], bool)
+        arrays[TOKENS][i, :end] = rollout.tokens
         arrays[WEIGHTS][i, : end - 1] = np.where(own, weight, 0.0)
         arrays[ADVANTAGES][i, : end - 1] = np.where(own, advantage, 0.0)
-        arrays[SAMPLED][i, : end - 1] = np.where(own, text.sampled[1:], 0.0)
+        arrays[SAMPLED][i, : end - 1] = np.where(own, rollout.sampled[1:], 0.0)
     arrays[TERM_ROWS][:] = objective.terms.row()
     return Batch(arrays, int(lengths.sum()))

@@ -1,4 +1,4 @@
-"""Whether texts were drawn from a policy: log-probabilities are computed again, and every draw is repeated.
+"""Whether rollouts were drawn from a policy: log-probabilities are computed again, and every draw is repeated.
 
 A token is a function of its distribution, the seed the gateway has given, and its position. So a worker that uses other
 weights, invents log-probabilities, or copies another completion is found by one forward pass. It is computed with XLA
@@ -23,7 +23,7 @@ from planetary.runs.serve.scheduling.sampling import gumbel
 
 
 class Recomputation:
-    """Computes texts of workers again. Used from one thread at a time."""
+    """Computes rollouts of workers again. Used from one thread at a time."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Recomputation:
             decode: of the model.
             params: a pytree of its shape; only its structure is used.
             specs: its leaves, by name in order.
-            length: tokens of the longest text, the first one not counted.
+            length: tokens of the longest rollout, the first one not counted.
             vocabulary: tokens below it can be drawn.
             tolerance: by which a log-probability may differ, in nats.
-            rows: texts computed at once.
+            rows: rollouts computed at once.
         """
         self._names = [spec.name for spec in specs]
         self._tree = jax.tree.structure(params)
@@ -81,7 +81,7 @@ class Recomputation:
                 scores = scores + gumbel(turn.seed, position, self._vocabulary)
             # Two tokens whose scores are as close as the tolerance may be either.
             if scores.max() - scores[token] > 2 * self._tolerance:
-                return f"the token at position {position} was not drawn with the seed of its text"
+                return f"the token at position {position} was not drawn with the seed of its rollout"
         return ""
 
 

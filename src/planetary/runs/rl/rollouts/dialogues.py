@@ -58,7 +58,7 @@ class Dialogue:
         sampled: log-probability with which each own token was drawn; 0 elsewhere.
         versions: of the weights that drew each own token; -1 elsewhere.
         turns: generated so far.
-        completions: completed texts, without the ending tokens.
+        completions: completed rollouts, without the ending tokens.
         reward: None while it goes on, and where the environment gave none.
         ended: whether nothing is generated any more.
         problem_found: failure of the environment; "": none.

@@ -20,7 +20,7 @@ from planetary.monitor.run_folder import load_history
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 
 ConfigSource = str | Path | Config | Mapping[str, Any]
-"""A file (TOML, or PCP's experiment.json), a `Config`, or its tables: `{"train": {"rounds": 3}}`."""
+"""A file (TOML, or PCP's experiment.json), a `Config`, or tables: `{"train": {"rounds": 3}}`."""
 
 
 def settings(
@@ -76,7 +76,7 @@ def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None)
 
 
 def _is_taken(folder: Path) -> bool:
-    """Whether a folder holds more than leftovers of a start that failed before its run, or has a start under way."""
+    """Whether a folder holds more than leftovers of a failed start, or has a start under way."""
     if not folder.exists():
         return False
     left = STARTING if has_run(folder) else STARTING | {EVENTS, METRICS}
@@ -84,7 +84,7 @@ def _is_taken(folder: Path) -> bool:
 
 
 def resumed_run(folder: Path, overrides: Sequence[str], checkpoint: Path | None = None) -> tuple[Config, Path]:
-    """Return the configuration and folder of a run that goes on, from its newest checkpoint or from another.
+    """Return the configuration and folder of a resumed run, from the newest checkpoint or from another.
 
     Raises:
         UserError: there is no run, or all rounds it is to have are trained.

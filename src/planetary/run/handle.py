@@ -1,4 +1,4 @@
-"""`Run`: a run in its folder, whether it is under way, has ended, or was stopped."""
+"""`Run`: a run in a folder, whether it is under way, has ended, or was stopped."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Orchestration(Protocol):
 class BackgroundRun:
     """An orchestration in a separate thread: it needs no event loop, and works beside one, as in a notebook.
 
-    The thread installs no signal handlers. At the interpreter's exit every run that is under way is stopped in order;
-    processes that remain are killed by their ids.
+    The thread installs no signal handlers. At the interpreter's exit every run under way is stopped in order; remaining
+    processes are killed by their ids.
     """
 
     def __init__(self, orchestration: Orchestration) -> None:
@@ -120,13 +120,13 @@ _POLL_S = 0.2
 
 
 class Run:
-    """A run in its folder.
+    """A run in a folder.
 
-    `planetary.train` returns one, and `Run.open` reads the one in a folder: of a run that ended, that this program
-    carries, or that another program carries. Reading never disturbs it.
+    `planetary.train` returns one, and `Run.open` reads the one in a folder: an ended run, or one carried by this or
+    another program. Reading never disturbs it.
 
     Attributes:
-        folder: the run folder; docs/ops.md lists its files.
+        folder: the run folder; docs/ops.md lists the files.
 
     Example:
         >>> run = planetary.Run.open("runs/tiny")
@@ -245,7 +245,7 @@ class Run:
     def save_pretrained(
         self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False
     ) -> PretrainedExport:
-        """Write the trained model into a folder that `from_pretrained` of `transformers` loads, with its tokenizer.
+        """Write the trained model into a folder that `from_pretrained` of `transformers` loads, with the tokenizer.
 
         Args:
             folder: gets config.json, model.safetensors (float32, frozen tensors included), the tokenizer's files, and

@@ -1,4 +1,4 @@
-"""The kinds of run: which one a configuration asks for, and the behaviour that depends on it outside of its gateway.
+"""The kinds of run: which one a configuration asks for, and the behaviour that depends on it outside of the gateway.
 
 A kind is a class derived from `RunKind` in a file of `run/kind`, or in an installed package that has an entry point in
 the group `planetary.kinds`. Nothing else asks for the kind of a configuration; an operation that only some kinds
@@ -26,16 +26,16 @@ if TYPE_CHECKING:  # supervisors and node managers, which import this, have no c
 
 
 class RunKind(ABC):
-    """A kind of run: its gateway, its roles, its end.
+    """A kind of run: gateway, roles, end.
 
     Attributes:
         name: of the kind, in messages.
-        roles: of its workers, by the names that `--role` takes; empty: there is one role only.
+        roles: of the workers, by the names that `--role` takes; empty: there is one role only.
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
         command: that has such a run on this machine.
         sections: of the configuration, that the kind alone has -> why a run of another kind has no effect of them.
         simulated: "module:Class" of its `run.simulations.Simulation`; empty: the kind is not simulated.
-        loads_code: whether the gateway's process loads the model's code, although its preparation is in the cache.
+        loads_code: whether the gateway's process loads the model's code, although the preparation is in the cache.
     """
 
     name: ClassVar[str]
@@ -72,7 +72,7 @@ class RunKind(ABC):
         return True
 
     def protocol(self) -> Protocol:
-        """Return its protocol; without JAX or a compiler."""
+        """Return the protocol; without JAX or a compiler."""
         from planetary.fleet.protocol.messages import FABRIC
 
         return FABRIC
@@ -92,7 +92,7 @@ class RunKind(ABC):
         return []
 
     def progress(self, folder: Path) -> int:
-        """Return a number that grows as the run in `folder` gets further: here, with its finished rounds."""
+        """Return a number that grows as the run in `folder` gets further: here, with the finished rounds."""
         from planetary.fleet.gateway.run_files import METRICS
 
         return line_count(folder / METRICS)
@@ -107,7 +107,7 @@ class RunKind(ABC):
         return await results_after(running, folder, again)
 
     def failure(self, end: Finish, folder: Path, again: str = "") -> PlanetaryError:
-        """Return the error of a run in `folder` that did not finish; its class decides the exit code."""
+        """Return the error of an unfinished run in `folder`; the class decides the exit code."""
         from planetary.run.results import failure_of
 
         return failure_of(end.kind, end.reason, folder, again)

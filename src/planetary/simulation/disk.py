@@ -1,8 +1,7 @@
 """A machine's disk: files in a real folder, which outlive simulated processes, and the faults of disks.
 
 Nothing is really synced to the device, so a simulation is fast on any disk; the simulated disk counts synced bytes
-instead, and `cut_power` takes back appended bytes that were never synced, and names in folders that were never synced:
-files that were made or renamed there.
+instead, and `cut_power` takes back unsynced appended bytes, and files made or renamed in unsynced folders.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ KEPT_NAMES = 0.25
 
 
 class SimulatedDisk:
-    """The state of a disk, and its next faults.
+    """The state of a disk, and the next faults.
 
     Attributes:
         full: how many of the next large files (those of a checkpoint) find no space; small ones still fit.
         no_space: whether nothing fits.
         unwritable: a folder in which no file can be written; None: none.
         was_short: whether an operation has failed for lack of space.
-        torn: whether the process dies in the midst of its next append, which leaves half of it.
+        torn: whether the process dies in the midst of the next append, leaving half of it.
         dies_after: operations until the process dies before the next one; None: it does not.
         lies: whether a power cut loses synced bytes, too.
         struck: is called with the kind of a fault that happens.
     """
 
     def __init__(self, source: random.Random, struck: Callable[[str], None], clock: Clock) -> None:
-        """`clock`: files written whole have its time."""
+        """`clock`: files written whole have this clock's time."""
         self.full = 0
         self.no_space = self.was_short = False
         self.unwritable: Path | None = None
@@ -50,7 +49,7 @@ class SimulatedDisk:
         self.clock = clock
         self._source = source
         self._synced: dict[Path, int] = {}  # files appended to -> bytes that would survive
-        self._unsynced: dict[Path, dict[str, Path | None]] = {}  # folder -> name in it -> its name before; None: new
+        self._unsynced: dict[Path, dict[str, Path | None]] = {}  # folder -> name in it -> former name; None: new
 
     def of(self, process: Process) -> SimulatedFiles:
         """Return the disk as a process uses it."""
@@ -59,7 +58,7 @@ class SimulatedDisk:
         return files
 
     def cut_power(self, process: Process) -> None:
-        """Kill the process; of the bytes appended since its last sync some part or nothing is left."""
+        """Kill the process; of the bytes appended since the last sync some part or nothing is left."""
         process.kill()
         for path, synced in self._synced.items():
             size = path.stat().st_size if path.exists() else 0
@@ -83,7 +82,7 @@ class SimulatedDisk:
     def named(self, path: Path, before: Path | None = None) -> None:
         """A name was given in a folder: to a new file, or to the one whose name was `before`."""
         if before is not None:
-            if before in self._unsynced:  # a folder, with its names
+            if before in self._unsynced:  # a folder, with the names
                 self._unsynced[path] = self._unsynced.pop(before)
             if before.name in (siblings := self._unsynced.get(before.parent, {})):
                 before = siblings.pop(before.name)
@@ -98,7 +97,7 @@ class SimulatedDisk:
         self.no_space = self.was_short = False
 
     def opened(self, path: Path) -> None:
-        """A file will be appended to; its present bytes are safe."""
+        """A file will be appended to; present bytes are safe."""
         self._synced[path] = path.stat().st_size
 
     def synced(self, path: Path) -> None:
@@ -120,7 +119,7 @@ class SimulatedFiles(DurableFiles):
         self._open: dict[int, Path] = {}
 
     def release(self, _: Process) -> None:
-        """Close the process's open files, as its system does: locks are released."""
+        """Close the process's open files, as the system does: locks are released."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()
@@ -230,7 +229,7 @@ class SimulatedFiles(DurableFiles):
         super().remove_file(path)
 
     def free_bytes(self, path: Path) -> int | None:
-        """None: the disk has no size, and is full by its faults only."""
+        """None: the disk has no size, and is full by faults only."""
         return None
 
     def remove_folder(self, path: Path) -> None:

@@ -1,8 +1,8 @@
 """A deterministic asyncio event loop in simulated time, which all simulated processes share.
 
 Nothing here reads a clock or waits: when no callback is ready, time jumps to the next timer. Callbacks belong to the
-process in whose context they were scheduled; those of a process that was killed never run, so a kill stops the
-process at its present `await`, without any cleanup.
+process in whose context they were scheduled; a killed process's callbacks never run, so a kill stops the process at the
+present `await`, without any cleanup.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Callback(asyncio.Handle):
     """A callback that is due."""
 
     def run(self) -> None:
-        """Call it in its context; `SimulatedLoop.call_exception_handler` gets an exception."""
+        """Call it in the callback's context; `SimulatedLoop.call_exception_handler` gets an exception."""
         self._run()
 
 
@@ -95,7 +95,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     @contextlib.contextmanager
     def as_running(self) -> Iterator[None]:
-        """Be the loop that runs in this thread, for code that asks for it."""
+        """Be the loop that runs in this thread, for code asking for the running loop."""
         outer = _get_running_loop()
         _set_running_loop(self)
         try:
@@ -175,7 +175,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._ready.append((process, handle))
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Take notice of a cancelled timer, as `asyncio.TimerHandle` asks: it is passed over when its time comes."""
+        """Take notice of a cancelled timer, as `asyncio.TimerHandle` asks: it is passed over at the due time."""
 
     # --- futures, tasks, threads, signals -----------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Call `func` in simulated time: a while after now, and all at once where it does not wait in a separate thread
-        (`Process.calls_in_threads`); its result is there a while after that.
+        (`Process.calls_in_threads`); the result follows a while later.
 
-        A process can be killed before, between, and, where it touches its disk, in the midst.
+        A process can be killed before, between, and, where it touches the disk, in the midst.
         """
         future: asyncio.Future[T] = self.create_future()
         process = current_process()

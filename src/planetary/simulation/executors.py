@@ -25,7 +25,7 @@ class Health:
         step_s: seconds a step takes.
         is_hung: whether the next step never ends.
         is_poisoned: whether the next parameters that are read contain a NaN.
-        flips: whether its next sum from a ring differs from the other workers'.
+        flips: whether the next sum from a ring differs from the other workers'.
     """
 
     step_s: float
@@ -100,7 +100,7 @@ class TimedExecutor:
 
 
 class Device:
-    """One executor that several workers take turns on; each has a `View` of its own."""
+    """One executor that several workers take turns on; each has a `View`."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -181,7 +181,7 @@ class KnownProgram(ProgramRunner):
 
     @abstractmethod
     def results(self, function: str, given: dict[str, np.ndarray]) -> Mapping[str, Any]:
-        """Return at least the results of a function by name, of its arguments by name."""
+        """Return at least the results of a function by name, of arguments by name."""
 
     @property
     def device_name(self) -> str:

@@ -12,26 +12,26 @@ from planetary.simulation.lies import Lie, RolloutLie
 
 FaultKind = Literal[
     "kill_worker",  # the process dies at once, as by SIGKILL
-    "hang_worker",  # the process lives and answers the network, but its task makes no progress
+    "hang_worker",  # the process lives and answers the network, but the task makes no progress
     "slow_worker",  # every later step of the process takes five times as long
     "poison_worker",  # NaN in the worker's next result
     "drop_link",  # broken connections
     "partition",  # node cut off for a while
-    "mute_node",  # nothing its node sends arrives for a while; it still receives
-    "deafen_node",  # nothing arrives at its node for a while; its messages arrive
+    "mute_node",  # nothing sent by the node arrives for a while; it still receives
+    "deafen_node",  # nothing arrives at the node for a while; outgoing messages arrive
     "repeat_result",  # second copy of the last result
-    "flip_blob",  # a bit changes in a file of its node's cache
+    "flip_blob",  # a bit changes in a file of the node's cache
     "stop_gateway",  # the gateway is asked to stop, as by SIGTERM, and started again with --resume
     "kill_gateway",  # the gateway dies and is started again with --resume
-    "kill_gateway_writing",  # the same, before one of its next operations on the disk
+    "kill_gateway_writing",  # the same, before one of the next operations on the disk
     "torn_write",  # the same, in the midst of a line of the journal or the metrics
-    "cut_power",  # the same, and bytes appended since its last sync are lost
+    "cut_power",  # the same, and bytes appended since the last sync are lost
     "full_disk",  # the next checkpoint cannot be written
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
-    "forge",  # it sends forged messages beside its own for a while; see `planetary.simulation.forgeries`
+    "forge",  # it sends forged messages beside honest ones for a while; see `planetary.simulation.forgeries`
     "flip_bit",  # ring: the next outer state it makes differs from all others
-    "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
+    "let_go",  # no fault: the gateway lets a worker go at the end of a task, and the worker returns
 ]
 
 # Plans are drawn from these. A flipped bit and lies are left out: of two workers the run cannot decide which one is
@@ -65,12 +65,12 @@ class Fault(msgspec.Struct, frozen=True):
         kind: see `FaultKind`.
         worker: which one, where it applies; the first is 0.
         seconds: how long, where it applies.
-        lie: its forgery: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
+        lie: forgery: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
             "free_rider" or "false_loss"; see `planetary.simulation.lies`.
         rollout_lie: its forgery in reinforcement learning: "logprobs", "copied_rollouts" or "other_weights"; see there.
 
     Raises:
-        UserError: there is no such kind, or a value is out of its range.
+        UserError: there is no such kind, or a value is out of range.
     """
 
     at_s: NotNegative

@@ -1,7 +1,7 @@
 """Workers that forge: valid messages about other workers' tasks, other rounds, old attempts, with wrong tensors.
 
-A forging worker works honestly beside its forgeries, so a fault shows as damage and not as its absence. It knows every
-message of every worker of its cluster: the worst case.
+A forging worker works honestly beside forgeries, so a fault shows as damage and not as absence. It knows every message
+of every worker of the cluster: the worst case.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDENTITIES = frozenset(
 )
 """Fields of messages that say what a message is about."""
 BELIEVED = frozenset({"ReduceDone"})
-"""Classes that are not forged: a ring's worker is believed about its own state unless most differ; see "flip_bit"."""
+"""Classes without forgeries: a ring's worker is believed about the own state unless most differ; see "flip_bit"."""
 EDGES = (0, -1, 1, 2**31, 2**53, 2**63 - 1)
 MOST_REMEMBERED = 20  # messages of a class, and values of a field, of all workers
 SHARE = 0.5  # fraction of a forging worker's messages with forgeries after them
@@ -41,7 +41,7 @@ def is_forged(tensors: Tensors) -> bool:
 
 @dataclass(frozen=True)
 class Forged:
-    """A forged message with its tensors; None: it has none."""
+    """A forged message with tensors; None: it has none."""
 
     message: Message
     tensors: Tensors | None
@@ -89,7 +89,7 @@ class Forgery:
         return read
 
     def forge(self, worker: str) -> list[Forged]:
-        """Return what a worker sends beside its own message; mostly nothing, when it does not forge."""
+        """Return what a worker sends beside an honest message; mostly nothing, when it does not forge."""
         if worker not in self.forgers or not self._messages or self._random.random() >= SHARE:
             return []
         return [self._forged(worker) for _ in range(self._random.randint(1, 3))]

@@ -28,7 +28,8 @@ Lie = Literal[
 ]
 """huge: a million times the end parameters; largest: 3·10³⁸ everywhere; constant: a million everywhere; flipped: the
 delta with the other sign; flipped_10: that ten times as long; zero: the start parameters; noise: a delta of the right
-length in a random direction; stale: the end parameters of its task before; copied: those that another worker sent last;
+length in a random direction; stale: the end parameters of the previous task; copied: those that another worker sent
+last;
 free_rider: a little noise on the start parameters, and an invented loss; false_loss: a held-out loss that would make
 the run go back."""
 
@@ -58,7 +59,7 @@ class Gossip:
 
 
 class DoubtfulExecutor:
-    """An executor around another one, whose worker may forge its results; see `Executor`."""
+    """An executor around another one, whose worker may forge results; see `Executor`."""
 
     def __init__(self, inner: Executor, number: int, gossip: Gossip) -> None:
         """`number`: of the worker."""

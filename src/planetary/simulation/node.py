@@ -29,7 +29,7 @@ from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
 STEP_S = 0.2  # step time of a healthy worker
-START_S = 0.6  # time from the start of a process to its first connection
+START_S = 0.6  # time from the start of a process to the first connection
 LOAD_S = 0.3  # longest time of a worker's reads in a thread
 GIVE_UP_S = 60.0
 STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
@@ -41,7 +41,7 @@ class NodeWork:
 
     Attributes:
         protocol: of the run.
-        roles: (worker process, its health) -> the makers of its roles.
+        roles: (worker process, health) -> the makers of the roles.
         allowed: roles the machine's operator allows; empty: all.
     """
 
@@ -69,7 +69,7 @@ class DoubtfulShell(ClientShell):
 
 
 class SimulatedWorker(WorkerShell):
-    """The worker's shell, which can be made to send its last result twice, and to forge."""
+    """The worker's shell, which can be made to send the last result twice, and to forge."""
 
     shell_type = DoubtfulShell
 
@@ -88,7 +88,7 @@ class SimulatedWorker(WorkerShell):
 
 
 class SimulatedNode:
-    """A machine with one supervisor and its worker.
+    """A machine with one supervisor and a worker.
 
     Attributes:
         name: of the worker.
@@ -119,7 +119,7 @@ class SimulatedNode:
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
     ) -> None:
-        """Join at once; `ended` is called with each process that has ended. `site`: prefix of its name."""
+        """Join at once; `ended` is called with each process that has ended. `site`: prefix of the machine's name."""
         self.world, self.node = world, f"{site}node-{number}"
         self.name = name or f"{self.node}/0"
         self.blobs = folder / self.node
@@ -135,7 +135,7 @@ class SimulatedNode:
         self.supervisor = self.join()
 
     def join(self) -> Process:
-        """Start the supervisor, as a person does; return its process."""
+        """Start the supervisor, as a person does; return the process."""
         self.supervisor = self.world.start(f"supervisor of {self.name}", self.node, self._supervise)
         self.supervisor.on_exit.append(self._ended)
         return self.supervisor
@@ -221,7 +221,7 @@ class SimulatedNode:
         return True
 
     def repeat_result(self) -> bool:
-        """Let the worker send its last result again; false when it has none."""
+        """Let the worker send the last result again; false when it has none."""
         worker, shell = self.worker, self.shell
         return worker is not None and worker.alive and shell is not None and worker.in_context(shell.repeat_result)
 

@@ -26,11 +26,11 @@ class Process:
     Attributes:
         name: for people.
         node: the machine it runs on.
-        pid: its number.
-        alive: whether its callbacks run.
+        pid: process number.
+        alive: whether callbacks run.
         status: exit status, negative for a signal; None while it runs.
         error: the exception that ended it, if one did.
-        thread_s: seconds until a call in a thread begins, at most, and as much until its result is seen.
+        thread_s: seconds until a call in a thread begins, at most, and as much until the result is seen.
         calls_in_threads: whether such a call may wait; without, it runs on the event loop, which is faster.
     """
 
@@ -85,7 +85,7 @@ class Process:
         self.exit(KILLED)
 
     def terminate(self) -> None:
-        """Deliver SIGTERM: to the process's handler, which may take its time; without one, that is its end."""
+        """Deliver SIGTERM: to the process's handler, which may take time; without a handler the process ends."""
         handler = self._signals.get(signal.SIGTERM)
         if handler is None:
             self.exit(-signal.SIGTERM)
@@ -122,7 +122,7 @@ class Process:
         self.loop.call_at(self._stopped_until, self._go_on, context=no_process)
 
     def hold(self, handle: Callback, part: Process | None = None) -> None:
-        """Keep a callback of a process that is stopped, or of its `part`."""
+        """Keep a callback of a process that is stopped, or of a `part`."""
         if self._whole is not None:
             self._whole.hold(handle, part or self)
         else:
@@ -174,7 +174,7 @@ class Process:
         self._signals[number] = handler
 
     def thread_delays(self, func: Callable[..., object]) -> tuple[float, float]:
-        """Return the seconds until a call in a thread begins, and from its end until its result is seen."""
+        """Return the seconds until a call in a thread begins, and from its end until the result is seen."""
         source = self.loop.random
         return source.uniform(0.0, self.thread_s), source.uniform(0.0, self.thread_s)
 
@@ -190,7 +190,7 @@ class Process:
         return thread
 
     def start_call(self, func: Callable[..., T], *args: Any) -> Future[T]:
-        """Call a function in a thread that ends with it, and return its future."""
+        """Call a function in a thread that ends with it, and return the future."""
         thread = self.threads("call")
         future = thread.submit(func, *args)
         thread.shutdown(wait=False)
@@ -203,7 +203,7 @@ class Process:
         return thread
 
     def threads_named(self, name: str) -> list[SimulatedThread]:
-        """Return the threads of that name that take calls."""
+        """Return the open threads of that name."""
         return [thread for thread in self._threads if thread.name == name and not thread.is_closed]
 
 
@@ -237,7 +237,7 @@ class SimulatedThread(Executor):
     """An executor whose calls may block, in simulated time: they run in a real thread, for which the loop waits.
 
     One of the two runs at any time: the loop hands over to the thread and waits until the thread parks, in `sleep` or
-    at the end of its work. So the story stays a function of the seed.
+    at the end of the work. So the story stays a function of the seed.
     """
 
     def __init__(self, process: Process, name: str) -> None:
@@ -429,7 +429,7 @@ def sleep(seconds: float) -> None:
 
 
 class Signal:
-    """Something that happens once, and that simulated threads wait for."""
+    """A single event for simulated threads to wait for."""
 
     def __init__(self) -> None:
         self._is_set = False

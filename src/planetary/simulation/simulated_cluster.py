@@ -1,8 +1,8 @@
 """A whole run in one process: the production shells of gateway, supervisors and workers in a simulated world.
 
-Only the world is simulated: time, connections, processes, faults of a disk, and the duration of a step. The
-journal, checkpoints, blobs, payloads and locks are files in a temporary folder. A kind of run derives from
-`SimulatedCluster` and makes its gateway and its workers' roles.
+Only the world is simulated: time, connections, processes, faults of a disk, and the duration of a step. The journal,
+checkpoints, blobs, payloads and locks are files in a temporary folder. A kind of run derives from `SimulatedCluster`
+and makes the gateway and the workers' roles.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SimMachine:
     """A worker's machine.
 
     Attributes:
-        speed: of its steps; 1: that of a healthy worker on average.
-        is_steady: whether each of its processes has just that speed; else up to a quarter more or less.
+        speed: of the steps; 1: that of a healthy worker on average.
+        is_steady: whether each process has just that speed; else up to a quarter more or less.
         link: None: delays are drawn, and bytes are fast.
     """
 
@@ -65,7 +65,7 @@ class SimMachine:
 
 @dataclass(frozen=True)
 class SimPlace:
-    """A cluster's place in its world: the prefix of its machines' names, and the port of its gateway."""
+    """A cluster's place in the world: the prefix of machine names, and the gateway's port."""
 
     world: World
     site: str = ""
@@ -89,13 +89,13 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         gateway: the one that runs, None while it is down.
         nodes: the workers' machines.
         finished: the end of the run, None before.
-        struck: kinds of the faults that really hit something, in that order.
+        struck: kinds of effective faults, in order.
         failures: of processes that ended with an exception, and of machines in an impossible state.
         events: how many events machines handled.
         waits_for: the unmet condition of a run that did not end in time.
         step_s: seconds a step of a healthy worker takes.
         local_threads: see `GatewayOptions`.
-        forgery: of its workers.
+        forgery: of the workers.
     """
 
     records: ClassVar[Any]
@@ -120,7 +120,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             seed: of all that is random.
             config: of the run.
             nodes: how many machines with a worker.
-            plan: its faults; they name nodes by number.
+            plan: faults; they name nodes by number.
             cache: folder with prepared blobs; None: none were prepared.
             step_s: of a healthy worker.
             place: in a world that has other clusters, of another `seed`; None: a separate world.
@@ -239,8 +239,8 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         """Let another machine join.
 
         Args:
-            name: of its worker.
-            roles: that its operator allows; empty: all.
+            name: of the worker.
+            roles: allowed by the operator; empty: all.
         """
         node = self._node(len(self.nodes), name, roles)
         self.nodes.append(node)
@@ -305,15 +305,15 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             await gateway.start()
             finished = await gateway.run()
         except ResourceError:
-            return 7  # its disk is full; it is started again
+            return 7  # the disk is full; it is started again
         if finished.kind != "stopped" or not self._was_stopped:
             self.finished = finished
         return 0
 
     def _ended(self, process: Process) -> None:
-        """No process may end with an exception that is not the way in which its shell ends.
+        """No process may end with an exception other than a shell's regular end.
 
-        The supervisors leave a run that is stopped, and its resumption lets them join again.
+        Supervisors leave a stopped run, and join the resumed run again.
         """
         if process.error is not None and not self._closing:
             self.failures.append(process.error)
@@ -411,5 +411,5 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             self.struck.append(fault.kind)
 
     def _lie(self, fault: Fault) -> bool:
-        """Let a worker forge its results; return whether it can."""
+        """Let a worker forge results; return whether it can."""
         return False

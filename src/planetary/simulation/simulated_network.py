@@ -30,11 +30,11 @@ FIRST_PORT = 20_000  # first port for listeners that ask for any free one
 
 
 class SimulatedLink(msgspec.Struct, frozen=True):
-    """Link of a simulated machine to all others; its connections share it, each direction by itself.
+    """Link of a simulated machine to all others; the machine's connections share it, each direction by itself.
 
     Attributes:
         bandwidth: bytes per second, each way.
-        rtt_s: its delay of a round trip, in seconds.
+        rtt_s: delay of a round trip, in seconds.
     """
 
     bandwidth: float
@@ -62,13 +62,13 @@ class SimulatedNetwork:
         self.delay_s = delay_s
         self._cut: dict[tuple[str, str], int] = {}  # direction -> how many faults cut it now
         self._rates: dict[tuple[str, str], float] = {}  # rates of slow directions
-        self._links: dict[str, SimulatedLink] = {}  # node -> its link
-        self._busy: dict[tuple[str, str], float] = {}  # (node, "out" or "in") -> until when its link carries bytes
+        self._links: dict[str, SimulatedLink] = {}  # node -> link
+        self._busy: dict[tuple[str, str], float] = {}  # (node, "out" or "in") -> end of the link's present transfer
         self._listeners: dict[int, SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, None] = {}
         self._healed: list[asyncio.Future[None]] = []
         self._ports = FIRST_PORT
-        self._slow: dict[str, float] = {}  # node -> how many times as long its packets take
+        self._slow: dict[str, float] = {}  # node -> slowdown of the node's packets
         self.context = copy_context()  # context of arrivals: belongs to no process
         self.context.run(CURRENT.set, None)
 
@@ -78,7 +78,7 @@ class SimulatedNetwork:
         return NetworkOf(self, process)
 
     def delay(self, *nodes: str) -> float:
-        """Return the seconds a packet between nodes takes: half the sum of its links' `rtt_s`, or a draw."""
+        """Return the seconds a packet between nodes takes: half the sum of the links' `rtt_s`, or a draw."""
         links = self._links_of(*nodes)
         seconds = sum(link.rtt_s for link in links) / 2 if links else self.loop.random.uniform(*self.delay_s)
         return seconds * max((self._slow.get(node, 1.0) for node in nodes), default=1.0) if self._slow else seconds
@@ -135,7 +135,7 @@ class SimulatedNetwork:
             self._rates[source, target] = bytes_per_s
 
     def connect(self, node: str, link: SimulatedLink) -> None:
-        """Give a node a link, which is all that limits and delays its bytes."""
+        """Give a node a link, the only limit and delay of the node's bytes."""
         self._links[node] = link
 
     def has_link(self, node: str) -> bool:
@@ -231,7 +231,7 @@ class SimulatedNetwork:
         return self.is_cut(one.node, other.node) or self.is_cut(other.node, one.node)
 
     def _exited(self, process: Process) -> None:
-        """A process ended: its system resets its connections."""
+        """A process ended: the system resets the connections."""
         for listener in [of for of in self._listeners.values() if of.process is process]:
             listener.close()
         for transport in [of for of in self._transports if of.process is process]:
@@ -305,7 +305,7 @@ class SimulatedTransport(asyncio.Transport):
     # --- calls of the network ---------------------------------------------------------------------------------
 
     def start(self, make: MakeProtocol) -> None:
-        """The connection is made: in the context of its process."""
+        """The connection is made: in the process's context."""
         if self._lost:
             return
         protocol = make()
@@ -373,7 +373,7 @@ class SimulatedTransport(asyncio.Transport):
         self.go_on()
 
     def receive(self, item: bytes | Exception) -> None:
-        """Take an arrival from the other end; the protocol gets it when its process runs."""
+        """Take an arrival from the other end; the protocol gets it when the process runs."""
         if not self.process.alive or self._lost:
             return
         self._unread.append(item)

@@ -54,7 +54,7 @@ class World:
         return process
 
     def start(self, name: str, node: str, main: Callable[[Process], Coroutine[Any, Any, int]]) -> Process:
-        """Start a process that ends with the status that `main` returns."""
+        """Start a process with the exit status returned by `main`."""
         process = self.process(name, node)
         process.run(lambda: main(process))
         return process

@@ -116,7 +116,7 @@ def rebase(version: Tensors, base: Tensors, newest: Tensors) -> dict[str, np.nda
     """Return a displacement on top of another version: `version` + (`newest` − `base`), in float64, rounded once.
 
     With θ_b the parameters the displacement begins at, θ the newest ones and P the version a site goes on from, θ' = P
-    + (θ − θ_b). In a merge in which the site contributes θ' its delta is then P − θ' = θ_b − θ, as if that had been
+    + (θ − θ_b). In a merge with the site's contribution θ' the delta is then P − θ' = θ_b − θ, as if that had been
     trained from P.
 
     Args:
@@ -135,7 +135,7 @@ def rebase(version: Tensors, base: Tensors, newest: Tensors) -> dict[str, np.nda
 
 
 def capped(tokens: Mapping[str, int], most_share: Mapping[str, float]) -> dict[str, int]:
-    """Return the weight of each contributor: its tokens, or the weight of exactly its largest share.
+    """Return the weight of each contributor: tokens, or the weight of exactly the largest share.
 
     Those above their share are lowered until none is; the others' weights among each other stay as their tokens are.
     Where the caps of all contributors sum to less than 1 they cannot all hold, and one that contributes alone has the

@@ -59,7 +59,7 @@ def table_of(specs: Sequence[TensorSpec], masters: Tensors, contributions: Seque
 
 
 def _products(spec: TensorSpec, start: np.ndarray, contributions: Sequence[Contribution]) -> tuple[np.ndarray, float]:
-    """Return the inner products of one tensor's deltas, and the sum of the squares of its start."""
+    """Return the inner products of one tensor's deltas, and the sum of the squares of the start."""
     count = len(contributions)
     products, squares = np.zeros((count, count)), 0.0
     width = max(1, _MOST_PRODUCTS // max(1, count * count))

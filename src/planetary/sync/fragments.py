@@ -1,8 +1,8 @@
 """Fragments of the parameters, each synchronised in turn (Streaming DiLoCo, arXiv:2501.18512).
 
 A round of H / P inner steps ends with the synchronisation of one of P fragments, so each is synchronised every H steps,
-at a separate offset, and a round moves 1 / P of the bytes. A worker keeps its own values of all fragments; the merged
-one reaches it some inner steps later and is mixed into them.
+at a separate offset, and a round moves 1 / P of the bytes. A worker keeps own values of all fragments; the merged one
+reaches it some inner steps later and is mixed into them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Fragments:
 class FragmentSteps:
     """Inner steps for which a worker's own values of each fragment were trained since shared ones were mixed in.
 
-    They are behind its delta of the fragment. A worker that comes back begins with shared values of all, so its first
-    deltas are shorter than the others'.
+    They are behind the worker's delta of the fragment. A returning worker begins with shared values of all fragments,
+    so the first deltas are shorter than the others'.
     """
 
     def __init__(self, count: int = 1, delay: int = 0) -> None:

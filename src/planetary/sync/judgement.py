@@ -2,19 +2,19 @@
 
 Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
 about equally long and point, a little, the same way. A contribution of another kind shows in the table of inner
-products (`sync.deltas`). The effect of a lie is bounded: its delta is at most `LONGEST` times as long as the
-others' and points no more away from them than honest ones do.
+products (`sync.deltas`). The effect of a lie is bounded: a delta is at most `LONGEST` times as long as the others' and
+points no more away from them than honest ones do.
 
-The thresholds are far from honest workers' values, because refusing one costs its work: in the runs of
+The thresholds are far from honest workers' values, because a refusal costs the worker's work: in the runs of
 `bench/results/liars.md` honest lengths differ by less than a tenth, and honest cosines by less than a third.
 
 Lengths are compared with the others of the round where there are three or more. A median of two says nothing: there,
 and for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run
 goes on. Directions are compared only among three or more.
 
-A contribution of a share s of the usual inner steps is between s and 1 times as long as one of all of them (for s
-above 1, between 1 and s): in proportion while each step goes on in the direction of the last, not longer at all where
-training has converged. So its length stands for a range of whole lengths, which has to meet the others' within the
+A contribution of a share s of the usual inner steps is between s and 1 times as long as one of all of them (for s above
+1, between 1 and s): in proportion while each step goes on in the direction of the last, not longer at all where
+training has converged. So the length stands for a range of whole lengths, which has to meet the others' within the
 limits.
 """
 
@@ -47,21 +47,21 @@ MOSTLY_WHOLE = 0.5  # share of the usual inner steps, from which a length is one
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A worker's report on its contribution."""
+    """A worker's report on a contribution."""
 
     task: int
     worker: str
-    loss: float  # mean training loss its worker reports, nats per token
+    loss: float  # mean training loss in the worker's report, nats per token
     share: float = 1.0  # inner steps relative to an average contribution; 0: none are behind the delta
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """The measured size and direction of a contribution, and its verdict."""
+    """The measured size and direction of a contribution, and the verdict."""
 
     task: int
     worker: str
     loss: float  # loss in the worker's report, nats per token
-    delta_norm: float  # Euclidean norm of the start of the round minus its end parameters
+    delta_norm: float  # Euclidean norm of the start of the round minus the end parameters
     cosine: float | None  # cosine of the delta and the mean of those that count; None: one of them is zero
     refused: str = ""  # why it does not count; "": it does
 
@@ -136,7 +136,7 @@ class ByOthers(Judge):
             refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
         left = [claim.task for claim in claims if claim.task not in refused]
         pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
-        # A copy stays among those the others are compared with: it points as its original does. How alike deltas
+        # A copy stays among those the others are compared with: it points as the original does. How alike deltas
         # usually are is asked of those that point the same way, or liars would make honest ones look like copies.
         refused |= _by_direction(pairs, table.size)
         left = [task for task in left if task not in refused]

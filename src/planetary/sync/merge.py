@@ -68,7 +68,7 @@ class MergeRule(ABC):
         return self
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
+        """Return the weight of each contribution, given the share of the tokens; both sum to 1, in task order."""
         return shares
 
     def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
@@ -104,7 +104,7 @@ class Mean(MergeRule):
 
     def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """The fold starts from the first product and not from zero, so one contribution (weight 1) comes back with all
-        its bits, the sign of a zero included.
+        bits, the sign of a zero included.
         """
         total = None
         for block, coefficient in zip(values, coefficients, strict=True):
@@ -173,7 +173,7 @@ class Median(MergeRule):
 
 
 class TrimmedMean(MergeRule):
-    """The mean of each coordinate without its extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
+    """The mean of each coordinate without the extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
 
     name, keys, needs = "trimmed_mean", ("trimmed",), (_NO_SPARSE,)
 
@@ -197,7 +197,7 @@ class CentredClipping(MergeRule):
 
     The paper starts from the mean of the round before and asks for τ. Here v starts at the contribution whose median
     distance to the others is least, and τ is the median distance to v: no constant has to be known. As v stays a
-    combination of the deltas with coefficients that sum to 1, the table of inner products is all that is needed.
+    combination of the deltas with coefficients of sum 1, the table of inner products suffices.
     """
 
     name = "centred_clipping"
@@ -218,7 +218,7 @@ class CentredClipping(MergeRule):
 
 
 def _mean_of_middle(values: Sequence[np.ndarray], left_out: int) -> np.ndarray:
-    """Return the mean of each coordinate without its `left_out` smallest and largest values; float64 [size]."""
+    """Return the mean of each coordinate without the `left_out` smallest and largest values; float64 [size]."""
     ordered = np.sort(np.stack(values), axis=0)[left_out : len(values) - left_out]
     return ordered[0] if len(ordered) == 1 else np.add.reduce(ordered, axis=0) / len(ordered)
 

@@ -88,7 +88,7 @@ def outer_step(
         state: as of `initial_state` or an earlier step.
         contributions: checked with `check_contribution`; at least one.
         optimizer: whose step is taken.
-        rule: how the end parameters are merged; θ̄ is its result.
+        rule: how the end parameters are merged; θ̄ is the result.
         weighting: the rule for each contribution's weight.
         before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
         statistics: names of `specs` no optimizer changes: their new value is the result of `rule.averaging`, with the
@@ -155,7 +155,9 @@ def outer_step_with(
 
 
 MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]
-"""(tensor, block, its master parameters as float64) -> that block of the mean of the ends, as a new float64 array."""
+"""(tensor, block, the block's master parameters as float64) -> that block of the mean of the ends, as a new float64
+array.
+"""
 
 
 def outer_step_to(

@@ -28,7 +28,7 @@ class OuterState(msgspec.Struct, frozen=True):
     Attributes:
         params: the master copy: it stays float32 even where the model's own parameters are narrower.
         velocity: Nesterov's velocity, or Adam's first moment.
-        moments: the rest of the optimizer's state, by names of its own (`OuterOptimizer.moment_specs`).
+        moments: the rest of the optimizer's state, by separate names (`OuterOptimizer.moment_specs`).
     """
 
     params: dict[str, np.ndarray]
@@ -36,7 +36,9 @@ class OuterState(msgspec.Struct, frozen=True):
     moments: dict[str, np.ndarray] = {}
 
     def updated(self, part: OuterState) -> OuterState:
-        """Return this state with the tensors of `part`, the state of some of the parameters, in place of its own."""
+        """Return this state with the tensors of `part`, the state of some of the parameters, in place of the present
+        ones.
+        """
         return OuterState(
             {**self.params, **part.params}, {**self.velocity, **part.velocity}, {**self.moments, **part.moments}
         )
@@ -66,7 +68,7 @@ class TensorStep(Protocol):
 
 
 class OuterOptimizer(ABC):
-    """The outer optimizer: its constants and its step. A class is made with the keys of `[outer]` that it declares.
+    """The outer optimizer: constants and step. A class is made with the keys of `[outer]` that it declares.
 
     Attributes:
         keys: of `[outer]`, the class's arguments.
@@ -97,14 +99,14 @@ class OuterOptimizer(ABC):
 
     @abstractmethod
     def step_of(self, spec: TensorSpec, state: OuterState, merged: np.ndarray) -> TensorStep:
-        """Begin the step of one tensor; `merged`, float32 [size], has a block of the merged delta before its `step`.
+        """Begin the step of one tensor; `merged`, float32 [size], has a block of the merged delta before the `step`.
 
         Raises:
             LocalProtocolError: `state` does not fit `spec`.
         """
 
     def eager_rate(self) -> float:
-        """Return how far one delta moves the parameters in its own outer step, per unit of it.
+        """Return how far one delta moves the parameters in one outer step, per unit of the delta.
 
         Raises:
             LocalProtocolError: that depends on the coordinate.
@@ -123,8 +125,8 @@ class Nesterov(OuterOptimizer):
         v ← μ v + Δ
         θ ← θ₀ − η (Δ + μ v)
 
-    This is `torch.optim.SGD(lr=η, momentum=μ, nesterov=True)` fed with Δ as its gradient. The PCP report prints the
-    second line with a plus sign (its equation 12 and algorithm 1); with Δ = θ₀ − θ̄ that climbs the loss. Computed as
+    This is `torch.optim.SGD(lr=η, momentum=μ, nesterov=True)` fed with Δ as the gradient. The PCP report prints the
+    second line with a plus sign (equation 12 and algorithm 1); with Δ = θ₀ − θ̄ that climbs the loss. Computed as
 
         θ = (1 − η) θ₀ + η θ̄ − η μ v
 
@@ -186,7 +188,7 @@ ADAM_RATE = 0.03
 MOST_ADAM_RATE = 0.5
 """More is Nesterov's rate, in a file to which Adam was added: all parameters would move by as much in every round."""
 SECOND, STEPS = "second:", "steps:"
-"""In front of a parameter's name: Adam's second moment of it, and the number of its outer steps, float32 []."""
+"""In front of a parameter's name: Adam's second moment, and the number of outer steps, float32 []."""
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,11 @@ class Adam(OuterOptimizer):
     """Adam (Kingma & Ba 2015, arXiv:1412.6980, algorithm 1) on the merged delta, with an ε as large as a delta.
 
     FedAdam (Reddi et al. 2021, arXiv:2003.00295, algorithm 2) is Adam on the pseudo-gradient without the correction of
-    the bias: its second moment begins at τ², and it adds τ = 10⁻³ to the root where Adam adds 10⁻⁸. Taken here are
+    the bias: the second moment begins at τ², and it adds τ = 10⁻³ to the root where Adam adds 10⁻⁸. Taken here are
     Adam's correction, because a run has so few outer steps that uncorrected moments would be far too short in all of
     them, and a large ε, because deltas of rarely touched rows are near 0 and would else be blown up to the rate
     (bench/results/sync.md). β₂ is 0.99 as in FedAdam: 0.999 is a memory of a thousand rounds. State and step, of each
-    coordinate in the t-th step of its tensor:
+    coordinate in the t-th step of the tensor:
 
         m ← (1 − w₁) m + w₁ Δ,    w₁ = (1 − β₁) / (1 − β₁ᵗ)
         v ← (1 − w₂) v + w₂ Δ²,   w₂ = (1 − β₂) / (1 − β₂ᵗ)

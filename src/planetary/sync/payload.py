@@ -1,7 +1,7 @@
-"""A tree of tensors as one run of bytes with a digest, and the error feedback of its codec.
+"""A tree of tensors as one run of bytes with a digest, and the error feedback of the codec.
 
 The error of a lossy codec is kept by the sender and added to the next update: e ← β e + Δ, sent = Q(e), e ← e − sent
-(Karimireddy et al. 2019, arXiv:1901.09847). Everything is a pure function of its arguments.
+(Karimireddy et al. 2019, arXiv:1901.09847). Everything is a pure function of the arguments.
 """
 
 from __future__ import annotations

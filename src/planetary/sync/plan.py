@@ -1,11 +1,10 @@
 """Costs of synchronisation, by arithmetic: bytes, utilisation and memory of every preset before a run.
 
 A round of the star is H steps, then the update up and the next parameters down, one after the other. On a worker's link
-that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves
-2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each. With eager
-overlap a worker waits only for the time beyond the H steps, in the star a round trip at least. A round of a streaming
-preset moves one fragment, and waits for the time beyond its delay. Headers and TLS are
-`OVERHEAD` of the bytes.
+that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves 2 (M − 1)
+/ M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each. With eager overlap a
+worker waits only for the time beyond the H steps, in the star a round trip at least. A round of a streaming preset
+moves one fragment, and waits for the time beyond the delay. Headers and TLS are `OVERHEAD` of the bytes.
 """
 
 from __future__ import annotations
@@ -127,12 +126,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         inner_steps: H.
         fragments: that parameters travel in, one a round.
-        bits_up, bits_down: of a number that travels; of the ring on its way round.
+        bits_up, bits_down: of a sent number; of the ring in transit.
         up, down: bytes of one worker and round; of the ring the traffic of each worker.
         compute_s, wait_s: of a round.
         worker_memory: bytes on the host of a worker, without the training step.
         gateway_memory: bytes at the gateway.
-        gap: published loss, and its source.
+        gap: published loss, and the source.
         measured: percent of loss in our own runs, as in `Measured`; None: not measured.
         measured_in: where.
     """
@@ -206,7 +205,7 @@ def broadcast_bytes(codec: str, updates: str, workers: float, params: float) -> 
 
 
 def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Prediction:
-    """Return the costs of a preset; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
+    """Return the costs of a preset; `inner_steps` in place of the preset's, where not 0. Raises `UserError`."""
     check_cluster(cluster)
     if inner_steps < 0:
         raise UserError(
@@ -224,7 +223,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         wait = max(0.0, transfer - compute) if overlap.eager else transfer
         up = down = moved
         bits = (32.0, 32.0)
-        # Two versions of parameters, the sum, the held delta and its start; the outer state.
+        # Two versions of parameters, the sum, the held delta and the start; the outer state.
         worker, gateway = (5 + outer) * 4 * params, (1 + outer) * 4 * params
     else:
         codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
@@ -265,7 +264,7 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
 
 
 def plan(cluster: Cluster) -> tuple[list[Prediction], str]:
-    """Return the predictions of all presets, and which one is recommended with its reason.
+    """Return the predictions of all presets, and which one is recommended, and why.
 
     Averaging every step, where workers train `WELL_USED` of the time with it. Otherwise, of all presets that are used
     so well, the one of least loss in our own runs, then of fewest bytes. Where none is, the one that is used best. A

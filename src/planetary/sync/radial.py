@@ -77,7 +77,7 @@ def radial_average(
 
 
 def weighted_mean(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """Return Σ w x / Σ w in float64; a single array comes back with all its bits."""
+    """Return Σ w x / Σ w in float64; a single array comes back with all bits."""
     total = float(sum(weights))
     return combination(arrays, [weight / total for weight in weights])
 

@@ -66,7 +66,7 @@ class RelayedVersion:
             rate: of the outer step.
 
         Raises:
-            ProtocolError: a payload is not the one of its digest, or the result has other bits than the gateway's.
+            ProtocolError: a payload does not match the digest, or the result has other bits than the gateway's.
         """
         contributions = [
             Contribution(task, 1, self._form.decode(*payloads[task]), form="deltas") for task in sorted(payloads)

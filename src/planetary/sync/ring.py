@@ -1,4 +1,4 @@
-"""The outer step where the workers reduce among themselves: each adds its share, and all compute the same sum.
+"""The outer step where the workers reduce among themselves: each adds a share, and all compute the same sum.
 
 All parameters travel as one flat array, in the order of their specs. The summands depend on `precision`:
 
@@ -44,7 +44,7 @@ Form = Literal["delta", "mean", "directions"]
 2 · tensors]."""
 
 VELOCITY = "velocity:"
-"""In front of a parameter's name: the tensor that holds its velocity."""
+"""In front of a parameter's name: the tensor with the velocity."""
 
 
 def form_of(
@@ -74,7 +74,7 @@ def share(
 
     Args:
         specs: the parameters' names, element types and shapes.
-        own: this worker's contributions; may be empty, and its share is zero then.
+        own: this worker's contributions; may be empty, and the share is zero then.
         tokens: behind the contributions of all workers.
         form: of the summands.
         statistics: as of `outer_step`; they have no direction.
@@ -128,15 +128,15 @@ def eager_start(
 ) -> dict[str, np.ndarray]:
     """Return where a worker begins while the round it contributed to is reduced (arXiv:2502.12996, algorithm 2).
 
-    The paper feeds the outer optimizer with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M: its own fresh delta, the others' stale
-    ones. The sum over rounds telescopes, so without momentum a worker stands at the newest shared parameters less its
-    own part of the round under way, θ − η Σ w Δ. That has no state of its own, and a worker that contributed nothing
-    begins at θ. With momentum only the step of that part itself is taken; the velocity of earlier own deltas is
-    left to the aggregate.
+    The paper feeds the outer optimizer with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M: the own fresh delta, the others' stale
+    ones. The sum over rounds telescopes, so without momentum a worker stands at the newest shared parameters less the
+    own part of the round under way, θ − η Σ w Δ. That needs no further state, and a worker without a contribution
+    begins at θ. With momentum only the step of that part itself is taken; the velocity of earlier own deltas is left to
+    the aggregate.
 
     Radial-directional averaging has no part known before the others' deltas. The coefficient of one of M orthogonal
     deltas of equal length and weight is 1 / √M there (`sync.radial`), the root of its share, and deltas of different
-    data are nearly orthogonal. The guess moves the start of one lease alone: its delta counts from there, and the next
+    data are nearly orthogonal. The guess moves the start of one lease alone: the delta counts from there, and the next
     start has the aggregate in place of the guess.
 
     Args:
@@ -168,7 +168,8 @@ def outer_step_of_sum(
     optimizer: OuterOptimizer,
     statistics: Collection[str] = (),
 ) -> OuterStep:
-    """Return the whole state after the outer step from `state`, given the sum over all workers' `share` and its form.
+    """Return the whole state after the outer step from `state`, given the sum over all workers' `share` and the share's
+    form.
 
     See `outer_step`.
 

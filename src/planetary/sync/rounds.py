@@ -28,12 +28,12 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     deadline_s: float  # 0: derived from the observed time per inner step
     deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
     grace_factor: float = _SYNC.grace_factor  # decoupled: γ of `adaptive_grace`
-    grace_steps: float = _SYNC.grace_steps  # decoupled: its cap, in inner steps
+    grace_steps: float = _SYNC.grace_steps  # decoupled: cap, in inner steps
     delay: int = _SYNC.delay  # decoupled: τ, inner steps a worker takes before it needs the merged fragment
     least_steps: int = 0  # decoupled: inner steps of the fastest worker a round lasts at least; P times that is H
 
     def deadline_after(self, expected_lease_s: float | None) -> float | None:
-        """Seconds from the start of a round to its deadline; None while nothing is known to derive it from."""
+        """Seconds from the start of a round to the deadline; None while unknown."""
         if self.deadline_s > 0:
             return self.deadline_s
         if expected_lease_s is None:
@@ -48,14 +48,14 @@ class RoundView(msgspec.Struct, frozen=True):
     contributions: int  # leases of this round that are trained and accepted
     training: int  # leases in the hands of live workers
     orphans: int  # leases without a holder
-    orphaned_at: float | None  # when the newest orphan lost its holder; None without orphans
+    orphaned_at: float | None  # loss of the newest orphan's holder; None without orphans
     last_contribution_at: float | None
     ready_workers: int  # live workers that could train, busy or not
     expected_lease_s: float | None  # observed seconds per lease; None before the first inner steps
     quorum_at: float | None = None  # when the contributions became enough; None: they are not
     step_s: float | None = None  # ξ: exponential mean of the fastest worker's seconds per inner step
     quorum_s: float = 0.0  # ξ: exponential mean of the seconds from the first contribution to the quorum
-    sync_s: float = 0.0  # ξ: exponential mean of the seconds from a round's close to its new version
+    sync_s: float = 0.0  # ξ: exponential mean of the seconds from a round's close to the new version
 
 
 MEMORY = 0.125  # weight of the newest value in an exponential mean
@@ -70,7 +70,7 @@ class RoundAction(StrEnum):
 
 
 class RoundVerdict(msgspec.Struct, frozen=True):
-    """The decision, its reason in words, and when to ask again at the latest."""
+    """The decision, the reason in words, and when to ask again at the latest."""
 
     action: RoundAction
     why: str
@@ -79,7 +79,7 @@ class RoundVerdict(msgspec.Struct, frozen=True):
 
 
 def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
-    """Decide whether an open round waits, closes, or hands out its orphaned leases again."""
+    """Decide whether an open round waits, closes, or hands out orphaned leases again."""
     unfinished = view.training + view.orphans
     total = view.contributions + unfinished
     if view.contributions > 0 and unfinished == 0:

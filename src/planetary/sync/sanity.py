@@ -36,7 +36,7 @@ def first_damaged(losses: Mapping[int, float], rise: float, training: Mapping[in
     Args:
         losses: version, or round -> nats per token.
         rise: as in `is_sane`.
-        training: round -> training loss, where `losses` are held-out ones. Those of a model that learns its data by
+        training: round -> training loss, where `losses` are held-out ones. Losses of a model that learns the data by
             heart rise far, but by less than `LOSS_MARGIN` from one to the next, and the training loss does not.
     """
     learned = {} if training is None else training

@@ -63,7 +63,7 @@ class RingConnections:
         return self._certificate.fingerprint if self._certificate is not None else ""
 
     def open(self, local_host: str) -> None:
-        """Listen, unless that is done already; `local_host` is the address that reaches the master."""
+        """Listen once; `local_host` is the address toward the master."""
         settings = self._settings
         if settings.trust.invite is not None and self._certificate is None:
             self._certificate = PeerCertificate()
@@ -109,7 +109,7 @@ class RingConnections:
             link.send(seq, operation, outgoing)
 
     def begin(self, seq: int, operation: BufferedOperation) -> None:
-        """Receive the pieces of an operation, and send its first ones."""
+        """Receive the pieces of an operation, and send the first ones."""
         assert self.plane is not None
         self.plane.begin(seq, operation)
         for outgoing in operation.begin():
@@ -179,7 +179,7 @@ class RingConnections:
     def close(self) -> None:
         """Leave, and close every connection of others."""
         with self._lock:
-            plane, self.plane = self.plane, None  # no ring is taken over any more: its link would never be closed
+            plane, self.plane = self.plane, None  # no ring is taken over any more: the link would never be closed
         self.leave()
         if plane is not None:
             plane.close()

@@ -1,6 +1,6 @@
-"""A peer as a running thing: threads and sockets around `PeerMachine`, and its line to the master.
+"""A running peer: threads and sockets around `PeerMachine`, and the connection to the master.
 
-The line is an event loop in a thread, the connection, its deadlines, and dialling after a restart.
+The line is an event loop in a thread, the connection, deadlines, and dialling after a restart.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class CallTable:
 
 
 class PeerShell:
-    """Gives events to the machine and carries out its instructions. Thread-safe.
+    """Gives events to the machine and carries out instructions. Thread-safe.
 
     Attributes:
         settings: settings of the communicator.
@@ -347,7 +347,7 @@ class PeerShell:
     # --- the machine
 
     def handle(self, event: e.Event) -> None:
-        """Pass an event to the machine and carry out its instructions, the slow ones outside the lock."""
+        """Pass an event to the machine and carry out the instructions, the slow ones outside the lock."""
         later: list[Callable[[], object]] = []
         with self.lock:
             machine = self._machine

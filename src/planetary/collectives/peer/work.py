@@ -31,9 +31,9 @@ class Work:
         return self._done
 
     def wait(self) -> Any:
-        """Wait until the call is over, on all peers alike; return its result or raise its error.
+        """Wait until the call is over, on all peers alike; return the result or raise the error.
 
-        Its own deadlines bound the wait. May be called again, from any thread.
+        The call's deadlines bound the wait. May be called again, from any thread.
         """
         with self._until_done:
             pass
@@ -43,7 +43,7 @@ class Work:
 
 
 class OpenWork(Work):
-    """The same call, with `end` for its owner."""
+    """The same call, with `end` for the owner."""
 
     def __init__(self, title: str, threads: Threads, active: ActiveCall | None = None) -> None:
         """`active`: the transfer or synchronisation that follows; None for a call the master answers."""

@@ -16,7 +16,7 @@ from planetary.core.errors import PeerError, PlanetaryError, UserError
 
 
 class AbortedError(PeerError):
-    """An operation failed on all peers alike; its arrays are unchanged.
+    """An operation failed on all peers alike; the arrays are unchanged.
 
     Attributes:
         peers: names of the responsible peers; empty for none.
@@ -44,7 +44,7 @@ class StragglerError(PeerError):
 
 
 class RemovedError(PeerError):
-    """The master removed this peer from its group. Close the communicator; a new one may join again."""
+    """The master removed this peer from the group. Close the communicator; a new one may join again."""
 
 
 class DisagreementError(UserError):

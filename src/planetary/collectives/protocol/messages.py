@@ -1,11 +1,11 @@
 """Control messages between a peer and the master, over connections of `planetary.net`.
 
-A connection's own messages are those of every protocol: a registration is its greeting, the master answers with
-`Registered`, which is a welcome, or `Refused`; both sides send heartbeats and say goodbye.
+A connection's own messages are those of every protocol: a registration is the greeting, the master answers with
+`Registered`, a welcome, or `Refused`; both sides send heartbeats and say goodbye.
 
-A peer numbers its requests with `call`; an answer names the call it is for. `seq` numbers the operations that began,
-over the life of a group: it stands in every frame of bulk data, so a frame of an operation that is over is known as
-stale. `epoch` numbers the rings of a group.
+A peer numbers requests with `call`; an answer names the call. `seq` numbers begun operations over the life of a group:
+it stands in every frame of bulk data, so a frame of an ended operation is known as stale. `epoch` numbers the rings of
+a group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PeerInfo(msgspec.Struct, frozen=True):
 
     peer: str  # id, drawn by the master
     name: str  # name for people
-    host: str  # address and port of its bulk data
+    host: str  # address and port for bulk data
     port: int
     machine: str  # equal for peers on one machine
     certificate: str  # SHA-256 of the certificate it shows, hexadecimal; empty without TLS
@@ -60,14 +60,14 @@ class Register(Greeting, frozen=True, kw_only=True):
 
 
 class Leave(Message, frozen=True, kw_only=True):
-    """The peer leaves its group on purpose."""
+    """The peer leaves the group on purpose."""
 
 
 class Vote(Message, frozen=True, kw_only=True):
     """Admit newcomers, or be admitted.
 
-    `number` here, in `AskPending` and in `Optimize`: which one of its kind in the group's life this is, as far as the
-    peer knows. One that was answered already, by a master that has died since, is answered again at once.
+    `number` here, in `AskPending` and in `Optimize`: number of this kind of request in the group's life, as far as the
+    peer knows. A request already answered by a master that died is answered again at once.
     """
 
     call: int
@@ -186,7 +186,7 @@ class RingChanged(Message, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many calls of each kind a group has answered in its life."""
+    """How many calls of each kind a group has answered so far."""
 
     votes: int = 0
     asks: int = 0
@@ -251,7 +251,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class SyncPlan(Message, frozen=True, kw_only=True):
-    """Answers `Sync`: the arrays to fetch, each with its donors."""
+    """Answers `Sync`: the arrays to fetch, each with donors."""
 
     call: int
     seq: int

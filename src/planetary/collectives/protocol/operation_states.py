@@ -17,7 +17,7 @@ MASTER_OPERATION: Table = {
 }
 """`refused`, `committed` and `aborted` are final, and the same for every member.
 
-`faulty`: a peer reported a fault of its link to another one, which may have died: the master will know soon.
+`faulty`: a peer reported a fault of the link to another one, which may have died: the master will know soon.
 """
 
 PEER_OPERATION: Table = {

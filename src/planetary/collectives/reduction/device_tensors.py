@@ -1,7 +1,7 @@
 """Tensors in a device's memory: the wire takes them from a copy in host memory, and puts results into it.
 
 PyTorch moves them, whatever their device is; tensors of other libraries come to PyTorch through DLPack, which shares
-their memory. For CUDA the copy is pinned, so the device moves it by itself at the full rate of its bus.
+their memory. For CUDA the copy is pinned, so the device moves it by itself at the bus's full rate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def no_numbers_of(tensor: Any) -> Any:
 
 
 class HostCopy:
-    """A tensor on a device and its copy in host memory, in the order of the caller's own work on the device.
+    """A tensor on a device and the copy in host memory, in the order of the caller's own work on the device.
 
     Attributes:
         host: the copy, a PyTorch tensor on the CPU.

@@ -11,7 +11,7 @@ import numpy as np
 from planetary.collectives.reduction.device_tensors import HostCopy, device_tensor, is_tensor, no_numbers_of
 from planetary.core.errors import UserError
 
-# Spelling on the wire -> numpy type that holds it. bfloat16 is held as its 16 raw bits.
+# Spelling on the wire -> numpy type in memory. bfloat16 is held as 16 raw bits.
 TYPES: Mapping[str, np.dtype] = {
     "ui8": np.dtype("u1"),
     "i8": np.dtype("i1"),
@@ -86,7 +86,7 @@ class Flat:
 
 
 def element_type(array: Any, what: str = "the array") -> str:
-    """Return the element type of a caller's array without copying it from its device; raises as `Flat`."""
+    """Return the element type of a caller's array without copying it from the device; raises as `Flat`."""
     tensor = device_tensor(array)
     return _host_array(array if tensor is None else no_numbers_of(tensor), what)[1]
 

@@ -1,4 +1,4 @@
-"""One collective on one peer: its buffers and its place in the ring, without sockets.
+"""One collective on one peer: buffers and place in the ring, without sockets.
 
 A shell begins it, passes it every piece that arrives, and sends the pieces it returns. The caller's array can be
 restored until `commit`: elements are saved before they are overwritten in place.
@@ -135,7 +135,7 @@ class BufferedOperation(BufferGuard):
     def target(self, stage: int, index: int) -> memoryview | None:
         """Where a piece may be received straight into; None when it must be combined or decoded first.
 
-        Its elements are saved before. The caller holds `enter` for every access.
+        The elements are saved before. The caller holds `enter` for every access.
         """
         if self.spec.bits or self.plan.action(stage) is not PieceAction.STORE:
             return None
@@ -148,7 +148,7 @@ class BufferedOperation(BufferGuard):
         return not self.spec.bits and self.plan.action(stage) is not PieceAction.STORE
 
     def reduce_part(self, stage: int, index: int, offset: int, data: memoryview) -> None:
-        """Combine a part of a piece, `offset` bytes after its beginning, with the own one. In whole elements."""
+        """Combine a part of a piece, `offset` bytes after the beginning, with the own one. In whole elements."""
         start, _ = self.plan.bounds(self.plan.chunk(stage), index)
         start += offset // self.work.itemsize
         other = np.frombuffer(data, self.work.dtype)
@@ -162,8 +162,8 @@ class BufferedOperation(BufferGuard):
     def arrived(self, stage: int, index: int, data: memoryview | None) -> OutgoingPiece | None:
         """Take a whole piece; return the piece to pass on.
 
-        `data` is None when it is in its `target` already, or was taken by `reduce_part` from beginning to end. The
-        memory of `data` may be used again afterwards.
+        `data` is None when it is in `target` already, or was taken by `reduce_part` from beginning to end. The memory
+        of `data` may be used again afterwards.
         """
         plan = self.plan
         action = plan.action(stage)
@@ -173,7 +173,7 @@ class BufferedOperation(BufferGuard):
         if data is not None and self.spec.bits:
             self._save(stage, start, stop)
             passed = self._take_encoded(action, self.source[start:stop], own, data)
-            if action is PieceAction.STORE and plan.forwards(stage):  # as it came: its memory is used again
+            if action is PieceAction.STORE and plan.forwards(stage):  # as it came: the memory is used again
                 kept = self._memory(len(data))
                 np.copyto(kept, np.frombuffer(data, np.uint8))
                 passed = kept.data
@@ -241,7 +241,7 @@ class BufferedOperation(BufferGuard):
         if finishes:
             kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
         encoded = self._encoded(own)
-        if finishes:  # the owner keeps the decoded values of the others, not its more exact ones
+        if finishes:  # the owner keeps the decoded values of the others, not the more exact ones
             _store_wide(self._decoded(encoded, len(own)), self.spec.dtype, own)
         return encoded
 

@@ -1,10 +1,10 @@
 """Numbers in 4, 8 or 16 bits, per block of `BLOCK` elements, with two float32 for each block.
 
-An encoded run of n elements is the float32 [blocks, 2] of its blocks (offset, step) followed by the codes, uint8 or
-little-endian uint16 [n], or two codes of 4 bits per byte, the first in the low half. A code q stands for
-offset + q·step, computed in float32 as a product and then a sum, so every machine decodes the same bits. A block that
-spans more than float32 can hold is encoded at a sixteenth of its size, and its step is stored negated: a code stands
-for 16·(offset + q·|step|).
+An encoded run of n elements is the float32 [blocks, 2] of the blocks (offset, step) followed by the codes, uint8 or
+little-endian uint16 [n], or two codes of 4 bits per byte, the first in the low half. A code q stands for offset +
+q·step, computed in float32 as a product and then a sum, so every machine decodes the same bits. A block that spans more
+than float32 can hold is encoded at a sixteenth of the size, and the step is stored negated: a code stands for
+16·(offset + q·|step|).
 
 MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly. ZERO_POINT_SCALE: step =
 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole steps, so 0 is a code's exact
@@ -186,8 +186,8 @@ def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: n
 
 def _codes_compiled(kernels: ModuleType, data: memoryview, bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes [n] and heads [blocks, 2]."""
-    # Some memory that pieces come in is read-only, and numba compiles its loops for read-only and for writable arrays
-    # separately. `_warm_up` cannot know which comes, so all of it is read-only: nothing is compiled in an operation.
+    # Some pieces arrive in read-only memory, and numba compiles loops for read-only and for writable arrays separately.
+    # `_warm_up` cannot know which comes, so all of it is read-only: nothing is compiled in an operation.
     data = data.toreadonly()
     blocks = -(-count // BLOCK)
     head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)

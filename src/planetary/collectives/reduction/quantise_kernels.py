@@ -141,8 +141,8 @@ def add_encode(
 ) -> None:
     """Block by block: own float32 [n] plus the values of `received` -> `target`, and that -> `encoded`.
 
-    `received` and `encoded` are codes [n] and heads; `target` float32 [n] and the same memory as int32. `how`:
-    block, top, divisor, finish. With `finish` the sum is divided before, and replaced by the values of its codes after.
+    `received` and `encoded` are codes [n] and heads; `target` float32 [n] and the same memory as int32. `how`: block,
+    top, divisor, finish. With `finish` the sum is divided before, and replaced by the codes' values after.
     """
     codes, head = received
     new_codes, new_head = encoded

@@ -1,8 +1,8 @@
 """Schedule of a ring: chunks, stages and pieces, as pure functions of rank and world size.
 
 The tensor is cut into as many chunks as there are peers (pipelined ring, Patarasuk & Yuan 2009; the PCCL report,
-algorithm 5). At stage s a peer receives one chunk from its predecessor; a chunk travels in pieces, and each piece is
-passed on as soon as it was reduced or stored, without waiting for the rest of its chunk or for other stages.
+algorithm 5). At stage s a peer receives one chunk from the predecessor; a chunk travels in pieces, and each piece is
+passed on as soon as it was reduced or stored, without waiting for the rest of the chunk or for other stages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RingPlan:
     """The part of one peer in one collective.
 
     Attributes:
-        rank, world: position in the ring and its size.
+        rank, world: position in the ring and the ring's size.
         count: elements of the tensor.
         piece: most elements of a piece, a multiple of the quantisation block.
         first: chunk sent at stage 0 without having received anything; None when this peer waits.

@@ -25,7 +25,7 @@ class Incoming(Protocol):
 
     Attributes:
         host: numeric address of the stranger.
-        address: the same with its port, for people.
+        address: the same with the port, for people.
     """
 
     @property
@@ -68,7 +68,7 @@ class BulkNetwork(Protocol):
     def dial(
         self, host: str, port: int, timeout_s: float, options: SocketOptions, certificate: str | None
     ) -> DataConnection:
-        """Connect, to a peer with this certificate (its fingerprint); None: without TLS.
+        """Connect, to a peer with this certificate (a fingerprint); None: without TLS.
 
         Raises `PeerError`, `TrustError`.
         """

@@ -83,7 +83,7 @@ class DataPlane:
     """The listening side of a communicator.
 
     `forward(seq, operation, outgoing)`, `complete(operation)`, `fault(peer, reason)` and `spoil(operation, peer, why)`
-    are called from its threads and must not block.
+    are called from data threads and must not block.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DataPlane:
         for connection in connections:
             connection.close()
 
-    # --- its threads
+    # --- threads
 
     def _accept(self) -> None:
         while not self._closed:
@@ -235,7 +235,7 @@ class DataPlane:
                 return any(secrets.compare_digest(introduction.key.encode(), key.encode()) for key in self._keys)
 
             with self._condition:
-                # A neighbour may have learned of the new ring, and its key, before this peer did.
+                # A neighbour may have learned of the new ring, and the key, before this peer did.
                 left = max(0.0, deadline - self._clock.monotonic())
                 if not self._condition.wait_for(lambda: known() or self._closed, left) or self._closed:
                     raise RemoteProtocolError("it showed no key of this group")
@@ -301,7 +301,7 @@ class DataPlane:
         self._take(operation, header, data)
 
     def _take_lent(self, header: Header, peer: str, borrower: Borrower, address: int, scratch: memoryview) -> None:
-        """Take a piece from where it lies in the memory of its sender."""
+        """Take a piece from where it lies in the sender's memory."""
         operation = self._find(header.seq)
         if operation is None or not operation.enter():
             return
@@ -326,7 +326,7 @@ class DataPlane:
         if there:
             self._take(operation, header, data)
         else:
-            # Where an operation failed its arrays may be gone before all peers know of the failure.
+            # The arrays of a failed operation may be gone before all peers know of the failure.
             self._spoil(operation, peer, "the memory of a piece cannot be read; transport='tcp' does not need to")
 
     def _check(self, operation: BufferedOperation, header: Header) -> None:

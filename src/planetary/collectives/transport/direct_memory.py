@@ -3,12 +3,12 @@
 One copy where a socket makes two. The system must allow it (Linux, the same user, a debugger could attach); whether it
 does is found when a connection begins, and otherwise `shared_memory` or the socket itself carries the pieces.
 
-Against stale pieces: after every piece the receiver reads the lender's word. A lender that leaves its ring for good
-clears the word before it changes any of its arrays.
+Against stale pieces: after every piece the receiver reads the lender's word. A lender that leaves the ring for good
+clears the word before changing any array.
 
-Against forged loans: the word has the value the receiver chose when the connection began. Only a sender that can write
-the memory of a process can make the receiver read it, so no sender reaches the memory of a foreign process; and a
-process that has got the number of an ended one does not have the word.
+Against forged loans: the word has the value the receiver chose when the connection began. Only a sender with write
+access to a process's memory can make the receiver read it, so no sender reaches a foreign process's memory; and a new
+process under an ended one's number does not have the word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORD_BYTES = CHALLENGE_BYTES = 8
 
 
 class Loan(msgspec.Struct, frozen=True):
-    """A lender's offer: all that a receiver needs to read its memory."""
+    """A lender's offer: all the facts for reading the lender's memory."""
 
     pid: int
     word: int  # address of the word
@@ -76,7 +76,7 @@ class Borrower:
             raise PeerError("the memory of that process cannot be read")
 
     def read(self, address: int, into: memoryview) -> bool:
-        """Copy from the lender; false when its memory is not there any more. Raises `PeerError` when it has left."""
+        """Copy from the lender; false when the memory is gone. Raises `PeerError` when it has left."""
         self._local[0].base, self._local[0].length = address_of(np.frombuffer(into, np.uint8)), len(into)
         self._remote[0].base, self._remote[0].length = address, len(into)
         self._found[0] = 0

@@ -66,12 +66,12 @@ class _Piece:
     seq: int
     operation: BufferedOperation
     outgoing: OutgoingPiece
-    done: int = 0  # bytes of its frame that are sent
+    done: int = 0  # sent bytes of the frame
     over: bool = False  # the thread has dealt with the piece
 
 
 class Lane:
-    """One connection and its thread.
+    """One connection and a thread.
 
     Attributes:
         connection: once it is made.

@@ -50,7 +50,7 @@ class Reach:
         near = following.machine == here
         streams = STREAMS
         if near:
-            threads = 2 * STREAMS * sum(info.machine == here for info in topology.ring)  # that send, that receive
+            threads = 2 * STREAMS * sum(info.machine == here for info in topology.ring)  # senders and receivers
             streams = STREAMS if (os.cpu_count() or 1) >= threads else 1
         slot_bytes = max(self.piece_bytes or PIECE_LARGEST, quantise.BLOCK * 8)
         return Link(

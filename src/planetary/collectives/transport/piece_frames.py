@@ -19,7 +19,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """First bytes of every connection between peers, as JSON behind its length."""
+    """First bytes of every connection between peers, as JSON behind the length."""
 
     purpose: Literal["ring", "state", "probe"]
     peer: str  # id of the connecting peer
@@ -65,7 +65,7 @@ IN_SLOT = 1 << 31
 """Set in the stage of a header: the bytes are in a slot of shared memory, whose number follows as one byte."""
 
 ADDRESS = struct.Struct(">Q")
-"""Follows the header on a connection whose sender lends its memory: where the bytes are. Nothing else follows."""
+"""Follows the header on a connection whose sender lends memory: where the bytes are. Nothing else follows."""
 
 ACCEPTED, DECLINED = b"y", b"n"
 """The answer to shared memory, or to a loan, that was offered."""

@@ -1,4 +1,4 @@
-"""Services of the machine under a master or a peer: `HERE` is the real one, the simulator passes its own."""
+"""Services of the machine under a master or a peer: `HERE` is the real one, the simulator passes another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ports:
         files: of the master's journal.
         machine: returns the machine's identity, by which peers find that they share one.
         draw_id: returns the id of a new peer, or the key of a new group.
-        observe: is called with a machine, an event it handled, and its instructions.
+        observe: is called with a machine, an event it handled, and the instructions.
     """
 
     clock: Clock = field(default_factory=SystemClock)

@@ -92,7 +92,7 @@ class SharedState:
             flat.read_again()
 
     def entries(self, algorithm: str) -> tuple[ArrayEntry, ...]:
-        """Describe every array, with its digest."""
+        """Describe every array, with a digest."""
         return tuple(
             ArrayEntry(name, flat.dtype, flat.shape, "" if name in self.free else digest(algorithm, flat.flat))
             for name, flat in self.flats.items()
@@ -100,7 +100,7 @@ class SharedState:
 
 
 class StateSession(BufferGuard):
-    """A shared state during one synchronisation, in which its arrays must not change."""
+    """A shared state during one synchronisation, with unchanging arrays."""
 
     def __init__(self, state: SharedState, threads: Threads) -> None:
         """Offer a state to others."""

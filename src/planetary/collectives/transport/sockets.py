@@ -85,7 +85,7 @@ def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
     if options is not None and options.congestion and hasattr(socket, "TCP_CONGESTION"):
-        with contextlib.suppress(OSError):  # not loaded in this kernel: its default does too
+        with contextlib.suppress(OSError):  # not loaded in this kernel: the kernel's default does too
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
 
 
@@ -138,7 +138,7 @@ class DataConnection(ABC):
             _drop_written(left, count)
 
     def read_block(self, most: int, timeout_s: float | None) -> bytes:
-        """Read a run of bytes that stands behind its length."""
+        """Read a run of bytes behind a length prefix."""
         head = bytearray(_LENGTH.size)
         self.read(memoryview(head), timeout_s)
         data = _block(head, most)
@@ -146,7 +146,7 @@ class DataConnection(ABC):
         return bytes(data)
 
     def read_block_by(self, most: int, deadline: float) -> bytes:
-        """Read a run of bytes that stands behind its length, all of it until monotonic time `deadline`.
+        """Read a run of bytes behind a length prefix, complete by monotonic time `deadline`.
 
         However slowly they come: a peer that sends a byte now and then is late all the same. Raises `PeerError`.
         """
@@ -165,7 +165,7 @@ class DataConnection(ABC):
             done += count
 
     def write_block(self, data: bytes, timeout_s: float) -> None:
-        """Write a run of bytes behind its length."""
+        """Write a run of bytes behind a length prefix."""
         self.write(timeout_s, memoryview(_LENGTH.pack(len(data)) + data))
 
 

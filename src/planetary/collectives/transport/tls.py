@@ -18,7 +18,7 @@ _PEER_DAYS = 3650
 
 
 class PeerCertificate:
-    """A certificate of one communicator's life, which others know by its fingerprint from the master.
+    """A certificate of one communicator's life, known to others by the fingerprint from the master.
 
     Attributes:
         fingerprint: SHA-256 of the certificate, hexadecimal.

@@ -1,1 +1,1 @@
-"""Obstacles to this machine's taking part in a run, and the rates of its links."""
+"""Obstacles to this machine's taking part in a run, and the rates of the links."""

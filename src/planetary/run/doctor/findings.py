@@ -66,7 +66,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         reachable: whether the gateway could connect to a port of this machine; None: not tried.
         peers: that reduced together; 0: not measured.
         ring_rate: bytes/s of the slowest link of their ring.
-        ring_rtt_s: of an all-reduce of one number, divided by its 2 (peers − 1) stages.
+        ring_rtt_s: of an all-reduce of one number, divided by the 2 (peers − 1) stages.
         memory: bytes that are available.
         cores: that a process may use.
     """
@@ -184,7 +184,7 @@ def judge_device(backend: str, devices: Sequence[str], error: str) -> Finding:
 
 
 def judge_port(port: int, error: str) -> Finding:
-    """Judge whether this user can listen on a port; `error`: why not, with its holder."""
+    """Judge whether this user can listen on a port; `error`: why not, with the holder."""
     check = f"port {port}" if port else "ports"
     if not error:
         return good(check, "free for a gateway" if port else "this user can listen")
@@ -237,7 +237,7 @@ def judge_clock(offset_s: float, rtt_s: float) -> Finding:
 
 
 def judge_versions(own: str, gateways: str, runtime: str, compiler: str, backends: Sequence[str]) -> list[Finding]:
-    """Judge this machine's version of planetary and of IREE's runtime against the gateway's and its compiler's."""
+    """Judge this machine's version of planetary and of IREE's runtime against the gateway's and the compiler's."""
     found = []
     if own != gateways:
         remedy = f"install planetary {gateways} here"
@@ -304,7 +304,7 @@ def judge_reach(address: str, own: str, error: str) -> Finding:
 
 
 def judge_ring(peers: int, rate: float, rtt_s: float, shorter: float) -> list[Finding]:
-    """Judge a ring of peers: bytes/s of its slowest link, a stage's round trip, and the gain of its best order."""
+    """Judge a ring of peers: bytes/s of the slowest link, a stage's round trip, and the gain of the best order."""
     found = f"{peers} reduce at {human.rate(rate)} on the slowest link, {human.brief(rtt_s)} a stage"
     order = f"; another order is expected to be {shorter:.1f} times as fast" if shorter > 1.05 else ""
     if rate < SLOW_LINK:

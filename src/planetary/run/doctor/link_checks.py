@@ -43,7 +43,7 @@ async def examine_gateway(
     most_bytes: int = MOST_PROBE_BYTES,
     system: System = SYSTEM,
 ) -> tuple[list[f.Finding], f.Measurements]:
-    """Return the findings on the link to a gateway, and its numbers.
+    """Return the findings on the link to a gateway, and the numbers.
 
     Args:
         address: of the gateway, with token and key.

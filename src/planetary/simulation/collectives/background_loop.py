@@ -1,4 +1,4 @@
-"""The connections of a simulated peer: event loops beside its threads, and bulk connections.
+"""The connections of a simulated peer: event loops beside threads, and bulk connections.
 
 Event loops are parts of the one loop of the world. Bulk connections are blocking reads and writes on the simulated
 network's connections.

@@ -1,4 +1,4 @@
-"""The ports of masters and peers in a simulated process: its threads, and the locks they wait with.
+"""The ports of masters and peers in a simulated process: threads, and the locks they wait with.
 
 One thread runs at any time, and another one follows where it waits. With a `preempt_chance` it may also be stopped for
 a moment before it takes a lock, so other threads and the event loop get between any two critical sections, and into the
@@ -132,7 +132,7 @@ class SimulatedLock:
     def release(self) -> None:
         if not self._depth:
             if not self._threads.alive:
-                return  # its stack is unwound
+                return  # the stack is unwound
             raise RuntimeError("release unlocked lock")
         self._depth -= 1
         if not self._depth:
@@ -231,7 +231,7 @@ def simulated_ports(
 ) -> Ports:
     """Return the ports of a master or peer in `process`. Called once for a process."""
     network = world.network
-    network.of(process)  # its bulk connections and listeners end with it
+    network.of(process)  # bulk connections and listeners end with it
     return Ports(
         clock=world.clock,
         threads=SimulatedThreads(process, preempt_chance),

@@ -44,7 +44,7 @@ class GroupOptions:
         restarts: whether a master that ended is started again, and peers wait for it.
         preempt_chance: of a thread, before it takes a lock.
         silent_s: until a silent peer is lost.
-        grace_s: how long peers wait for a master, and a master for its members.
+        grace_s: how long peers wait for a master, and a master for members.
         stall_s: how long a neighbour may send nothing.
         timeout_s: of the peers' calls.
         remeasure_s: from one measurement of a link in the background to the next; 0 for none.
@@ -86,11 +86,11 @@ class SimulatedPeer:
     """A process with a communicator.
 
     Attributes:
-        name, node: of the peer and its machine.
+        name, node: of the peer and the machine.
         process: that it runs in.
         communicator: made when the process begins.
         ended: how the program ended; "" before.
-        machine: that decides for the peer; None before its first event.
+        machine: decides for the peer; None before the first event.
     """
 
     def __init__(self, group: SimulatedGroup, name: str, program: Program) -> None:
@@ -98,7 +98,7 @@ class SimulatedPeer:
         self.ended = ""
         self.machine: PeerMachine | None = None
         self._program = program
-        self._starts: dict[int, int] = {}  # call -> number of its operation
+        self._starts: dict[int, int] = {}  # call -> number of the operation
         world, options = group.world, group.options
         self.process = world.start(name, self.node, self._run)
         ports = simulated_ports(
@@ -123,7 +123,7 @@ class SimulatedPeer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the program has ended, or its process is dead."""
+        """Whether the program has ended, or the process is dead."""
         return bool(self.ended) or not self.process.alive
 
     @property
@@ -173,7 +173,7 @@ Program = Callable[[SimulatedPeer], str]
 
 
 class SimulatedGroup:
-    """A master, its journal and some peers.
+    """A master, a journal and some peers.
 
     Attributes:
         world: they are in.
@@ -182,7 +182,7 @@ class SimulatedGroup:
         peers: all that ever joined.
         master: the one that runs; None while it is down.
         master_machine: that decides for it, or did last.
-        struck: kinds of the faults that hit something, in that order.
+        struck: kinds of effective faults, in order.
     """
 
     def __init__(self, seed: int, options: GroupOptions) -> None:
@@ -244,7 +244,7 @@ class SimulatedGroup:
         try:
             await asyncio.wrap_future(process.threads("master").submit(serve))
         except PlanetaryError:
-            return 1  # its disk is full; it is started again
+            return 1  # the disk is full; it is started again
         return 0
 
     def _observe_master(self, machine: Machine[Any, Any], event: object, instructions: Sequence[object]) -> None:
@@ -297,7 +297,7 @@ class SimulatedGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether every program has ended, or its process is dead. An ended one stays so."""
+        """Whether every program has ended, or the process is dead. An ended one stays so."""
         while self._done < len(self.peers) and self.peers[self._done].is_over:
             self._done += 1
         return self._done == len(self.peers)
@@ -324,13 +324,13 @@ GroupFault = Literal[
     "drop_links",  # all connections of a peer's machine break
     "cut_pair",  # nothing arrives from one peer's machine at another one's for a while; both reach the master
     "mute",  # nothing a peer's machine sends arrives for a while; it still receives
-    "deafen",  # nothing arrives at a peer's machine for a while; its messages arrive
+    "deafen",  # nothing arrives at a peer's machine for a while; outgoing messages arrive
     "slow_node",  # packets from and to a peer's machine take fifty times as long for a while
     "join",  # a peer is started
     "kill_master",  # the master dies, and is started again
     "stop_master",  # the master stands still for a while
-    "kill_master_writing",  # it dies before one of its next operations on the disk
-    "torn_write",  # it dies in the midst of a line of its journal
+    "kill_master_writing",  # it dies before one of the next operations on the disk
+    "torn_write",  # it dies in the midst of a journal line
     "no_space",  # nothing can be written for a while: the master fails, and is started again until it can go on
 ]
 

@@ -60,7 +60,7 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
     Attributes:
         training: the numerics.
-        gateway_type: class of its gateways.
+        gateway_type: class of the gateways.
         queue: of expert work, of the gateway that began last.
         most_kept: most results of expert workers the gateway kept at once.
     """
@@ -125,7 +125,7 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
         return {MixtureJob: MixtureLoader(open_program)}
 
     def _check(self, gateway: MixtureGateway, machine: Validated) -> None:
-        """The gateway keeps two results of each worker at most: one that is judged, and one that has just come."""
+        """The gateway keeps two results of each worker at most: one under judgement, and one just received."""
         if gateway.controller is not machine:
             return
         kept = gateway.kept_results

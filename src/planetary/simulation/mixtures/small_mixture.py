@@ -1,7 +1,7 @@
 """A mixture whose functions are a few lines of NumPy: schedules of hundreds of simulated runs take seconds.
 
-Every parameter is drawn towards a goal of its batch, so losses fall; experts and surrogates travel, are fitted, merged
-and judged by production code. Each step's batch has a number, which the composer's optimizer adds up in its state: a
+Every parameter is drawn towards a goal of the batch, so losses fall; experts and surrogates travel, are fitted, merged
+and judged by production code. Each step's batch has a number, which the composer's optimizer adds up in the state: a
 saved shard tells which tokens it was trained on.
 """
 
@@ -55,7 +55,7 @@ MODEL_OPTIONS = {
 }
 SOURCE_TOKENS = 6000
 LEDGER = TensorSpec("ledger", "i32", ())
-"""State of a composer's optimizer: the sum of the numbers of all batches its parameters have seen."""
+"""State of a composer's optimizer: the sum of the numbers of all batches seen by the parameters."""
 
 
 def batch_number(tokens: np.ndarray) -> int:
@@ -64,7 +64,7 @@ def batch_number(tokens: np.ndarray) -> int:
 
 
 def ledger_of(plan: MixturePlan, shard: int, steps: int) -> int:
-    """Return the ledger of a shard trained on the tokens of each of its first `steps` steps once."""
+    """Return the ledger of a shard trained on the tokens of each of the first `steps` steps once."""
     batch, length = plan.model.batch_size, plan.model.sequence_length
     cut = (next(batches(read_slice(plan.tokens_of(shard, step)), batch, length)) for step in range(steps))
     return sum(batch_number(tokens) for tokens, _ in cut)
@@ -219,7 +219,7 @@ def _update(given: dict[str, np.ndarray]) -> dict[str, Any]:
             continue
         param = name.removeprefix(GRADIENT)
         new = given[param] - rate * gradient
-        if param == "embedding.weight":  # its first number is no parameter; see `SmallProgram._gradients`
+        if param == "embedding.weight":  # the first number is no parameter; see `SmallProgram._gradients`
             ledger += int(gradient[0, 0])
             new[0, 0] = given[param][0, 0]
         found[param] = new

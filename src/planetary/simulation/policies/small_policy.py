@@ -1,9 +1,9 @@
-"""A policy that is one table, in a few lines of NumPy; the parameters of such a run, from its journal alone.
+"""A policy that is one table, in a few lines of NumPy; the parameters of such a run, from the journal alone.
 
 The next token's logits are the row of the last token. So a text is a function of weights, seed and prompt, a training
 step of weights and batch, and every version of a run can be computed again and must be equal bit for bit.
 
-Shapes are written with B = texts of a call, R = rows of a training batch, T = tokens of a text but its first.
+Shapes are written with B = texts of a call, R = rows of a training batch, T = tokens of a text but the first.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _problem(number: int) -> Problem:
 
 
 def reward_of(completion: str, meta: Mapping[str, Any]) -> float:
-    """Return 1 for the answer, and else less the further its first digit is away."""
+    """Return 1 for the answer, and else less the further the first digit is away."""
     if completion == meta["answer"]:
         return 1.0
     return 0.05 * (9 - abs(int(completion[0]) - int(meta["answer"]))) if completion.strip() else 0.0
@@ -169,7 +169,7 @@ def _trained(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 class SmallPolicy:
-    """A run of `SmallPolicyProgram`s, and the results its journal determines."""
+    """A run of `SmallPolicyProgram`s, and the results determined by the journal."""
 
     def __init__(self, config: Config) -> None:
         serving = ServingShape(
@@ -277,7 +277,7 @@ class SmallPolicy:
         before: Tensors,
         compared: Tensors,
     ) -> Tensors:
-        """Return the end parameters of a share: its texts are sampled, judged and trained again.
+        """Return the end parameters of a share: the rollouts are sampled, judged and trained again.
 
         Args:
             share: of a round.
@@ -333,7 +333,7 @@ class SmallPolicy:
 
 
 def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Return the parameters a run compares with from the start: its teacher's, or its own."""
+    """Return the parameters a run compares with from the start: the teacher's, or the initial ones."""
     if config.rl.objective == "distillation":
         return {"table": np.cos(np.arange(TABLE.size, dtype=np.float32)).reshape(TABLE.shape)}
     return None if config.rl.imitated_rounds else {"table": table}

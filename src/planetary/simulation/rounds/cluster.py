@@ -44,12 +44,12 @@ from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimPla
 from planetary.simulation.simulated_network import HOST
 
 MOST_VERSIONS = 4  # parameter versions at the gateway
-REDUCE_S = (0.0, 0.3)  # time for a worker without a given link to read its share from its device
+REDUCE_S = (0.0, 0.3)  # time for a worker without a given link to read a share from the device
 OVERLAPPED_S = (0.0, 2.0)  # time with overlap: sometimes longer than a lease takes
 
 
 class DoubtfulWork:
-    """A sum as a worker gets it: a flip of its health strikes the one that ends next. See `Work`."""
+    """A sum as a worker gets it: a flip strikes the sum that ends next. See `Work`."""
 
     def __init__(self, work: Work, array: np.ndarray, health: Health, sums: list[np.ndarray]) -> None:
         self._work, self._array, self._health, self._sums = work, array, health, sums
@@ -97,7 +97,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     """A run in rounds; see `SimulatedCluster`.
 
     Attributes:
-        training: the computation of its workers.
+        training: the computation of the workers.
         gossip: the liars' knowledge of the other workers.
         sums: of a ring, see `SmallTraining.replay`.
         most_kept: most versions and most results the gateway kept at once.
@@ -118,7 +118,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         machines: Sequence[SimMachine] = (),
         step_s: float = STEP_S,
     ) -> None:
-        """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as its class does."""
+        """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as the class does."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self.sums: dict[bytes, list[np.ndarray]] = {}
         self._make = make
@@ -128,7 +128,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
 
     @property
     def policy(self) -> ControllerPolicy:
-        """The constants of the run, but for those of its topology."""
+        """The constants of the run, but for the topology's."""
         return policy_of(self.config, self.training.prepared)
 
     @property
@@ -150,7 +150,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
                 return StarGateway(self.config.sync.compression)
-            process.calls_in_threads = True  # where a master starts and stops, which waits for its event loop
+            process.calls_in_threads = True  # where a master starts and stops, which waits for the event loop
             return RingGateway(self.config, HOST, None, make_master=partial(Master, ports=self._ports(process)))
 
         gateway = self._make(

@@ -1,4 +1,4 @@
-"""A simulated federation: a hub and the clusters of its sites in one world, all with production shells."""
+"""A simulated federation: a hub and the clusters of the sites in one world, all with production shells."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SimFederation:
 
         Args:
             seed: of everything random.
-            hub: its training; `hub_config` makes the configuration.
+            hub: training; `hub_config` makes the configuration.
             sites: by name; `site_config` makes their configurations.
             workers: how many a site has.
         """
@@ -77,14 +77,14 @@ class SimFederation:
     # --- faults -----------------------------------------------------------------------------------------------
 
     def cut_off(self, name: str, seconds: float) -> None:
-        """Cut a site off from the hub, in both directions; its own workers stay with it."""
+        """Cut a site off from the hub, in both directions; the site's workers stay with it."""
         hub, site = self.hub.place.node, self.sites[name].place.node
         self.world.network.cut(hub, site, seconds)
         self.world.network.cut(site, hub, seconds)
 
 
 def hub_config(config: Config, sites: tuple[SiteEntry, ...], *, rounds: int, every_rounds: int = 1) -> Config:
-    """Return the configuration of a hub over sites that train by `config`; its outer step is that of `config`."""
+    """Return the configuration of a hub over sites that train by `config`; the outer step is that of `config`."""
     federation = FederationConfig(sites=sites, every_rounds=every_rounds)
     replace = msgspec.structs.replace
     return replace(config, train=replace(config.train, rounds=rounds), federation=federation)

@@ -1,4 +1,4 @@
-"""Training that is a small known function; the parameters at the end of such a run, from its journal alone."""
+"""Training as a small known function; the end parameters of such a run, from the journal alone."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ Sums = Mapping[bytes, Sequence[np.ndarray]]
 def _sum_of(shares: Sequence[np.ndarray], sums: Sums, *, coded: bool = False) -> np.ndarray:
     """Return the newest of `sums` that is the sum of `shares`; without one, their sum from the first to the last.
 
-    `coded`: it was quantised on its way, and differs by no more than the rounding of each hop in four bits.
+    `coded`: it was quantised in transit, and differs by no more than the rounding of each hop in four bits.
     """
     orders = [functools.reduce(np.add, order) for order in itertools.permutations(shares)]
     if coded:
@@ -263,9 +263,9 @@ class SmallTraining:
         held: Mapping[int, HeldContribution],
         ends_of: dict[int, Tensors],
     ) -> HeldContribution:
-        """Return an accepted task's contribution and its start parameters; streaming: add its ends to `ends_of`.
+        """Return an accepted task's contribution and the start parameters; streaming: add the ends to `ends_of`.
 
-        `assigned`: the record of its lease, and the digest of the step in use then.
+        `assigned`: the record of the lease, and the digest of the step in use then.
         """
         begun, step = assigned
         if OVERLAPS.find(self.config.sync.overlap).fragmented:
@@ -329,10 +329,10 @@ class SmallTraining:
         """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
-        begun: dict[int, tuple[LeaseAssigned, str]] = {}  # task -> its start, and the step in use
-        held: dict[int, HeldContribution] = {}  # task -> its contribution
-        ends_of: dict[int, Tensors] = {}  # streaming: task -> all its end parameters
-        rules: dict[int, str] = {}  # round -> how its contributions were merged
+        begun: dict[int, tuple[LeaseAssigned, str]] = {}  # task -> start, and the step in use
+        held: dict[int, HeldContribution] = {}  # task -> contribution
+        ends_of: dict[int, Tensors] = {}  # streaming: task -> all end parameters
+        rules: dict[int, str] = {}  # round -> merge rule of the contributions
         round_, step = 0, SPEC.stablehlo_digest
         for record in journal:
             match record:

@@ -1,4 +1,4 @@
-"""Codecs: how one float32 tensor travels as bytes, whose number its shape decides. Those here send every number.
+"""Codecs: how one float32 tensor travels as bytes, in a number set by the shape. Those here send every number.
 
 float32 as it is, bfloat16, integers of 8 and 4 bits per block, and FP4 with exponents alone. `sign_codec` sends one bit
 of each, `sparse_codec` few.
@@ -114,7 +114,7 @@ class Int4(Int8):
 class Exponents(Codec):
     """FP4 E3M0 (Streaming DiLoCo, arXiv:2501.18512, section 4.3): a sign, and one of seven powers of two or zero.
 
-    A block of 128 numbers has its largest magnitude as float32. Code 7 stands for it, 6 for a half of it, 1 for 1/64
+    A block of 128 numbers has the largest magnitude as float32. Code 7 stands for it, 6 for a half of it, 1 for 1/64
     and 0 for zero. Numbers are rounded to the nearest, ties to the larger magnitude.
     """
 

@@ -227,7 +227,7 @@ def largest_compress(given: Given, grid: Grid, kept: tuple[np.ndarray, np.ndarra
     found, least = np.int32(0), np.int32(0)
     for number in range(down * across):
         first = start + number // across * height * width + number % across * wide
-        if number % across == 0:  # whole rows at a time: memory is read in its order
+        if number % across == 0:  # whole rows at a time: memory is read in order
             for row in range(height):
                 piece = slice(first + row * width, first + row * width + across * wide)
                 found = max(found, _sum(given, piece))
@@ -371,7 +371,7 @@ def _restore(
 def signs_compress(given: Given, random: np.ndarray, height: int, encoded: tuple[np.ndarray, np.ndarray]) -> np.bool_:
     """`encoded`: mean magnitudes of blocks, float32; packed signs, uint8 [blocks, length / 8].
 
-    A block is [height, length / height] numbers, the last one with zeros behind; `random`: its random signs, float32
+    A block is [height, length / height] numbers, the last one with zeros behind; `random`: the random signs, float32
     [length].
     """
     left = given[4]
@@ -397,7 +397,7 @@ def signs_compress(given: Given, random: np.ndarray, height: int, encoded: tuple
         _columns(second)
         for i in range(length):
             negative[i] = products[i] < _ZERO
-        for i in range(len(into)):  # the product has the lowest bits of eight bytes in its highest byte
+        for i in range(len(into)):  # the product has the lowest bits of eight bytes in the highest byte
             into[i] = np.uint8((words[i] * np.uint64(0x0102040810204080)) >> np.uint64(56))
         scales[block] = _magnitude(products, sums)
         _restore(into, scales[block], random, work, sent)

@@ -117,7 +117,7 @@ def random_signs(seed: int, length: int) -> np.ndarray:
 
 
 def _height(length: int) -> int:
-    """Return how many rows a block is in a kernel: about the root of its length, so sums go over whole rows."""
+    """Return how many rows a block is in a kernel: about the root of the length, so sums go over whole rows."""
     return 1 << length.bit_length() // 2
 
 

@@ -1,10 +1,10 @@
 """SparseLoCo: the largest numbers of each chunk, in two bits (arXiv:2508.15706).
 
-A matrix is cut into tiles of 64 × 64, anything else into runs of 64 (the tiles and runs at its edges are smaller). Of
-a chunk with n numbers the round(n·K / 4096) of largest magnitude are kept, at least one; among equal magnitudes those
+A matrix is cut into tiles of 64 × 64, anything else into runs of 64 (tiles and runs at the edges are smaller). Of a
+chunk with n numbers the round(n·K / 4096) of largest magnitude are kept, at least one; among equal magnitudes those
 with the lowest index. Their places travel in 12 bits each. Kept values of a tensor become one of four buckets around
-their mean, 6/4 of a standard deviation wide, and a bucket stands for the mean of its values: the table of four travels
-as float32. With K = 64 a large matrix has 1.56 % of its numbers in 14 bits each: 146 times fewer bytes than float32.
+their mean, 6/4 of a standard deviation wide, and a bucket stands for the mean of the values: the table of four travels
+as float32. With K = 64 a large matrix has 1.56 % of the numbers in 14 bits each: 146 times fewer bytes than float32.
 """
 
 from __future__ import annotations

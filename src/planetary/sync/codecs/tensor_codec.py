@@ -15,7 +15,7 @@ from planetary.core.tensors import TensorSpec
 
 
 class CodecInput(NamedTuple):
-    """A tensor to encode: e = values − base + β residual, in this order; float32 of its shape, None: zeros.
+    """A tensor to encode: e = values − base + β residual, in this order; float32 of the tensor's shape, None: zeros.
 
     All of them stay as they are.
     """
@@ -80,7 +80,7 @@ class Codec(ABC):
         """
 
     def compress(self, spec: TensorSpec, update: CodecInput, out: np.ndarray) -> np.ndarray | None:
-        """Encode e of the update into `out`, and return e less the values of its bytes.
+        """Encode e of the update into `out`, and return e less the decoded values.
 
         Here in numpy, by encoding and decoding; built-in codecs with compiled loops give the same bits.
 

@@ -55,12 +55,12 @@ def page() -> str:
             field = FIELDS[section][name]
             meaning = said[name].replace("|", "\\|")
             parts[-1] += f"| `{name}` | {describe(field.type)} | {_default(field)} | {meaning} |\n"
-    for name, kinds in LISTS.items():
+    for name, registry in LISTS.items():
         parts.append(
             f"## `[[{name}]]`\n\nEach table has a `kind` and the keys of it. On the command line: "
             f"`--set '{name}=[{{kind = \"…\", …}}]'`.\n"
         )
-        for kind, struct in kinds.items():
+        for kind, struct in ((kind, sink.options) for kind, sink in registry.built_in.items()):
             doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
             parts.append(f'### `kind = "{kind}"`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}')
             said = meanings(struct)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from planetary.core.configuration.needs import Need
     from planetary.core.errors import ProtocolError
     from planetary.core.tensors import TensorSpec
+    from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
     from planetary.sync.deltas import Table
@@ -21,6 +22,7 @@ _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
     "Judge": "planetary.sync.judgement",
+    "Sink": "planetary.monitor.sinks.sink",
     "Table": "planetary.sync.deltas",
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
     "MergeRule": "planetary.sync.merge",
@@ -45,6 +47,7 @@ __all__ = [
     "OuterState",
     "Overlap",
     "ProtocolError",
+    "Sink",
     "Table",
     "TensorSpec",
     "check_finite",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.config import load_config
-from planetary.core.configuration.sinks import WandbSink
+from planetary.monitor.sinks.wandb_sink import WandbSink
 from planetary.run.model.trained_model import can_generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"

@@ -17,9 +17,9 @@ from planetary.core.config import (
     Config,
     load_config,
 )
-from planetary.core.configuration.sinks import WandbSink
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.errors import UserError
+from planetary.monitor.sinks.wandb_sink import WandbSink
 
 WHOLE = {
     "model_path": "models/gpt.mlir",

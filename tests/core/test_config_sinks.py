@@ -14,8 +14,10 @@ from planetary.core.config import (
     overrides_between,
     to_toml,
 )
-from planetary.core.configuration.sinks import TensorboardSink, WandbSink, WebhookSink
 from planetary.core.errors import UserError
+from planetary.monitor.sinks.tensorboard_sink import TensorboardSink
+from planetary.monitor.sinks.wandb_sink import WandbSink
+from planetary.monitor.sinks.webhook_sink import WebhookSink
 
 FILE = """
 [train]
@@ -63,7 +65,7 @@ def test_overrides_replace_the_whole_array() -> None:
     [
         (
             [{"kind": "wandbb"}],
-            "sinks: expected a kind, one of wandb, tensorboard, mlflow, opentelemetry, webhook",
+            "sinks: kind: unknown sink 'wandbb'; did you mean wandb? There are mlflow, opentelemetry, tensorboard",
         ),
         ([{"project": "x"}], "found none"),
         ([{"kind": "wandb", "projekt": "x"}], 'sinks of kind "wandb": unknown key projekt; did you mean project?'),

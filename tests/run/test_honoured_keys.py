@@ -11,9 +11,9 @@ from msgspec import inspect
 from planetary.compiler.frontend.export import MODEL_FILE
 from planetary.core.config import Config, apply_overrides, config_from_tables, load_config, to_toml
 from planetary.core.configuration.honoured import COMPANIONS, UNDECLARED, all_keys
-from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.configuration.strict import FIELDS, LISTS
 from planetary.core.errors import UserError
+from planetary.monitor.sinks.webhook_sink import WebhookSink
 from planetary.run.kinds import all_kinds, kind_of
 from planetary.runs.serve.config import GRAPH_IN_FOLDER
 

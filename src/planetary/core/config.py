@@ -47,6 +47,7 @@ from planetary.core.configuration.schema import (
     Timings,
     TrainConfig,
 )
+from planetary.core.configuration.sinks import sink_tables
 from planetary.core.configuration.strict import (
     EXTENSION_KEYS,
     LISTS,
@@ -401,6 +402,9 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     complete("rl", "task", lambda value: ".py:" in value)
     for section, key in EXTENSION_KEYS:
         complete(section, key, lambda value: file_of(value) is not None)
+    if isinstance(sinks := tables.get("sinks"), list):
+        for one in (one for one in sinks if isinstance(one, dict)):
+            complete_in(one, "kind", lambda value: file_of(value) is not None)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 
@@ -433,7 +437,7 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     Raises:
         UserError: an override is malformed, or key or value is wrong.
     """
-    tables = msgspec.to_builtins(config)
+    tables = _tables_of(config)
     _override(tables, overrides, "--set")
     return build_config(tables, "--set")
 
@@ -482,7 +486,7 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
 
 def overrides_between(before: Config, after: Config) -> list[str]:
     """Return the `section.key=value` settings that make `before` `after`; see `apply_overrides`."""
-    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    old, new = _tables_of(before), _tables_of(after)
     return [
         f"{section}.{key}={toml_value(value)}"
         for section in SECTIONS
@@ -491,9 +495,13 @@ def overrides_between(before: Config, after: Config) -> list[str]:
     ] + [f"{name}={toml_value(new[name])}" for name in LISTS if new[name] != old[name]]
 
 
+def _tables_of(config: Config) -> dict[str, Any]:
+    return {**msgspec.to_builtins(config), "sinks": sink_tables(config.sinks)}
+
+
 def to_toml(config: Config) -> str:
     """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`."""
-    tables = msgspec.to_builtins(config)
+    tables = _tables_of(config)
     for section, struct in SECTIONS.items():  # a section's own keys are those looked for first
         own = [key for key in struct.__annotations__ if key in tables[section]]
         tables[section] = {key: tables[section][key] for key in own} | tables[section]

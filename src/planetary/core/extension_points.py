@@ -39,6 +39,11 @@ JUDGES: Registry[Any] = Registry(
     "judge", "planetary.judges", "planetary.sync.judgement:Judge", ["planetary.sync.judgement"]
 )
 
+SINKS: Registry[Any] = Registry(
+    "sink", "planetary.sinks", "planetary.monitor.sinks.sink:Sink", ["planetary.monitor.sinks.*"], but=["sink_kinds"]
+)
+"""By the `kind` of a table of `[[sinks]]`, which has the keys of the class's `options`."""
+
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES)
 }

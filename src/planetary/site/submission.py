@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
+from planetary.core.configuration.sinks import OwnSink
 from planetary.core.configuration.strict import EXTENSION_KEYS
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.registry import file_of
@@ -196,11 +197,12 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
 
 def refuse_own_code(config: Config) -> None:
     """Raise `UserError` for an object in a user's file: a site runs the jobs of several people in one process."""
-    for section, key in EXTENSION_KEYS:
-        value = getattr(getattr(config, section), key)
+    named = {f"{section}.{key}": getattr(getattr(config, section), key) for section, key in EXTENSION_KEYS}
+    named |= {f"sinks[{at}].kind": one.place for at, one in enumerate(config.sinks) if isinstance(one, OwnSink)}
+    for key, value in named.items():
         if file_of(value) is not None:
             raise UserError(
-                f"{section}.{key} = {value}: a site runs no code of jobs in its own process. Have its operator install "
+                f"{key} = {value}: a site runs no code of jobs in its own process. Have its operator install "
                 "a package with an entry point (docs/extending.md), or start a gateway of your own"
             )
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from sink_story import ENDED, LOST, line, run_in
 
-from planetary.core.configuration.sinks import TensorboardSink
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
@@ -16,6 +15,7 @@ from planetary.monitor.sinks import sink_kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+from planetary.monitor.sinks.tensorboard_sink import TensorboardSink
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 

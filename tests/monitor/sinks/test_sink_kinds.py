@@ -13,19 +13,12 @@ from typing import Any
 import pytest
 from sink_story import FULL, LEFT, LOST, RESUMED, line, run_in, send
 
-from planetary.core.configuration.sinks import (
-    MlflowSink,
-    OpenTelemetrySink,
-    TensorboardSink,
-    WandbSink,
-    WebhookSink,
-)
 from planetary.core.errors import PeerError, UserError
-from planetary.monitor.sinks.mlflow_sink import Mlflow
-from planetary.monitor.sinks.opentelemetry_sink import OpenTelemetry
-from planetary.monitor.sinks.tensorboard_sink import Tensorboard
-from planetary.monitor.sinks.wandb_sink import Wandb
-from planetary.monitor.sinks.webhook_sink import Webhook
+from planetary.monitor.sinks.mlflow_sink import Mlflow, MlflowSink
+from planetary.monitor.sinks.opentelemetry_sink import OpenTelemetry, OpenTelemetrySink
+from planetary.monitor.sinks.tensorboard_sink import Tensorboard, TensorboardSink
+from planetary.monitor.sinks.wandb_sink import Wandb, WandbSink
+from planetary.monitor.sinks.webhook_sink import Webhook, WebhookSink
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from planetary.core.configuration.ranges import (
     extension,
     show_found,
 )
-from planetary.core.configuration.sinks import AnySink
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.printable import one_line
 
@@ -504,7 +504,7 @@ class Config(msgspec.Struct, frozen=True):
     serve: ServeConfig = ServeConfig()
     federation: FederationConfig = FederationConfig()
     rl: RlConfig = RlConfig()
-    sinks: tuple[AnySink, ...] = ()  # `[[sinks]]`, as many as there are places
+    sinks: tuple[SinkConfig, ...] = ()  # `[[sinks]]`, as many as there are places
 
     @property
     def tokens_per_batch(self) -> int:

@@ -18,9 +18,10 @@ from planetary.core.configuration.needs import check_needs
 from planetary.core.configuration.outer_rule import FEW_OUTER_STEPS, RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import ExtensionPoint, convert_value, describe, extension_of, show_found
 from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
+from planetary.core.configuration.sinks import OwnSink
 from planetary.core.errors import UserError, did_you_mean
-from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS
-from planetary.core.registry import PinnedFile, file_of, files_of
+from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS, SINKS
+from planetary.core.registry import PinnedFile, Registry, file_of, files_of
 
 log = logging.getLogger(__name__)
 
@@ -47,17 +48,8 @@ SECTIONS: Mapping[str, type[msgspec.Struct]] = {
 """Section name -> type, in the order of the file."""
 
 
-def _kinds_of(entries: inspect.Field) -> dict[str, type[msgspec.Struct]]:
-    assert isinstance(entries.type, inspect.VarTupleType)
-    assert isinstance(entries.type.item_type, inspect.UnionType)
-    structs = [kind for kind in entries.type.item_type.types if isinstance(kind, inspect.StructType)]
-    return {str(struct.tag): struct.cls for struct in structs}
-
-
-LISTS: Mapping[str, Mapping[str, type[msgspec.Struct]]] = {
-    name: _kinds_of(field) for name, field in _struct_fields(Config).items() if name not in SECTIONS
-}
-"""Name of an array of tables -> the tables' types by their `kind`."""
+LISTS: Mapping[str, Registry[Any]] = {"sinks": SINKS}
+"""Name of an array of tables -> the objects that their kinds name; each class has the table's type, `options`."""
 
 FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
 """Section name -> key -> type and default of the key."""
@@ -172,18 +164,29 @@ def check_entries(name: str, value: object, origin: str) -> tuple[Any, ...]:
     return tuple(_check_entry(name, LISTS[name], entry, origin) for entry in value)
 
 
-def _check_entry(name: str, kinds: Mapping[str, type[msgspec.Struct]], entry: object, origin: str) -> msgspec.Struct:
+def _check_entry(name: str, registry: Registry[Any], entry: object, origin: str) -> msgspec.Struct:
     if not isinstance(entry, Mapping):
         raise UserError(f"{origin}: {name}: expected a table [[{name}]], found {show_found(entry)}")
-    kind = entry.get("kind", "")
-    if kind not in kinds:
-        found = f'found "{kind}"' if kind else "found none"
-        raise UserError(f"{origin}: {name}: expected a kind, one of {', '.join(kinds)}; {found}")
-    struct, values = kinds[kind], {}
-    fields = _struct_fields(struct)
-    for key, value in entry.items():
-        if key == "kind":
-            continue
+    kind = entry.get("kind")
+    if not isinstance(kind, str):
+        found = "none" if kind is None else show_found(kind)
+        raise UserError(f"{origin}: {name}: expected a kind, one of {', '.join(registry.names())}; found {found}")
+    try:
+        registry.check_name(kind)
+    except UserError as error:
+        raise UserError(f"{origin}: {name}: kind: {error}") from None
+    values = {key: value for key, value in entry.items() if key != "kind"}
+    declared = registry.declared(kind)
+    checked = None if declared is None else check_table(name, kind, declared.options, values, origin)
+    return checked if checked is not None and kind in registry.built_in else OwnSink(kind, values)
+
+
+def check_table(
+    name: str, kind: str, struct: type[msgspec.Struct], table: Mapping[str, object], origin: str
+) -> msgspec.Struct:
+    """Return a table of the array `name` as a struct, or raise `UserError` naming its kind and key."""
+    values, fields = {}, _struct_fields(struct)
+    for key, value in table.items():
         if key not in fields:
             raise UserError(
                 f'{origin}: {name} of kind "{kind}": unknown key {key}{did_you_mean(key, list(fields))} '
@@ -192,11 +195,13 @@ def _check_entry(name: str, kinds: Mapping[str, type[msgspec.Struct]], entry: ob
         wanted = next(field.type for field in msgspec.structs.fields(struct) if field.name == key)
         try:
             values[key] = convert_value(value, wanted)
-        except ValueError:
+        except ValueError:  # msgspec's own error is one
             raise UserError(
                 f'{origin}: {name} of kind "{kind}": {key}: expected {describe(fields[key].type)}, '
                 f"found {show_found(value)}"
             ) from None
+    if missing := [key for key, field in fields.items() if field.required and key not in values]:
+        raise UserError(f'{origin}: {name} of kind "{kind}": {missing[0]} has to be given')
     return struct(**values)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from planetary.core.clock import SystemClock
-from planetary.core.configuration.sinks import MlflowSink
+from planetary.core.configuration.ranges import Text
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.fleet.protocol.records import RunFinished
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
@@ -17,8 +18,17 @@ LONGEST = 500  # characters of a parameter
 BATCH = 500  # metrics in a request; MLflow takes 1000
 
 
+class MlflowSink(SinkConfig, frozen=True, tag="mlflow"):
+    """`mlflow`: an MLflow tracking server or store; extra `mlflow`."""
+
+    uri: str = ""  # server or store; empty: the environment variable MLFLOW_TRACKING_URI
+    experiment: Text = "planetary"  # the experiment of the run
+
+
 class Mlflow(Sink):
     """One run there for a run folder here."""
+
+    name, options = "mlflow", MlflowSink
 
     def __init__(self, options: MlflowSink) -> None:
         self._options = options

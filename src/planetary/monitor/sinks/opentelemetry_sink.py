@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planetary.core.configuration.sinks import OpenTelemetrySink
+from planetary.core.configuration.ranges import Positive
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.version import __version__
-
-MakeReader = Callable[[OpenTelemetrySink], Any]
-"""Makes the reader of the instruments: `opentelemetry.sdk.metrics.export.MetricReader`."""
 
 
 def _otlp_reader(options: OpenTelemetrySink) -> Any:
@@ -24,8 +22,21 @@ def _otlp_reader(options: OpenTelemetrySink) -> Any:
     return export.PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * options.every_s)
 
 
+class OpenTelemetrySink(SinkConfig, frozen=True, tag="opentelemetry"):
+    """`opentelemetry`: metrics for a collector, by OTLP over HTTP; extra `opentelemetry`."""
+
+    endpoint: str = ""  # URL of the metrics; empty: as the variables OTEL_EXPORTER_OTLP_… say
+    every_s: Positive = 10.0  # seconds between two exports
+
+
+MakeReader = Callable[[OpenTelemetrySink], Any]
+"""Makes the reader of the instruments: `opentelemetry.sdk.metrics.export.MetricReader`."""
+
+
 class OpenTelemetry(Sink):
     """A gauge for each number of a round, with the worker as an attribute, and a counter of events."""
+
+    name, options = "opentelemetry", OpenTelemetrySink
 
     def __init__(self, options: OpenTelemetrySink, make_reader: MakeReader = _otlp_reader) -> None:
         self._options, self._make_reader = options, make_reader

@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -37,12 +37,24 @@ class SinkRun(msgspec.Struct, frozen=True):
         }
 
 
+class NoOptions(msgspec.Struct, frozen=True):
+    """The table of a sink without options."""
+
+
 class Sink(ABC):
     """One place. All methods are called on one thread of its own; they may block, and raise any exception.
 
     `load` comes first, when the gateway starts, and `open` when the run begins; it comes again before the next call if
     it raised. Other calls that raise are not repeated.
+
+    Attributes:
+        options: type of the table of `[[sinks]]`; its fields are the keys beside `kind`.
     """
+
+    options: ClassVar[type[msgspec.Struct]] = NoOptions
+
+    def __init__(self, options: Any) -> None:
+        """`options`: the table."""
 
     def load(self) -> None:
         """Import the sink's library. Raises `UserError` when it is not installed, or not configured."""

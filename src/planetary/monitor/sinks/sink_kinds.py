@@ -1,4 +1,4 @@
-"""The sinks by the kinds of `[[sinks]]`. A new kind is a table in `core/configuration/sinks.py` and a line here."""
+"""The sinks of a run, by the kinds of `[[sinks]]`."""
 
 from __future__ import annotations
 
@@ -9,43 +9,30 @@ from pathlib import Path
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config
-from planetary.core.configuration.sinks import (
-    AnySink,
-    MlflowSink,
-    OpenTelemetrySink,
-    TensorboardSink,
-    WandbSink,
-    WebhookSink,
-)
+from planetary.core.configuration.sinks import OwnSink, SinkConfig
+from planetary.core.configuration.strict import check_table
+from planetary.core.extension_points import SINKS
 from planetary.monitor.sinks.followers import Followers
-from planetary.monitor.sinks.mlflow_sink import Mlflow
-from planetary.monitor.sinks.opentelemetry_sink import OpenTelemetry
 from planetary.monitor.sinks.sink import Sink, SinkRun
-from planetary.monitor.sinks.tensorboard_sink import Tensorboard
-from planetary.monitor.sinks.wandb_sink import Wandb
-from planetary.monitor.sinks.webhook_sink import Webhook
 
 IDENTITY = "sink-identity.txt"
 _one_at_a_time = threading.Lock()
 
 
-def sink_of(options: AnySink) -> tuple[str, Sink]:
-    """Return the name of a sink, for people, and the sink; nothing is imported or opened."""
-    match options:
-        case WandbSink():
-            return "wandb", Wandb(options)
-        case TensorboardSink():
-            return "tensorboard", Tensorboard(options)
-        case MlflowSink():
-            return "mlflow", Mlflow(options)
-        case OpenTelemetrySink():
-            return "opentelemetry", OpenTelemetry(options)
-        case WebhookSink():
-            return "webhook", Webhook(options)
+def sink_of(options: SinkConfig) -> tuple[str, Sink]:
+    """Return the name of a sink, for people, and the sink; nothing is opened, and no library imported.
+
+    Raises `UserError` for a sink in a user's file that cannot be loaded, or has other keys.
+    """
+    if isinstance(options, OwnSink):
+        found = SINKS.find(options.place)
+        return options.place, found(check_table("sinks", options.place, found.options, options.values, "the sink"))
+    name = str(type(options).__struct_config__.tag)
+    return name, SINKS.find(name)(options)
 
 
 def follow(
-    sinks: Sequence[AnySink], name: str, folder: Path, config: Callable[[], Config], report: Callable[[str], None]
+    sinks: Sequence[SinkConfig], name: str, folder: Path, config: Callable[[], Config], report: Callable[[str], None]
 ) -> Followers:
     """Start the sinks of the run in `folder`; see `Followers`. `config` is asked when the run has begun."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planetary.core.configuration.sinks import TensorboardSink
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
@@ -12,8 +12,16 @@ from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 
 
+class TensorboardSink(SinkConfig, frozen=True, tag="tensorboard"):
+    """`tensorboard`: event files for TensorBoard; extra `tensorboard`."""
+
+    folder: str = ""  # folder of the event files; empty: `tensorboard` in the run's folder
+
+
 class Tensorboard(Sink):
     """Scalars over rounds, and events as text. A resumed run writes another file into the same folder."""
+
+    name, options = "tensorboard", TensorboardSink
 
     def __init__(self, options: TensorboardSink) -> None:
         self._options = options

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
-from planetary.core.configuration.sinks import WandbSink
+from planetary.core.configuration.ranges import Text
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.records import RunFinished
 from planetary.fleet.protocol.status import RoundMetrics
@@ -16,8 +17,20 @@ from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 INIT_S = 60.0  # seconds for the server to answer
 
 
+class WandbSink(SinkConfig, frozen=True, tag="wandb"):
+    """`wandb`: Weights & Biases; extra `wandb`. The key is in the environment variable WANDB_API_KEY."""
+
+    project: Text = "planetary"  # the project of the run
+    entity: str = ""  # user or team; empty: as the key says
+    name: str = ""  # run name there; empty: `run.name`
+    # "offline": files in the folder `wandb` of the run, for `wandb sync`; "auto": as WANDB_MODE says, else online
+    mode: Literal["auto", "online", "offline"] = "auto"
+
+
 class Wandb(Sink):
     """One run there for a run folder here: a resumed run goes on under the same identifier."""
+
+    name, options = "wandb", WandbSink
 
     def __init__(self, options: WandbSink) -> None:
         self._options = options

@@ -6,10 +6,11 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from typing import Literal
 
 import msgspec
 
-from planetary.core.configuration.sinks import WebhookSink
+from planetary.core.configuration.sinks import SinkConfig
 from planetary.core.errors import PeerError, UserError
 from planetary.core.redaction import redacted
 from planetary.fleet.protocol.news import news_of
@@ -22,8 +23,45 @@ from planetary.version import __version__
 TIMEOUT_S = 10.0
 
 
+WebhookEvent = Literal[
+    "worker_joined",
+    "worker_lost",
+    "worker_left",
+    "worker_slow",
+    "worker_recovered",
+    "checkpoint_failed",
+    "run_paused",
+    "rolled_back",
+    "stalled",
+    "run_started",
+    "run_resumed",
+    "round_finished",
+    "run_finished",
+]
+
+
+class WebhookSink(SinkConfig, frozen=True, tag="webhook"):
+    """`webhook`: a POST of JSON for each of some events; needs no extra."""
+
+    url: str = ""  # where to; an address that is itself a secret belongs into `url_env`
+    url_env: str = ""  # name of the environment variable with the URL
+    # names of events of the journal
+    events: tuple[WebhookEvent, ...] = ("worker_lost", "checkpoint_failed", "run_finished")
+
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if bool(self.url) == bool(self.url_env):
+            return 'sinks of kind "webhook": expected either url or url_env'
+        if self.url and not self.url.startswith(("http://", "https://")):
+            return 'sinks of kind "webhook": url: expected http:// or https://'
+        return ""
+
+
 class Webhook(Sink):
     """Posts `{"run", "text", "event", "t", ...}`: a sentence, which chat services show, and the record's own keys."""
+
+    name, options = "webhook", WebhookSink
 
     def __init__(self, options: WebhookSink) -> None:
         self._options = options

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from small_policy import SmallPolicy, SmallPolicyProgram, small_policy
+
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.core.config import Config, config_from_tables
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
@@ -21,7 +23,6 @@ from planetary.runs.serve.gateway import PreparedServing, ServingGateway
 from planetary.runs.serve.loader import ServingLoader
 from planetary.runs.serve.messages import SERVING, WEIGHTS, ServingJob, ServingReady
 from planetary.runs.serve.role import LoadedModel, ServingRole
-from planetary.simulation.policies.small_policy import SmallPolicy, SmallPolicyProgram, small_policy
 
 LOCAL = "127.0.0.1"
 

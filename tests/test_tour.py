@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from policy_cluster import PolicyCluster
+from small_policy import small_policy
 
 import planetary
 from planetary.compiler.frontend.export import load_model
@@ -21,8 +23,6 @@ from planetary.core.config import load_config
 from planetary.core.configuration.presets import PRESETS
 from planetary.core.configuration.step_options import StepOptions
 from planetary.simulation.faults import Fault
-from planetary.simulation.policies.policy_cluster import PolicyCluster
-from planetary.simulation.policies.small_policy import small_policy
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 from served_completion import complete

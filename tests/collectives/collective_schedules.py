@@ -1,22 +1,12 @@
-"""Random fault schedules of simulated groups; what must hold is checked while they run, and at their end.
-
-A schedule is a function of its seed. One that fails says how it is run again, for example:
-
-    PYTHONPATH=src python tests/collectives/collective_schedules.py 44
-"""
+"""Random fault schedules of simulated groups of the collectives; see `random_schedules`."""
 
 from __future__ import annotations
 
-import argparse
-import logging
+import contextlib
 import random
-import sys
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from simulated_trainer import MOST_PEERS, TAGS, Trainer, TrainerOptions, TrainerStory
-
-from planetary.simulation.collectives.simulated_group import (
+from simulated_group import (
     KINDS,
     OF_PEERS,
     GroupFault,
@@ -25,29 +15,40 @@ from planetary.simulation.collectives.simulated_group import (
     SimulatedPeer,
     strike,
 )
-from planetary.simulation.world import World
+from simulated_trainer import MOST_PEERS, TAGS, Trainer, TrainerOptions, TrainerStory
 
-LIMIT_S = 600.0
-CI_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
+from planetary.simulation.world import World
+from random_schedules import Schedules
 
 # Half of all faults are of these: the commonest in practice.
 _COMMON: tuple[GroupFault, ...] = ("kill", "stop", "drop_links", "join", "kill_master")
 
 
-class CollectiveSchedule:
-    """A group and what goes wrong in it.
+class FaultyGroup:
+    """A group with faults, whose peers train.
 
     Attributes:
         group: in its world.
-        training: what its peers do.
-        story: what they saw.
+        training: the options of its peers.
+        story: what they saw; a contradiction is an error at once.
+        waits_for: peers that did not come to an end.
     """
 
     def __init__(self, seed: int, options: GroupOptions, training: TrainerOptions, peers: int) -> None:
-        self.seed, self.training, self.story = seed, training, TrainerStory()
+        self.training, self.story, self.waits_for = training, TrainerStory(), ""
         self.group = SimulatedGroup(seed, options)
         for _ in range(peers):
             self.join()
+
+    @property
+    def world(self) -> World:
+        """The world of the group."""
+        return self.group.world
+
+    @property
+    def struck(self) -> list[str]:
+        """Kinds of the faults that hit something, in that order."""
+        return self.group.struck
 
     def join(self) -> None:
         """Start a trainer, unless all numbers are taken."""
@@ -59,31 +60,20 @@ class CollectiveSchedule:
         if kind != "join" or len(self.group.peers) < MOST_PEERS:
             strike(self.group, kind, self._train)
 
-    def run(self, limit_s: float = LIMIT_S) -> None:
-        """Run until all peers are done, out or dead. Raises when an invariant breaks, or the time is over: a hang."""
-        group = self.group
+    def run(self, limit_s: float) -> bool:
+        """Run until all peers are done, out or dead; false when that takes too long."""
         try:
-            over = group.run(lambda: group.is_over, limit_s)
-            waiting = [peer.name for peer in group.peers if not peer.is_over]
-            assert over, f"hangs: {', '.join(waiting)} did not come to an end within {limit_s:g} s"
-            observed = group.observed
-            assert observed.most_operations <= TAGS + 1, f"{observed.most_operations} operations ran in a group at once"
-            most = 8 + 8 * len(group.peers)
-            assert observed.most_threads <= most, f"a peer had {observed.most_threads} threads"
-            if not group.struck:
-                assert {peer.ended for peer in group.peers} == {"done"}
-        except BaseException as error:
-            error.add_note(f"faults: {group.struck}; at {group.world.now:.3f} s")
-            error.add_note(f"replay: PYTHONPATH=src python tests/collectives/collective_schedules.py {self.seed}")
-            raise
+            return self.group.run(lambda: self.group.is_over, limit_s)
         finally:
-            group.close()
+            self.waits_for = ", ".join(peer.name for peer in self.group.peers if not peer.is_over)
+            self.group.close()
 
     def _train(self, peer: SimulatedPeer) -> str:
         return Trainer(peer, self.training, self.story).run()
 
 
-def scenario(seed: int) -> CollectiveSchedule:
+@contextlib.contextmanager
+def faulty_group(seed: int) -> Iterator[FaultyGroup]:
     """Draw a group and its faults from a seed."""
     draw = random.Random(f"collectives {seed}")
     restarts = draw.random() < 0.35
@@ -105,64 +95,42 @@ def scenario(seed: int) -> CollectiveSchedule:
     )
     # The pieces of one operation go as the square of the peers: many large groups cost more than they tell.
     peers = draw.choices((1, 2, 3, 4, 5, 8, 12), (8, 22, 30, 16, 14, 5, 1))[0]
-    schedule = CollectiveSchedule(seed, options, training, peers)
+    schedule = FaultyGroup(seed, options, training, peers)
     kinds = KINDS if restarts else OF_PEERS
     common = tuple(kind for kind in _COMMON if kind in kinds)
     for _ in range(draw.randrange(6)):
         kind = draw.choice(common if draw.random() < 0.5 else kinds)
-        schedule.group.world.at(draw.uniform(0.0, 3.0), lambda kind=kind: schedule.strike(kind))
-    return schedule
+        schedule.world.at(draw.uniform(0.0, 3.0), lambda kind=kind: schedule.strike(kind))
+    yield schedule
 
 
-def sweep(seeds: Iterable[int]) -> Counter[str]:
-    """Run schedules; return what they came across."""
-    seen: Counter[str] = Counter()
-    for seed in seeds:
-        schedule = scenario(seed)
-        schedule.run()
-        story = schedule.story
-        seen.update(schedule.group.struck)
-        for name in ("succeeded", "small", "aborted", "fetched", "restarts"):
-            seen[name] += getattr(story, name)
-        seen["done"] += sum(peer.ended == "done" for peer in schedule.group.peers)
-        seen["events"] += schedule.group.observed.events
-    return seen
+def check_memory_was_bounded(schedule: FaultyGroup) -> None:
+    """Few operations ran in a group at once, and a peer had few threads."""
+    observed = schedule.group.observed
+    assert observed.most_operations <= TAGS + 1, f"{observed.most_operations} operations ran in a group at once"
+    most = 8 + 8 * len(schedule.group.peers)
+    assert observed.most_threads <= most, f"a peer had {observed.most_threads} threads"
 
 
-def main() -> None:
-    """Run schedules by their seeds, and tell what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--to", type=int, metavar="SEED", help="run all seeds up to this one, without it")
-    parser.add_argument("--log", action="store_true", help="show the log of master and peers")
-    args = parser.parse_args()
-    if args.to is not None:
-        sys.stdout.write(f"{dict(sorted(sweep(range(args.seed, args.to)).items()))}\n")
-        return
-    schedule = scenario(args.seed)
-    group = schedule.group
-    if args.log:
-        logging.basicConfig(stream=sys.stdout, level=logging.DEBUG, format="%(simulated)9.4f %(name)s: %(message)s")
-        logging.getLogger().handlers[0].addFilter(_Stamp(group.world))
-    try:
-        schedule.run()
-    finally:
-        sys.stdout.write(f"{group.options}\n{schedule.training}\nfaults: {group.struck}\n")
-        for peer in group.peers:
-            sys.stdout.write(f"{peer.name}: {peer.ended or ('not over' if peer.process.alive else 'dead')}\n")
+def check_undisturbed_peers_are_done(schedule: FaultyGroup) -> None:
+    """Without a fault every peer takes all its steps."""
+    assert schedule.struck or {peer.ended for peer in schedule.group.peers} == {"done"}
 
 
-class _Stamp(logging.Filter):
-    """Adds the simulated time to records of the log."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__()
-        self._world = world
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.simulated = self._world.now
-        return True
+def observations(schedule: FaultyGroup) -> dict[str, int]:
+    """Count the operations of a group as its peers saw them."""
+    story = schedule.story
+    counts = {name: getattr(story, name) for name in ("succeeded", "small", "aborted", "fetched", "restarts")}
+    done = sum(peer.ended == "done" for peer in schedule.group.peers)
+    return {**counts, "done": done, "events": schedule.group.observed.events}
 
 
-if __name__ == "__main__":
-    main()
+SCHEDULES = Schedules(
+    kind="collectives",
+    build=faulty_group,
+    faults=KINDS,
+    invariants=(check_memory_was_bounded, check_undisturbed_peers_are_done),
+    limit_s=600.0,
+    observe=observations,
+    options={},
+)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
+from simulated_group import SimulatedPeer
 
 from planetary.collectives import (
     AbortedError,
@@ -24,7 +25,6 @@ from planetary.collectives import (
 from planetary.collectives.peer.active_calls import ActiveCollective
 from planetary.collectives.peer.work import OpenWork
 from planetary.core.errors import PeerError, PlanetaryError
-from planetary.simulation.collectives.simulated_group import SimulatedPeer
 
 TAGS = 2
 CLOSED_S = 15.0  # after `close`, until the last thread has ended

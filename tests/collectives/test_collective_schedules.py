@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections import Counter
-
 import pytest
-from collective_schedules import CI_SEEDS, SOAK_SEEDS, CollectiveSchedule, scenario, sweep
+from collective_schedules import SCHEDULES, FaultyGroup
+from simulated_group import GroupOptions, SimulatedGroup, SimulatedPeer
 from simulated_trainer import TrainerOptions
 
 from planetary.core.errors import LocalProtocolError
-from planetary.simulation.collectives.simulated_group import KINDS, GroupOptions, SimulatedGroup, SimulatedPeer
-
-_PART = 50
-
-
-def sweep_on_two_cores(seeds: range) -> Counter[str]:
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        parts = [seeds[part : part + _PART] for part in range(0, len(seeds), _PART)]
-        return sum(pool.map(sweep, parts, chunksize=1), Counter[str]())
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 
 @pytest.mark.parametrize(
     "seeds", [range(20), *(pytest.param(s, marks=pytest.mark.slow) for s in (range(20, 65), range(65, 110)))], ids=str
 )
 def test_random_fault_schedules(seeds: range) -> None:
-    seen = sweep(seeds)
-    assert min(seen[kind] for kind in ("kill", "drop_links", "join")) > 0
+    found = SCHEDULES.sweep(seeds)
+    seen = found.seen
+    assert min(found.struck[kind] for kind in ("kill", "drop_links", "join")) > 0
     assert seen["aborted"] > 0.2 * len(seeds)
     assert seen["succeeded"] > 7 * len(seeds)
     assert seen["small"] > 0.9 * len(seeds)
@@ -38,10 +29,10 @@ def test_random_fault_schedules(seeds: range) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_hundreds_of_fault_schedules() -> None:
-    seeds = range(CI_SEEDS, CI_SEEDS + 400)
-    seen = sweep_on_two_cores(seeds)
-    missing = [kind for kind in KINDS if not seen[kind]]
-    assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
+    seeds = range(SLOW_SEEDS, SLOW_SEEDS + 400)
+    found = SCHEDULES.sweep_on_two_cores(seeds)
+    found.require()
+    seen = found.seen
     assert seen["aborted"] > 0.8 * len(seeds)
     assert seen["succeeded"] > 10 * len(seeds)
     assert seen["restarts"] > 5
@@ -51,35 +42,32 @@ def test_hundreds_of_fault_schedules() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(7200)
 def test_thousands_of_fault_schedules() -> None:
-    seen = sweep_on_two_cores(range(SOAK_SEEDS, SOAK_SEEDS + 10_000))
-    assert min(seen[kind] for kind in KINDS) > 30
+    found = SCHEDULES.sweep_on_two_cores(range(SOAK_SEEDS, SOAK_SEEDS + 10_000))
+    assert min(found.struck[kind] for kind in SCHEDULES.faults) > 30
 
 
 def test_one_seed_tells_one_story() -> None:
-    traces = []
-    for _ in range(2):
-        schedule = scenario(68)
-        schedule.group.world.network.trace = trace = []
-        schedule.run()
-        assert schedule.group.struck
-        traces.append(trace)
+    traces: list[list] = [[], []]
+    for trace in traces:
+        schedule = SCHEDULES.run(68, begin=lambda it, trace=trace: setattr(it.world.network, "trace", trace))
+        assert schedule.struck
     assert len(traces[0]) > 50
     assert traces[0] == traces[1]
 
 
 def test_newcomers_do_not_take_a_group_back_unnoticed() -> None:
     """A peer alone in its group agrees on revision 1 and is lost while a newcomer without a state is in the ring."""
-    schedule = scenario(102_223)
-    schedule.run()
+    schedule = SCHEDULES.run(102_223)
     assert schedule.story.restarts == 1
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_restarted_master_costs_no_peer_its_membership(seed: int) -> None:
-    schedule = CollectiveSchedule(seed, GroupOptions(restarts=True), TrainerOptions(min_world=4), 4)
+    schedule = FaultyGroup(seed, GroupOptions(restarts=True), TrainerOptions(min_world=4), 4)
     assert schedule.group.run(lambda: schedule.story.succeeded > seed, 120.0)
     schedule.strike("kill_master")
-    schedule.run(300.0)
+    assert schedule.run(300.0), schedule.waits_for
+    SCHEDULES.check(schedule)
     assert schedule.group.struck == ["kill_master"]
     assert [peer.ended for peer in schedule.group.peers] == ["done"] * 4
 
@@ -99,7 +87,7 @@ def test_a_peer_that_never_returns_is_found() -> None:
 @pytest.fixture
 def group_of_two() -> SimulatedGroup:
     """A group in the midst of its training, which stands still."""
-    schedule = CollectiveSchedule(1, GroupOptions(), TrainerOptions(steps=50, min_world=2), 2)
+    schedule = FaultyGroup(1, GroupOptions(), TrainerOptions(steps=50, min_world=2), 2)
     assert schedule.group.run(lambda: schedule.story.synced >= 2, 60.0)
     return schedule.group
 

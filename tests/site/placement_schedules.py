@@ -1,22 +1,17 @@
-"""Random fault schedules of a hub and its sites in a simulated world, and what must be true during and after each.
+"""Random fault schedules of a hub and its sites, and what must be true during and after each; see `random_schedules`.
 
 Hub and links are the production shells, over the simulated network and with a journal on a simulated disk. A site's
 jobs are the fold of its journal, and a job "runs" for some seconds; a part of a job over several sites does until its
-site sees that the hub's run is over, and that run for some seconds of which a part runs. A schedule is a function of
-its seed; one that fails is run again with
-
-    PYTHONPATH=src:tests/site python tests/site/placement_schedules.py 44
+site sees that the hub's run is over, and that run for some seconds of which a part runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
-import logging
+import contextlib
 import random
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,6 +47,7 @@ from planetary.site.placement.messages import (
     WorkerGroup,
 )
 from planetary.site.placement.placed_jobs import HUB_JOURNAL, HubRecord, PlacedJob, PlacementBook, PlacementState
+from random_schedules import Schedules
 
 PORT, LIMIT_S = 9000, 900.0
 FAULTS = (
@@ -249,6 +245,8 @@ class PlacementWorld:
             SitePolicy(name=f"s{number}", patience_s=self.source.uniform(2.0, 12.0)) for number in range(sites)
         ]
         self.over = False
+        self.waits_for: list[str] = []  # jobs of a world that did not end
+        self.journal: list[HubRecord] = []  # of the hub, in the end
         self._settled_at: float | None = None
         (folder / "hub").mkdir()
         self.hub_disk = self.disk()
@@ -399,13 +397,8 @@ class PlacementWorld:
             ]
             assert len(live) <= 1, f"{job.job} runs at {live}"
 
-    def run(self) -> None:
-        """Run until everything is settled, and check it."""
-        for _ in range(self.source.randint(1, 14)):
-            kind, name = self.source.choice(FAULTS), self.source.choice(sorted(self.sites))
-            seconds = self.source.uniform(1.0, 25.0)
-            at = self.source.uniform(0.5, 60.0)
-            self.world.at(at, lambda k=kind, n=name, s=seconds: self.strike(k, n, s))
+    def run(self, limit_s: float) -> bool:
+        """Run until all jobs are over and no attempt strays; false when that takes too long."""
 
         def settled() -> bool:
             self.check_now()
@@ -423,78 +416,101 @@ class PlacementWorld:
             return self.world.now > self._settled_at + 1.0
 
         try:
-            assert self.world.run(settled, LIMIT_S), self._where()
+            ended = self.world.run(settled, limit_s)
+            self.waits_for = self._where()
             assert not self.world.loop.errors, self.world.loop.errors
         finally:
             self.over = True
             self.world.close()
         errors = [e for e in (one.error for one in self.world.processes) if e and not isinstance(e, ResourceError)]
         assert not errors, errors
-        self._check_end()
+        return ended
 
     def _where(self) -> list[str]:
-        assert self.hub is not None
+        if self.hub is None:
+            return ["the hub is down"]
         return [
             f"{j.job}: {j.state} at {j.site} {j.strays} {self.hub.waits_for(j)}" for j in self.hub.book.jobs.values()
         ]
 
-    def _check_end(self) -> None:
-        assert self.hub is not None
-        book = PlacementBook()
-        path = self.folder / "hub" / HUB_JOURNAL
-        replay(read_json_lines(path, HubRecord), book, path)
-        submitted = [job.job for job in book.jobs.values() if not job.whole]
-        assert sorted(submitted) == sorted(self.submitted), "a submission is lost"
-        assert book.jobs == self.hub.book.jobs, "the journal folds to another state"
-        for job in book.jobs.values():
-            states = {
-                name: [one.state.value for one in site.book.jobs.values() if one.placed and one.placed.job == job.job]
-                for name, site in self.sites.items()
-            }
-            where = f"{job.job} {job.state} ({job.reason}), at sites {states}"
-            assert not any(site.running() for site in self.sites.values()), where
-            if job.job in self.unsure or job.job in self.loose or job.whole:
-                assert job.over, where
-                wholes = [book.jobs[job.whole]] if job.whole else []
-                finished = any(w.state is PlacementState.FINISHED and w.job not in self.loose for w in wholes)
-                assert not finished or job.state is not PlacementState.FAILED, where
-            elif job.parts and job.job not in self.cancelled:
-                assert job.state is PlacementState.FINISHED, where
-                assert self.outer_runs[job.job] > 0, where
-            elif job.job in self.cancelled:
-                assert job.state is PlacementState.CANCELLED, where
-            elif REFUSES in job.job:
-                assert job.state is PlacementState.FAILED, where
-            else:
-                assert job.state is PlacementState.FINISHED, where
-                assert any("finished" in found for found in states.values()), where
-        for site in self.sites.values():
-            assert all(times == 1 for times in site.starts.values()), (
-                f"{site.name} took an attempt twice: {site.starts}"
-            )
 
-
-def run_schedule(seed: int) -> PlacementWorld:
-    """Run a schedule and check everything that must be true during and after it."""
+@contextlib.contextmanager
+def faulty_placement(seed: int) -> Iterator[PlacementWorld]:
+    """Make the hub and the sites of a seed."""
     with TemporaryDirectory() as folder:
         world = PlacementWorld(seed, Path(folder))
-        try:
-            world.run()
-        except BaseException as error:
-            error.add_note(f"seed {seed}; faults: {dict(world.struck)}")
-            raise
-        return world
+        source = world.source
+        for _ in range(source.randint(1, 14)):
+            kind, name = source.choice(FAULTS), source.choice(sorted(world.sites))
+            seconds = source.uniform(1.0, 25.0)
+            world.world.at(source.uniform(0.5, 60.0), lambda k=kind, n=name, s=seconds: world.strike(k, n, s))
+        yield world
+        world.journal = list(read_json_lines(world.folder / "hub" / HUB_JOURNAL, HubRecord))
 
 
-def main() -> None:
-    """Run one schedule again, with its log."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("seed", type=int)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    world = run_schedule(args.seed)
-    sys.stdout.write(f"everything holds; faults: {dict(world.struck)}\n")
+def folded(world: PlacementWorld) -> PlacementBook:
+    """Return the hub's book as its journal gives it."""
+    book = PlacementBook()
+    replay(world.journal, book)
+    return book
 
 
-if __name__ == "__main__":
-    main()
+def check_the_journal_folds(world: PlacementWorld) -> None:
+    """The hub's journal has every submission, and folds to the live state."""
+    book = folded(world)
+    submitted = [job.job for job in book.jobs.values() if not job.whole]
+    assert sorted(submitted) == sorted(world.submitted), "a submission is lost"
+    assert world.hub is not None
+    assert book.jobs == world.hub.book.jobs, "the journal folds to another state"
+
+
+def check_every_job_ended_as_it_should(world: PlacementWorld) -> None:
+    """Finished, cancelled where that was asked for, failed where every site declined it; and nothing runs."""
+    book = folded(world)
+    for job in book.jobs.values():
+        states = {
+            name: [one.state.value for one in site.book.jobs.values() if one.placed and one.placed.job == job.job]
+            for name, site in world.sites.items()
+        }
+        where = f"{job.job} {job.state} ({job.reason}), at sites {states}"
+        assert not any(site.running() for site in world.sites.values()), where
+        if job.job in world.unsure or job.job in world.loose or job.whole:
+            assert job.over, where
+            wholes = [book.jobs[job.whole]] if job.whole else []
+            finished = any(w.state is PlacementState.FINISHED and w.job not in world.loose for w in wholes)
+            assert not finished or job.state is not PlacementState.FAILED, where
+        elif job.parts and job.job not in world.cancelled:
+            assert job.state is PlacementState.FINISHED, where
+            assert world.outer_runs[job.job] > 0, where
+        elif job.job in world.cancelled:
+            assert job.state is PlacementState.CANCELLED, where
+        elif REFUSES in job.job:
+            assert job.state is PlacementState.FAILED, where
+        else:
+            assert job.state is PlacementState.FINISHED, where
+            assert any("finished" in found for found in states.values()), where
+
+
+def check_no_attempt_began_twice(world: PlacementWorld) -> None:
+    """A site takes an attempt once."""
+    for site in world.sites.values():
+        assert all(times == 1 for times in site.starts.values()), f"{site.name} took an attempt twice: {site.starts}"
+
+
+def observations(world: PlacementWorld) -> dict[str, int]:
+    """Count jobs by their end, and those that were placed more than once."""
+    jobs = folded(world).jobs.values()
+    states = collections.Counter(job.state.value for job in jobs)
+    return {**states, "placed again": sum(job.attempts > 1 for job in jobs)}
+
+
+SCHEDULES = Schedules(
+    kind="placement",
+    build=faulty_placement,
+    faults=frozenset(FAULTS),
+    invariants=(check_the_journal_folds, check_every_job_ended_as_it_should, check_no_attempt_began_twice),
+    limit_s=LIMIT_S,
+    journals=lambda world: {"hub": world.journal},
+    observe=observations,
+    options={},
+)

@@ -1,19 +1,12 @@
-"""Random fault schedules of whole simulated federations, and what must be true after each.
-
-A schedule is a function of its seed. One that fails is run again with
-
-    PYTHONPATH=src:tests python tests/runs/federation/federation_schedules.py 44 --sites=3
-"""
+"""Random fault schedules of whole simulated federations, and what must be true after each; see `random_schedules`."""
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import logging
 import random
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,18 +16,17 @@ from planetary.fleet.protocol.records import (
     AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,
-    RoundClosed,
     RoundFinished,
-    RunResumed,
     VersionAdopted,
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
+from planetary.simulation.rounds.training import Training
 from planetary.sync.contributions import Contribution, rebase
 from planetary.sync.outer import initial_state, outer_step
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
-from schedule_sweep import forging
+from random_schedules import Schedules, forging, surviving
 
 LIMIT_S = 3000.0
 FAULTS = (
@@ -58,49 +50,59 @@ NESTEROV = (
 """The outer steps of a hub and of its sites."""
 
 
-def run_schedule(
-    seed: int,
-    *,
-    sites: int = 3,
-    hub_rounds: int = 5,
-    every_rounds: int = 2,
-    most_faults: int = 8,
-    outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
-) -> SimFederation:
-    """Run a schedule and check everything that must be true after it; `outer`: as `NESTEROV`.
+class FaultyFederation(SimFederation):
+    """A federation with faults of hub, sites and the links between them.
 
-    In every fourth schedule a worker of the hub, which may evaluate, forges messages in the names of the sites.
+    Attributes:
+        struck: how often each kind of fault hit something.
     """
-    source = random.Random(seed)
-    federation = federation_of(seed, sites=sites, hub_rounds=hub_rounds, every_rounds=every_rounds, outer=outer)
-    struck = collections.Counter[str]()
-    names = sorted(federation.sites)
-    for _ in range(source.randint(1, most_faults)):
-        at, kind, name = source.uniform(2.0, 40.0), source.choice(FAULTS), source.choice(names)
-        seconds = source.uniform(2.0, 30.0)
-        federation.world.at(at, lambda k=kind, n=name, s=seconds: strike(federation, struck, k, n, s))
-    if seed % 4 == 0:
-        federation.hub.forgery = federation.sites[names[0]].forgery  # a site's messages are like its workers'
-        federation.hub.add_node("forger")
-    try:
-        clusters = [federation.hub, *federation.sites.values()]
-        with forging(federation.hub, 0, punished=seed % 8 > 0) if seed % 4 == 0 else contextlib.nullcontext():
-            assert federation.run(LIMIT_S), f"hangs: {[c.waits_for for c in clusters]}"
-        check(federation)
-    except BaseException as error:
-        error.add_note(f"seed {seed} with {sites} sites; faults: {dict(struck)}")
-        raise
-    return federation
+
+    def __init__(self, seed: int, hub: Training, sites: Mapping[str, Training], workers: Callable[[str], int]) -> None:
+        """Start everything at time 0; see `SimFederation`."""
+        super().__init__(seed, hub, sites, workers)
+        self.struck: collections.Counter[str] = collections.Counter()
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The unmet conditions of hub and sites."""
+        return [cluster.waits_for for cluster in (self.hub, *self.sites.values())]
+
+    def strike(self, kind: str, name: str, seconds: float) -> None:
+        """Let something go wrong now."""
+        hub, site, network = self.hub, self.sites[name], self.world.network
+        hit = hub.finished is None and site.finished is None
+        match kind:
+            case "cut_off":
+                self.cut_off(name, seconds)
+            case "kill_hub":
+                hit = hub.kill_gateway()
+            case "kill_site":
+                hit = site.kill_gateway()
+            case "power_hub" | "power_site":
+                cluster = hub if kind == "power_hub" else site
+                hit = cluster.gateway is not None and cluster.finished is None
+                if hit:
+                    cluster.disk.cut_power(cluster.process)
+            case "drop_site":
+                hit = network.drop(site.place.node) > 0
+            case "mute_site":
+                network.cut(site.place.node, hub.place.node, seconds)
+            case "deafen_site":
+                network.cut(hub.place.node, site.place.node, seconds)
+            case "kill_worker":
+                site.strike(Fault(at_s=0.0, kind="kill_worker", worker=0))
+        self.struck[kind] += hit
 
 
 def federation_of(
     seed: int,
     *,
-    sites: int,
-    hub_rounds: int,
-    every_rounds: int,
+    sites: int = 3,
+    hub_rounds: int = 5,
+    every_rounds: int = 2,
     outer: tuple[OuterConfig, OuterConfig] = NESTEROV,
-) -> SimFederation:
+) -> FaultyFederation:
+    """Make a federation; `outer`: the outer steps of the hub and of its sites."""
     names = [f"s{number}" for number in range(sites)]
     config = small_training(rounds=hub_rounds, workers=2).config
     hub = hub_config(config, tuple(map(SiteEntry, names)), rounds=hub_rounds, every_rounds=every_rounds)
@@ -111,48 +113,41 @@ def federation_of(
         name: SmallTraining(site_config(most, name, workers=workers[name], outer=outer[1], patience_s=6.0))
         for name in names
     }
-    return SimFederation(seed, SmallTraining(hub), trainings, workers.__getitem__)
+    return FaultyFederation(seed, SmallTraining(hub), trainings, workers.__getitem__)
 
 
-def strike(federation: SimFederation, struck: collections.Counter[str], kind: str, name: str, seconds: float) -> None:
-    """Let something go wrong now."""
-    hub, site, network = federation.hub, federation.sites[name], federation.world.network
-    hit = hub.finished is None and site.finished is None
-    match kind:
-        case "cut_off":
-            federation.cut_off(name, seconds)
-        case "kill_hub":
-            hit = hub.kill_gateway()
-        case "kill_site":
-            hit = site.kill_gateway()
-        case "power_hub" | "power_site":
-            cluster = hub if kind == "power_hub" else site
-            hit = cluster.gateway is not None and cluster.finished is None
-            if hit:
-                cluster.disk.cut_power(cluster.process)
-        case "drop_site":
-            hit = network.drop(site.place.node) > 0
-        case "mute_site":
-            network.cut(site.place.node, hub.place.node, seconds)
-        case "deafen_site":
-            network.cut(hub.place.node, site.place.node, seconds)
-        case "kill_worker":
-            site.strike(Fault(at_s=0.0, kind="kill_worker", worker=0))
-    struck[kind] += hit
+@contextlib.contextmanager
+def faulty_federation(seed: int, *, most: int = 8, **options: Any) -> Iterator[FaultyFederation]:
+    """Make the federation of a seed with `most` faults at most; `options`: of `federation_of`.
+
+    In every fourth schedule a worker of the hub, which may evaluate, forges messages in the names of the sites.
+    """
+    source = random.Random(seed)
+    federation = federation_of(seed, **options)
+    names = sorted(federation.sites)
+    for _ in range(source.randint(1, most)):
+        at, kind, name = source.uniform(2.0, 40.0), source.choice(FAULTS), source.choice(names)
+        seconds = source.uniform(2.0, 30.0)
+        federation.world.at(at, lambda k=kind, n=name, s=seconds: federation.strike(k, n, s))
+    if seed % 4:
+        yield federation
+        return
+    federation.hub.forgery = federation.sites[names[0]].forgery  # a site's messages are like its workers'
+    federation.hub.add_node("forger")
+    with forging(federation.hub, 0, punished=seed % 8 > 0):
+        yield federation
 
 
 # --- what holds -------------------------------------------------------------------------------------------------
 
 
-def check(federation: SimFederation) -> None:
-    """Check a federation whose runs have ended."""
+def check_all_ended_well(federation: SimFederation) -> None:
+    """The hub took all its rounds, and sent its sites home."""
     hub = federation.hub
     for cluster in (hub, *federation.sites.values()):
         assert cluster.finished is not None
         assert cluster.finished.ok, cluster.finished.reason
     assert hub.controller.state.round == hub.config.train.rounds
-    check_tokens_count_once(federation)
-    check_the_journals_give_all_parameters(federation)
 
 
 def check_tokens_count_once(federation: SimFederation) -> None:
@@ -287,42 +282,22 @@ def accepted(history: Sequence[AnyRecord], round_: int) -> list[DeltaAccepted]:
     return [r for r in history if isinstance(r, DeltaAccepted) and r.round == round_ and r.task not in withdrawn]
 
 
-def history_of(journal: Sequence[AnyRecord]) -> list[AnyRecord]:
+def history_of(journal: Iterable[AnyRecord]) -> list[AnyRecord]:
     """The journal without what was voided by resumes; what a site adopted outlasts them with its file."""
-    history: list[AnyRecord] = []
-    for record in journal:
-        if isinstance(record, RunResumed):
-            mark = record.mark.round
-            ends = [i for i, r in enumerate(history) if isinstance(r, RoundFinished | RoundClosed) and r.round == mark]
-            kept = history[: ends[-1] + 1] if ends else []
-            kept += [r for r in history[len(kept) :] if isinstance(r, VersionAdopted) and r.round == mark]
-            history = kept
-        history.append(record)
-    return history
+    return surviving(journal, outlasts=lambda record, mark: isinstance(record, VersionAdopted) and record.round == mark)
 
 
-def main() -> None:
-    """Run one schedule again, and print its journals."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--sites", type=int, default=3)
-    parser.add_argument("--hub-rounds", type=int, default=5)
-    parser.add_argument("--every-rounds", type=int, default=2)
-    parser.add_argument("--faults", type=int, default=8)
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    federation = run_schedule(
-        args.seed,
-        sites=args.sites,
-        hub_rounds=args.hub_rounds,
-        every_rounds=args.every_rounds,
-        most_faults=args.faults,
-    )
-    for name, cluster in {"hub": federation.hub, **federation.sites}.items():
-        for record in cluster.journal:
-            sys.stdout.write(f"{name:4} {record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
-    sys.stdout.write("everything holds\n")
-
-
-if __name__ == "__main__":
-    main()
+SCHEDULES = Schedules(
+    kind="federation",
+    build=faulty_federation,
+    faults=frozenset(FAULTS),
+    invariants=(check_all_ended_well, check_tokens_count_once, check_the_journals_give_all_parameters),
+    limit_s=LIMIT_S,
+    journals=lambda federation: {"hub": federation.hub.journal, **{n: s.journal for n, s in federation.sites.items()}},
+    options={
+        "--sites": {"type": int, "default": 3},
+        "--hub-rounds": {"type": int, "default": 5},
+        "--every-rounds": {"type": int, "default": 2},
+        "--most": {"type": int, "default": 8},
+    },
+)

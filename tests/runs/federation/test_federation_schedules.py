@@ -5,53 +5,47 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from federation_schedules import check, federation_of, history_of, run_schedule
+from federation_schedules import SCHEDULES, federation_of, history_of
 
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
-SEEDS, SLOW_SEEDS = range(2), range(100, 124)
+SEEDS, LATER_SEEDS = range(2), range(100, 124)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tokens_count_once_and_parameters_replay(seed: int) -> None:
-    run_schedule(seed, sites=2, hub_rounds=4)
+    SCHEDULES.run(seed, sites=2, hub_rounds=4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_more_schedules_of_three_sites() -> None:
-    records = [
-        type(record)
-        for seed in SLOW_SEEDS
-        for site in run_schedule(seed, sites=3).sites.values()
-        for record in site.journal
-    ]
-    assert records.count(WentAlone) > 0
-    assert records.count(ContributionOffered) > len(SLOW_SEEDS)
+    records = SCHEDULES.sweep(LATER_SEEDS).records
+    assert records[WentAlone] > 0
+    assert records[ContributionOffered] > len(LATER_SEEDS)
 
 
 @pytest.mark.slow
 def test_the_moments_of_adam_stay_at_each_level() -> None:
     adam = OuterConfig(optimizer="adam", learning_rate=0.2, momentum=0.5, loss_rise=0.0)
-    for seed in range(200, 204):
-        run_schedule(seed, sites=2, outer=(adam, adam))
+    SCHEDULES.sweep(range(200, 204), sites=2, outer=(adam, adam))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_twenty_sites_under_faults() -> None:
-    run_schedule(1000, sites=20, hub_rounds=4, most_faults=30)
+    SCHEDULES.run(1000, sites=20, hub_rounds=4, most=30)
 
 
 def test_what_a_site_trained_alone_counts_when_it_returns() -> None:
     """Its tokens go on top of the version that it comes back to, and are in its next contribution."""
     federation = federation_of(7, sites=2, hub_rounds=14, every_rounds=2)
     federation.world.at(8.0, lambda: federation.cut_off("s0", 14.0))
-    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
-    check(federation)
+    assert federation.run(3000.0), federation.waits_for
+    SCHEDULES.check(federation)
     journal = federation.sites["s0"].journal
     assert [r for r in journal if isinstance(r, WentAlone)]
     [carried] = [r for r in journal if isinstance(r, VersionAdopted) and r.carried]
@@ -66,8 +60,8 @@ def test_a_hub_that_is_killed_goes_on_with_its_sites() -> None:
     federation = federation_of(8, sites=2, hub_rounds=5, every_rounds=1)
     for at in (9.0, 15.0):
         federation.world.at(at, federation.hub.kill_gateway)
-    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
-    check(federation)
+    assert federation.run(3000.0), federation.waits_for
+    SCHEDULES.check(federation)
     assert federation.hub.struck == ["kill_gateway", "kill_gateway"]
 
 
@@ -75,8 +69,8 @@ def test_a_hub_that_is_killed_goes_on_with_its_sites() -> None:
 def test_a_late_site_joins_with_the_newest_version() -> None:
     federation = federation_of(9, sites=2, hub_rounds=12, every_rounds=1)
     federation.cut_off("s1", 35.0)  # from the start
-    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
-    check(federation)
+    assert federation.run(3000.0), federation.waits_for
+    SCHEDULES.check(federation)
     first = next(r for r in federation.sites["s1"].journal if isinstance(r, VersionAdopted))
     assert first.version > 0
 
@@ -94,7 +88,7 @@ def test_a_hub_that_lost_its_newest_versions_gets_what_sites_trained_since() -> 
             shutil.rmtree(path)
 
     federation.world.at(16.0, lose_versions)
-    assert federation.run(3000.0), [c.waits_for for c in (hub, *federation.sites.values())]
+    assert federation.run(3000.0), federation.waits_for
     assert len(lost) == 2
     state = hub.controller.state
     for name, site in federation.sites.items():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from mixture_stage import MixtureStage, WatchedGateway, Worker
+from version_streams import expert_streams
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.tensors import Tensors
@@ -14,7 +15,6 @@ from planetary.fleet.protocol import messages as m
 from planetary.machine.journal import replay
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.offload import FORGET_STEPS
-from planetary.runs.mixture.controller.version_streams import expert_streams
 from planetary.runs.mixture.payloads.experts import improved_bytes, improved_from
 from planetary.runs.mixture.plan import MixturePlan
 from planetary.runs.mixture.records import MixtureState

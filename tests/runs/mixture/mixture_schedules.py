@@ -1,33 +1,26 @@
-"""Random fault schedules of whole simulated mixtures, and the invariants after each.
-
-A schedule is a function of its seed. One that fails prints the command that runs it again, for example:
-
-    PYTHONPATH=src:tests python tests/runs/mixture/mixture_schedules.py 44 --mode=offloaded
-"""
+"""Random fault schedules of whole simulated mixtures, and the invariants after each; see `random_schedules`."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
+from small_mixture import LEDGER, ledger_of, small_mixture
+from version_streams import expert_streams
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.fleet.gateway.run_files import PAYLOADS
-from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunResumed
+from planetary.fleet.protocol.records import RoundFinished, RunResumed
 from planetary.machine.journal import replay
 from planetary.runs.mixture.controller.controller import EXPERT
-from planetary.runs.mixture.controller.version_streams import expert_streams
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS
 from planetary.runs.mixture.payloads.shard import shard_from
-from planetary.runs.mixture.records import MixtureRecord, MixtureState
-from planetary.simulation.faults import draw_plan
+from planetary.runs.mixture.records import MixtureState
+from planetary.simulation.faults import KINDS, draw_plan
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
-from planetary.simulation.mixtures.small_mixture import LEDGER, ledger_of, small_mixture
-from schedule_sweep import Sweep, forging, replay_by_hand, sweep_modes
+from random_schedules import Schedules, check_ended_well, forging, journal_of, untimed
 
 ROUNDS, NODES = 6, 3
 LIMIT_S = 3000.0
@@ -44,13 +37,9 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 """Keys of `[moe]` under which schedules run."""
 
 
-def sweep(seeds: Iterable[int], *modes: str) -> Sweep:
-    """Run schedules in turn in each of `modes`, check each, and count their faults and records."""
-    return sweep_modes(run_schedule, seeds, modes)
-
-
-def run_schedule(seed: int, mode: str = "plain", *, forger: bool | None = None) -> MixtureCluster:
-    """Run a schedule and check everything that must be true after it.
+@contextlib.contextmanager
+def faulty_mixture(seed: int, mode: str = "plain", *, forger: bool | None = None) -> Iterator[MixtureCluster]:
+    """Make the mixture of a seed.
 
     `forger`: whether another machine joins, which composes no shard and forges messages; None: in every fourth
     schedule of a mixture with expert workers.
@@ -63,32 +52,8 @@ def run_schedule(seed: int, mode: str = "plain", *, forger: bool | None = None) 
         forger = seed % 4 == 0 and "expert_workers" in MODES[mode]
     if forger:
         cluster.add_node("forger/0", (EXPERT,))
-    try:
-        with forging(cluster, nodes, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
-            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-        check(cluster)
-    except BaseException as error:
-        error.add_note(f"faults: {cluster.struck}")
-        error.add_note(
-            f"replay: PYTHONPATH=src:tests python tests/runs/mixture/mixture_schedules.py {seed} --mode={mode}"
-        )
-        raise
-    return cluster
-
-
-def check(cluster: MixtureCluster) -> None:
-    """Check a run that has ended well; see docs/invariants.md."""
-    journal = cluster.journal
-    end = journal[-1]
-    assert isinstance(end, RunFinished)
-    assert end.ok, end.reason
-    check_every_token_counts_once(cluster)
-    check_no_finished_round_was_lost(journal)
-    check_the_journal_replays(cluster, journal)
-    check_versions_are_one_stream(cluster, journal)
-    check_each_round_has_its_metrics(cluster)
-    assert cluster.gateway is not None
-    assert cluster.gateway.status().state == "finished"
+    with forging(cluster, nodes, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
+        yield cluster
 
 
 def check_every_token_counts_once(cluster: MixtureCluster) -> None:
@@ -102,10 +67,10 @@ def check_every_token_counts_once(cluster: MixtureCluster) -> None:
     assert taken >= plan.most_steps
 
 
-def check_no_finished_round_was_lost(journal: list[MixtureRecord]) -> None:
+def check_no_finished_round_was_lost(cluster: MixtureCluster) -> None:
     """A round that the journal calls finished is never trained again after a resume."""
     finished = 0
-    for record in journal:
+    for record in cluster.journal:
         if isinstance(record, RoundFinished):
             assert record.round == finished + 1
             finished = record.round
@@ -113,19 +78,20 @@ def check_no_finished_round_was_lost(journal: list[MixtureRecord]) -> None:
             assert record.mark.round == finished
 
 
-def check_the_journal_replays(cluster: MixtureCluster, journal: list[MixtureRecord]) -> None:
+def check_the_journal_replays(cluster: MixtureCluster) -> None:
     """The journal folds to the live state, with its digests; the store has every payload that these name."""
     live = cluster.controller.state
-    found = replay(journal, MixtureState(steps_per_round=cluster.training.prepared.plan.steps_per_round))
+    empty = MixtureState(steps_per_round=cluster.training.prepared.plan.steps_per_round)
+    found = replay(cluster.journal, empty)
     assert untimed(found) == untimed(live)
     for name in sorted(found.needed()):
         payloads(cluster).get(name)  # which compares its bytes with its name
 
 
-def check_versions_are_one_stream(cluster: MixtureCluster, journal: list[MixtureRecord]) -> None:
+def check_versions_are_one_stream(cluster: MixtureCluster) -> None:
     """Every fragment, shard and expert has one stream of versions or epochs, without gaps."""
     plan = cluster.training.prepared.plan
-    assert expert_streams(journal, plan.owners, plan.training.replicas)
+    assert expert_streams(cluster.journal, plan.owners, plan.training.replicas)
 
 
 def check_each_round_has_its_metrics(cluster: MixtureCluster) -> None:
@@ -143,13 +109,19 @@ def payloads(cluster: MixtureCluster) -> PayloadStore:
     return PayloadStore(cluster.run_folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, 1e9))
 
 
-def untimed(state: MixtureState) -> MixtureState:
-    """Return the state without the times at which records were written, which only the journal has."""
-    state = copy.deepcopy(state)
-    if state.ended is not None:
-        state.ended = msgspec.structs.replace(state.ended, t=0.0)
-    return state
-
-
-if __name__ == "__main__":
-    replay_by_hand(run_schedule, {"--mode": {"choices": MODES, "default": "plain"}})
+SCHEDULES = Schedules(
+    kind="mixture",
+    build=faulty_mixture,
+    faults=[kind for kind in KINDS if kind != "repeat_result"],
+    invariants=(
+        check_ended_well,
+        check_every_token_counts_once,
+        check_no_finished_round_was_lost,
+        check_the_journal_replays,
+        check_versions_are_one_stream,
+        check_each_round_has_its_metrics,
+    ),
+    limit_s=LIMIT_S,
+    journals=journal_of,
+    options={"--mode": {"choices": MODES, "default": "plain"}},
+)

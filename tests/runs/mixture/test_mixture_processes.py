@@ -15,12 +15,12 @@ import psutil
 import pytest
 from killable_run import KillableRun, kill
 from split_mixture import Role, SplitMixture
+from version_streams import expert_streams
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fleet.protocol.records import EvalFinished
 from planetary.machine.journal import replay
-from planetary.runs.mixture.controller.version_streams import expert_streams
 from planetary.runs.mixture.methods.ownership import round_robin
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import FragmentAdvanced, MixtureRecord, MixtureState

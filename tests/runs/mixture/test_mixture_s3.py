@@ -10,8 +10,8 @@ import fsspec
 import pytest
 from split_mixture import SplitMixture
 from test_mixture_processes import TINY
+from version_streams import expert_streams
 
-from planetary.runs.mixture.controller.version_streams import expert_streams
 from planetary.runs.mixture.methods.ownership import round_robin
 from s3_server import KEY, S3Server
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mixture_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
+from mixture_schedules import LIMIT_S, MODES, NODES, ROUNDS, SCHEDULES
+from small_mixture import small_mixture
 
 from planetary.fleet.gateway.run_files import EVENTS
 from planetary.fleet.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLeft, WorkerLost
@@ -18,14 +19,13 @@ from planetary.runs.mixture.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
-from planetary.simulation.mixtures.small_mixture import small_mixture
-from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 SAME_SEED = 10_084  # without a full disk: the error names the folder and the free space
 
 
 def test_random_fault_schedules() -> None:
-    seen = sweep(range(len(MODES)), *MODES)
+    seen = SCHEDULES.sweep_modes(range(len(MODES)), MODES)
     assert seen.records[RunResumed] > 0
     assert all(seen.records[kind] for kind in (ShardGranted, FragmentAdvanced, SurrogatesRefreshed, ExpertsAdvanced))
 
@@ -34,7 +34,7 @@ def test_random_fault_schedules() -> None:
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    sweep(range(first, first + 38), *MODES).require(RunResumed, ExpertsAdvanced)
+    SCHEDULES.sweep_modes(range(first, first + 38), MODES).require(RunResumed, ExpertsAdvanced)
 
 
 @pytest.mark.soak
@@ -42,13 +42,13 @@ def test_more_random_fault_schedules(block: int) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_three_thousand_random_fault_schedules(block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    sweep(range(first, first + 500), *MODES).require(RunResumed, ExpertsAdvanced)
+    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(RunResumed, ExpertsAdvanced)
 
 
 def test_same_seed_same_story() -> None:
     stories = []
     for _ in range(2):
-        cluster = run_schedule(SAME_SEED, "offloaded")
+        cluster = SCHEDULES.run(SAME_SEED, mode="offloaded")
         assert len(cluster.struck) > 5
         stories.append(b"\n".join(map(msgspec.json.encode, cluster.journal)))
     assert stories[0] == stories[1]
@@ -63,7 +63,7 @@ def test_no_finished_round_is_lost(mode: str) -> None:
         cluster = MixtureCluster(operation, training, NODES)
         cluster.disk.dies_after = operation
         assert cluster.run(LIMIT_S)
-        check(cluster)
+        SCHEDULES.check(cluster)
         deaths += "kill_gateway_writing" in cluster.struck
     assert deaths > 15
 
@@ -89,7 +89,7 @@ def test_after_a_power_cut_a_shard_has_no_two_composers_under_one_epoch() -> Non
     cluster.disk.cut_power(cluster.process)
     assert [record for record in cluster.journal if isinstance(record, ShardGranted)] == before
     assert cluster.run(LIMIT_S)
-    check(cluster)
+    SCHEDULES.check(cluster)
 
 
 def test_a_composer_that_hangs_with_its_last_state_is_restarted() -> None:

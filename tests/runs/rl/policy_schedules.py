@@ -1,33 +1,27 @@
-"""Random fault schedules of whole simulated runs of reinforcement learning, and what must be true after each.
-
-A schedule is a function of its seed. One that fails says how it is run again, for example:
-
-    PYTHONPATH=src:tests python tests/runs/rl/policy_schedules.py 44 --mode=ahead
-"""
+"""Random fault schedules of whole simulated runs of reinforcement learning; see `random_schedules`."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
+from policy_cluster import PolicyCluster
+from small_policy import small_policy
 
 from planetary.core.configuration.schema import OuterConfig
-from planetary.fleet.protocol.records import CheckpointWritten, RoundClosed, RoundFinished, RunFinished, RunResumed
-from planetary.machine.journal import Record, replay
+from planetary.fleet.protocol.records import CheckpointWritten, RunResumed
+from planetary.machine.journal import replay
 from planetary.runs.rl.records import (
     GroupDropped,
     GroupSampled,
     GroupsLearned,
     ReinforcementState,
 )
-from planetary.simulation.faults import draw_plan
-from planetary.simulation.policies.policy_cluster import PolicyCluster
-from planetary.simulation.policies.small_policy import small_policy
-from schedule_sweep import Sweep, forging, replay_by_hand, sweep_modes
+from planetary.simulation.faults import KINDS, draw_plan
+from random_schedules import Schedules, check_ended_well, forging, journal_of, surviving, untimed
 
 ROUNDS, NODES = 7, 3
 LIMIT_S = 2000.0
@@ -47,13 +41,9 @@ MODES: Mapping[str, tuple[Mapping[str, Any], tuple[tuple[str, ...], ...]]] = {
 """Settings of the run, and roles of its nodes, under which schedules run."""
 
 
-def sweep(seeds: Iterable[int], *modes: str) -> Sweep:
-    """Run schedules in turn in each of `modes`, check each, and count their faults and records."""
-    return sweep_modes(run_schedule, seeds, modes)
-
-
-def run_schedule(seed: int, mode: str = "turns", *, forger: bool | None = None) -> PolicyCluster:
-    """Run a schedule and check everything that must be true after it.
+@contextlib.contextmanager
+def faulty_policy(seed: int, mode: str = "turns", *, forger: bool | None = None) -> Iterator[PolicyCluster]:
+    """Make the run of a seed.
 
     `forger`: whether the last worker forges messages; None: in every fourth schedule.
     """
@@ -62,34 +52,13 @@ def run_schedule(seed: int, mode: str = "turns", *, forger: bool | None = None) 
     plan = draw_plan(seed, workers=nodes, horizon_s=25.0, most=MOST_FAULTS)
     cluster = PolicyCluster(seed, small_policy(rounds=ROUNDS, workers=nodes, **settings), nodes, plan, roles=roles)
     forger = seed % 4 == 0 if forger is None else forger
-    try:
-        with forging(cluster, nodes - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
-            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-        check(cluster)
-    except BaseException as error:
-        error.add_note(f"faults: {cluster.struck}")
-        error.add_note(f"replay: PYTHONPATH=src:tests python tests/runs/rl/policy_schedules.py {seed} --mode={mode}")
-        raise
-    return cluster
+    with forging(cluster, nodes - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
+        yield cluster
 
 
-def check(cluster: PolicyCluster) -> None:
-    """Check a run that has ended well; see docs/invariants.md."""
-    journal = cluster.journal
-    end = journal[-1]
-    assert isinstance(end, RunFinished)
-    assert end.ok, end.reason
-    check_every_group_counts_once(cluster, journal)
-    check_no_kept_round_was_lost(journal)
-    check_the_journal_replays(cluster, journal)
-    check_each_round_has_its_metrics(cluster)
-    assert cluster.gateway is not None
-    assert cluster.gateway.status().state == "finished"
-
-
-def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record]) -> None:
+def check_every_group_counts_once(cluster: PolicyCluster) -> None:
     """A group is trained once or dropped, within the lag, from the rewards that the journal has of it."""
-    policy, history, imitated = cluster.controller.desk.policy, final_history(journal), imitated_rounds(cluster)
+    policy, history, imitated = cluster.controller.desk.policy, surviving(cluster.journal), imitated_rounds(cluster)
     learned = [record for record in history if isinstance(record, GroupsLearned)]
     trained = collections.Counter(group for record in learned for group in record.groups)
     assert max(trained.values()) == 1
@@ -113,25 +82,25 @@ def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record])
     assert cluster.controller.desk.state.tokens_total == sum(tokens.values())
 
 
-def check_no_kept_round_was_lost(journal: list[Record]) -> None:
+def check_no_kept_round_was_lost(cluster: PolicyCluster) -> None:
     """A resumed run begins at or after the newest checkpoint that the journal names."""
     kept = 0
-    for record in journal:
+    for record in cluster.journal:
         if isinstance(record, CheckpointWritten):
             kept = max(kept, record.round)
         if isinstance(record, RunResumed):
             assert record.mark.round >= kept, f"round {kept} was lost"
 
 
-def check_the_journal_replays(cluster: PolicyCluster, journal: list[Record]) -> None:
+def check_the_journal_replays(cluster: PolicyCluster) -> None:
     """The journal folds to the live state, and gives the parameters of the run bit for bit: which texts of which
     version became which change.
     """
     live = cluster.controller.desk.state
-    assert untimed(replay(journal, ReinforcementState())) == untimed(live)
+    assert untimed(replay(cluster.journal, ReinforcementState())) == untimed(live)
     assert cluster.gateway is not None
     found = cluster.gateway.parameters.state.params["table"]
-    np.testing.assert_array_equal(found, cluster.training.replay(journal)[live.round])
+    np.testing.assert_array_equal(found, cluster.training.replay(cluster.journal)[live.round])
 
 
 def check_each_round_has_its_metrics(cluster: PolicyCluster) -> None:
@@ -152,27 +121,18 @@ def imitated_rounds(cluster: PolicyCluster) -> int:
     return desk.policy.imitated if desk.state.imitation_ended is None else desk.state.imitation_ended
 
 
-def final_history(journal: list[Record]) -> list[Record]:
-    """The journal without what was voided by resumes."""
-    history: list[Record] = []
-    for record in journal:
-        if isinstance(record, RunResumed):
-            closed = (
-                i
-                for i, one in enumerate(history)
-                if isinstance(one, RoundFinished | RoundClosed) and one.round == record.mark.round
-            )
-            history = history[: max(closed, default=-1) + 1]
-        history.append(record)
-    return history
-
-
-def untimed(state: ReinforcementState) -> ReinforcementState:
-    """The state without the time at which its last record was written, which only the journal has."""
-    if state.ended is not None:
-        state.ended = msgspec.structs.replace(state.ended, t=0.0)
-    return state
-
-
-if __name__ == "__main__":
-    replay_by_hand(run_schedule, {"--mode": {"choices": MODES, "default": "turns"}})
+SCHEDULES = Schedules(
+    kind="policy",
+    build=faulty_policy,
+    faults=[kind for kind in KINDS if kind != "repeat_result"],
+    invariants=(
+        check_ended_well,
+        check_every_group_counts_once,
+        check_no_kept_round_was_lost,
+        check_the_journal_replays,
+        check_each_round_has_its_metrics,
+    ),
+    limit_s=LIMIT_S,
+    journals=journal_of,
+    options={"--mode": {"choices": MODES, "default": "turns"}},
+)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_policy import COUNT, LENGTH, ROWS, VOCABULARY, SmallPolicyProgram, small_policy
 
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors
@@ -17,7 +18,6 @@ from planetary.runs.rl.objectives.objective import OBJECTIVES
 from planetary.runs.rl.objectives.staleness import TAPERED, StalenessBounds
 from planetary.runs.rl.program.shape import ADVANTAGES, SAMPLED, TERM_ROWS, TOKENS, TRAIN, WEIGHTS
 from planetary.runs.rounds.worker.inner_state import InnerStates
-from planetary.simulation.policies.small_policy import COUNT, LENGTH, ROWS, VOCABULARY, SmallPolicyProgram, small_policy
 
 STEPS = 2
 

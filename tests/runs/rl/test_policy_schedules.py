@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, check, run_schedule, sweep
+from policy_cluster import PolicyCluster
+from policy_schedules import LIMIT_S, MODES, NODES, ROUNDS, SCHEDULES
+from small_policy import small_policy
 
 from planetary.fleet.protocol.records import (
     CheckpointFailed,
@@ -19,9 +21,7 @@ from planetary.fleet.protocol.records import (
 from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, RolloutsRefused
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import ROLLOUT_LIES, RolloutLie
-from planetary.simulation.policies.policy_cluster import PolicyCluster
-from planetary.simulation.policies.small_policy import small_policy
-from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 LIAR = "node-1/0"
 REASONS = {
@@ -32,7 +32,7 @@ REASONS = {
 
 
 def test_random_fault_schedules() -> None:
-    seen = sweep(range(len(MODES)), *MODES)
+    seen = SCHEDULES.sweep_modes(range(len(MODES)), MODES)
     assert all(seen.records[kind] for kind in (RunResumed, WorkerLost, GroupSampled, GroupsLearned, HeldOutJudged))
 
 
@@ -40,7 +40,7 @@ def test_random_fault_schedules() -> None:
 @pytest.mark.parametrize("block", range(1))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 60
-    sweep(range(first, first + 40), *MODES).require(RunResumed, WorkerLost, GroupDropped)
+    SCHEDULES.sweep_modes(range(first, first + 40), MODES).require(RunResumed, WorkerLost, GroupDropped)
 
 
 @pytest.mark.soak
@@ -48,7 +48,7 @@ def test_more_random_fault_schedules(block: int) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_three_thousand_random_fault_schedules(block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    sweep(range(first, first + 500), *MODES).require(RunResumed, WorkerLost, GroupDropped)
+    SCHEDULES.sweep_modes(range(first, first + 500), MODES).require(RunResumed, WorkerLost, GroupDropped)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_no_checkpoint_is_lost_wherever_the_gateway_dies() -> None:
         cluster = PolicyCluster(operation, small_policy(rounds=ROUNDS), NODES)
         cluster.disk.dies_after = operation
         assert cluster.run(LIMIT_S)
-        check(cluster)
+        SCHEDULES.check(cluster)
         deaths += "kill_gateway_writing" in cluster.struck
     assert deaths > 8
 
@@ -67,7 +67,7 @@ def test_no_checkpoint_is_lost_wherever_the_gateway_dies() -> None:
 def test_one_seed_tells_one_story() -> None:
     stories = []
     for _ in range(2):
-        cluster = run_schedule(3, "apart")
+        cluster = SCHEDULES.run(3, mode="apart")
         assert len(cluster.struck) > 2
         stories.append(b"\n".join(map(msgspec.json.encode, cluster.journal)))
     assert stories[0] == stories[1]
@@ -76,7 +76,7 @@ def test_one_seed_tells_one_story() -> None:
 def test_a_calm_run_loses_no_worker_and_no_text() -> None:
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0), NODES)
     assert cluster.run(LIMIT_S)
-    check(cluster)
+    SCHEDULES.check(cluster)
     assert not [one for one in cluster.journal if isinstance(one, WorkerLost | RolloutsRefused)]
     rewards = [line.policy.held_out_reward for line in cluster.metrics.values() if line.policy]
     known = [reward for reward in rewards if reward is not None]
@@ -104,7 +104,7 @@ def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: st
 
     cluster.disk.full = 10**9
     assert cluster.run(LIMIT_S, follow), cluster.waits_for
-    check(cluster)
+    SCHEDULES.check(cluster)
     journal = cluster.journal
     assert [one.round for one in journal if isinstance(one, CheckpointFailed)] == [1, 2]
     [paused] = [at for at, one in enumerate(journal) if isinstance(one, RunPaused)]
@@ -125,7 +125,7 @@ def test_a_worker_whose_texts_are_forged_is_found_and_banned(lie: RolloutLie) ->
     plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, rollout_lie=lie)]
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0, imitated=0), NODES, plan)
     assert cluster.run(LIMIT_S)
-    check(cluster)
+    SCHEDULES.check(cluster)
     refused = [one for one in cluster.journal if isinstance(one, RolloutsRefused)]
     assert {one.worker for one in refused} == {LIAR}
     assert REASONS[lie] in refused[0].reason
@@ -148,7 +148,7 @@ def test_a_banned_worker_stays_banned_when_the_gateway_comes_back() -> None:
             assert cluster.kill_gateway()
 
     assert cluster.run(LIMIT_S, kill_once)
-    check(cluster)
+    SCHEDULES.check(cluster)
     after = cluster.journal[banned[0] :]
     assert any(isinstance(one, RunResumed) for one in after)
     assert [one for one in after if isinstance(one, RoundFinished)]

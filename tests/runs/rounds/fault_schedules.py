@@ -1,80 +1,42 @@
-"""Random fault schedules of whole simulated runs, and what must be true after each.
-
-A schedule is a function of its seed. One that fails says how it is run again, for example:
-
-    PYTHONPATH=src:tests python tests/runs/rounds/fault_schedules.py 44 --ring --checkpoint-every=3
-"""
+"""Random fault schedules of whole simulated runs in rounds, and the invariants after each; see `random_schedules`."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from planetary.core.tensors import Tensors
 from planetary.data.slices import check_ledger
 from planetary.fleet.protocol.messages import Message, TrainResult
 from planetary.fleet.protocol.records import (
-    AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,
     DigestsDiffered,
-    RolledBack,
     RoundClosed,
     RoundFinished,
-    RunFinished,
     RunResumed,
 )
 from planetary.machine.journal import replay
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.state import ControllerState, contradiction
-from planetary.simulation.faults import draw_plan
+from planetary.simulation.faults import KINDS, Fault, draw_plan
 from planetary.simulation.forgeries import is_forged
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import SimMachine
-from schedule_sweep import Sweep, forging, replay_by_hand
+from random_schedules import Schedules, Sweep, check_ended_well, forging, journal_of, surviving, untimed
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 2000.0
 
 
-def sweep(
-    seeds: Iterable[int],
-    checkpoint_every: int = 1,
-    *,
-    ring: bool = False,
-    overlap: bool = False,
-    one_epoch: bool = False,
-    given: Sequence[str] = (),
-    speeds: Sequence[float] = (),
-    apart: bool = False,
-    forger: bool | None = None,
-) -> Sweep:
-    """Run schedules, check each, and count their faults and records.
-
-    `forger`: as of `run_schedule`; None: in every fourth schedule.
-    """
-    return Sweep(
-        run_schedule(
-            seed,
-            checkpoint_every,
-            ring=ring,
-            overlap=overlap,
-            one_epoch=one_epoch,
-            given=given,
-            speeds=speeds,
-            apart=apart,
-            forger=seed % 4 == 0 if forger is None else forger,
-        )
-        for seed in seeds
-    )
-
-
-def run_schedule(
+@contextlib.contextmanager
+def faulty_run(
     seed: int,
     checkpoint_every: int = 1,
     *,
@@ -85,12 +47,22 @@ def run_schedule(
     speeds: Sequence[float] = (),
     apart: bool = False,
     forger: bool = False,
-) -> SimCluster:
-    """Run a schedule and check everything that must be true after it.
+    most: int = 12,
+    let_go: int | None = None,
+) -> Iterator[SimCluster]:
+    """Make the run of a seed.
 
-    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`; `speeds`: of the workers;
-    `apart`: nothing ever arrives from one of the first two workers at the other; `forger`: the last worker forges
-    messages, and in every second schedule is not banned for it.
+    Args:
+        seed: of its faults and of its world.
+        checkpoint_every: rounds.
+        ring, overlap: see `small_training`.
+        one_epoch: whether the data ends the run.
+        given: settings of other keys, as of `--set`.
+        speeds: of the workers.
+        apart: whether nothing ever arrives from one of the first two workers at the other.
+        forger: whether the last worker forges messages; in every second schedule it is not banned for them.
+        most: number of faults.
+        let_go: the gateway lets workers from this number on go, for another run; None: none.
     """
     length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
     every = checkpoint_every
@@ -98,26 +70,26 @@ def run_schedule(
         workers=WORKERS, checkpoint_every=every, ring=ring, overlap=overlap, given=given, **length
     )
     machines = [SimMachine(speed=speed) for speed in speeds]
-    plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12)
+    plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=most)
+    if let_go is not None:
+        leaving = [fault for fault in departures(seed) if fault.worker >= let_go]
+        plan = sorted([*plan, *leaving], key=lambda fault: fault.at_s)
     cluster = SimCluster(seed, training, WORKERS, plan, machines=machines)
     if apart:
         part_two(cluster)
-    try:
-        with (
-            recorded_deltas() as received,
-            forging(cluster, WORKERS - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext(),
-        ):
-            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-        check(cluster, received=received)
-    except BaseException as error:
-        mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}{' --apart' * apart}"
-        mode += " --forger" * forger
-        mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
-        mode += "".join(f" --speed={speed}" for speed in speeds)
-        error.add_note(f"faults: {cluster.struck}")
-        error.add_note(f"replay: PYTHONPATH=src:tests python tests/runs/rounds/fault_schedules.py {seed}{mode}")
-        raise
-    return cluster
+    with (
+        recorded_deltas(cluster),
+        forging(cluster, WORKERS - 1, punished=seed % 8 > 0) if forger else contextlib.nullcontext(),
+    ):
+        yield cluster
+
+
+def departures(seed: int) -> list[Fault]:
+    draw = random.Random(f"departures {seed}")
+    return [
+        Fault(at_s=draw.uniform(1.0, 25.0), kind="let_go", worker=draw.randrange(WORKERS))
+        for _ in range(draw.randint(1, 12))
+    ]
 
 
 def part_two(cluster: SimCluster) -> None:
@@ -127,9 +99,9 @@ def part_two(cluster: SimCluster) -> None:
 
 
 @contextlib.contextmanager
-def recorded_deltas() -> Iterator[dict[int, Tensors]]:
-    """Record what gateways read from workers' results meanwhile, by task; not from forged ones."""
-    received: dict[int, Tensors] = {}
+def recorded_deltas(cluster: SimCluster) -> Iterator[None]:
+    """Record what the gateway reads from workers' results meanwhile; not from forged ones."""
+    cluster.received = received = dict[int, Tensors]()
     read = ParameterVersions.read
 
     def reading(self: ParameterVersions, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
@@ -140,31 +112,9 @@ def recorded_deltas() -> Iterator[dict[int, Tensors]]:
 
     ParameterVersions.read = reading
     try:
-        yield received
+        yield
     finally:
         ParameterVersions.read = read
-
-
-def check(cluster: SimCluster, *, flipped: bool = False, received: Mapping[int, Tensors] | None = None) -> None:
-    """Check a run that has ended well; see docs/invariants.md.
-
-    `flipped`: whether a peer was made to differ; `received`: of `recorded_deltas`.
-    """
-    journal = cluster.journal
-    end = journal[-1]
-    assert isinstance(end, RunFinished)
-    assert end.ok, end.reason
-    check_the_run_ended_where_it_had_to(cluster)
-    check_every_token_counts_once(cluster, journal)
-    check_no_finished_round_was_lost(journal)
-    check_the_journal_replays(cluster, journal, received)
-    if not flipped:
-        check_peers_were_equal(journal)
-    check_memory_was_bounded(cluster)
-    check_the_ledger_sums_to_zero(cluster.controller.state)
-    check_each_round_has_its_metrics(cluster)
-    assert cluster.gateway is not None
-    assert cluster.gateway.status().state == "finished"
 
 
 def check_the_run_ended_where_it_had_to(cluster: SimCluster) -> None:
@@ -174,9 +124,9 @@ def check_the_run_ended_where_it_had_to(cluster: SimCluster) -> None:
         assert state.ledger.next == state.ledger.trained == length.leases
 
 
-def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord]) -> None:
+def check_every_token_counts_once(cluster: SimCluster) -> None:
     """No lease is in two rounds of the final history, and ledger, rounds and totals agree."""
-    state, history = cluster.controller.state, final_history(journal)
+    state, history = cluster.controller.state, surviving(cluster.journal, overlapping=True)
     withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
     accepted = [r for r in history if isinstance(r, DeltaAccepted) and r.task not in withdrawn]
     closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
@@ -188,32 +138,31 @@ def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord])
         assert closed[number].contributions == sum(r.round == number for r in accepted)
 
 
-def check_no_finished_round_was_lost(journal: list[AnyRecord]) -> None:
+def check_no_finished_round_was_lost(cluster: SimCluster) -> None:
     """A round that the journal calls finished and durable is never trained again after a resume."""
     durable = 0
-    for record in journal:
+    for record in cluster.journal:
         if isinstance(record, RoundFinished) and record.durable:
             durable = max(durable, record.round)
         if isinstance(record, RunResumed):
             assert record.mark.round >= durable, f"round {durable} was lost"
 
 
-def check_the_journal_replays(
-    cluster: SimCluster, journal: list[AnyRecord], received: Mapping[int, Tensors] | None = None
-) -> None:
+def check_the_journal_replays(cluster: SimCluster) -> None:
     """The journal gives the live state, and the parameters of the run bit for bit."""
+    journal = cluster.journal
     assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
     assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
     found = cluster.gateway.parameters.state.params
-    again = cluster.training.replay(journal, received, cluster.sums)
+    again = cluster.training.replay(journal, cluster.received, cluster.sums)
     for name, values in found.items():
         np.testing.assert_array_equal(values, again[name])
 
 
-def check_peers_were_equal(journal: list[AnyRecord]) -> None:
-    """All peers of the ring had the same bits after every reduction, by the digests that they reported."""
-    assert not [record for record in journal if isinstance(record, DigestsDiffered)]
+def check_peers_were_equal(cluster: SimCluster) -> None:
+    """All peers of the ring had the same bits after every reduction, unless one was made to differ."""
+    assert "flip_bit" in cluster.struck or not [r for r in cluster.journal if isinstance(r, DigestsDiffered)]
 
 
 def check_memory_was_bounded(cluster: SimCluster) -> None:
@@ -223,8 +172,9 @@ def check_memory_was_bounded(cluster: SimCluster) -> None:
     assert results <= 2 * (WORKERS + 1)
 
 
-def check_the_ledger_sums_to_zero(state: ControllerState) -> None:
+def check_the_ledger_sums_to_zero(cluster: SimCluster) -> None:
     """Leases handed out, less those trained, held and returned; none is held after the end."""
+    state = cluster.controller.state
     assert check_ledger(state.ledger) == ""
     assert contradiction(state) == ""
     assert state.ledger.held == []
@@ -241,41 +191,39 @@ def check_each_round_has_its_metrics(cluster: SimCluster) -> None:
     assert metrics[last].eval_loss is not None
 
 
-def final_history(journal: list[AnyRecord]) -> list[AnyRecord]:
-    """The journal without what was voided by resumes."""
-    history: list[AnyRecord] = []
-    for record in journal:
-        if isinstance(record, RunResumed | RolledBack):
-            ends = [
-                i
-                for i, r in enumerate(history)
-                if isinstance(r, RoundFinished | RoundClosed) and r.round == record.mark.round
-            ]
-            history = history[: ends[-1] + 1] if ends else []
-            # Where rounds overlap, the next one had begun.
-            history = [r for r in history if getattr(r, "round", 0) <= record.mark.round]
-        history.append(record)
-    return history
+SCHEDULES = Schedules(
+    kind="rounds",
+    build=faulty_run,
+    faults=KINDS,
+    invariants=(
+        check_ended_well,
+        check_the_run_ended_where_it_had_to,
+        check_every_token_counts_once,
+        check_no_finished_round_was_lost,
+        check_the_journal_replays,
+        check_peers_were_equal,
+        check_memory_was_bounded,
+        check_the_ledger_sums_to_zero,
+        check_each_round_has_its_metrics,
+    ),
+    limit_s=LIMIT_S,
+    journals=journal_of,
+    options={
+        "--ring": {"action": "store_true"},
+        "--overlap": {"action": "store_true"},
+        "--one-epoch": {"action": "store_true"},
+        "--apart": {"action": "store_true"},
+        "--forger": {"action": "store_true"},
+        "--checkpoint-every": {"type": int, "default": 1},
+        "--set": {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"},
+        "--speed": {"dest": "speeds", "type": float, "action": "append", "default": [], "metavar": "FACTOR"},
+        "--most": {"type": int, "default": 12},
+        "--let-go": {"type": int},
+    },
+)
+check, run_schedule = SCHEDULES.check, SCHEDULES.run
 
 
-def untimed(state: ControllerState) -> ControllerState:
-    """The state without the time at which its last record was written, which only the journal has."""
-    if state.ended is not None:
-        state.ended = msgspec.structs.replace(state.ended, t=0.0)
-    return state
-
-
-if __name__ == "__main__":
-    replay_by_hand(
-        run_schedule,
-        {
-            "--ring": {"action": "store_true"},
-            "--overlap": {"action": "store_true"},
-            "--one-epoch": {"action": "store_true"},
-            "--apart": {"action": "store_true"},
-            "--forger": {"action": "store_true"},
-            "--checkpoint-every": {"type": int, "default": 1},
-            "--set": {"dest": "given", "action": "append", "default": [], "metavar": "KEY=VALUE"},
-            "--speed": {"dest": "speeds", "type": float, "action": "append", "default": [], "metavar": "FACTOR"},
-        },
-    )
+def sweep(seeds: Iterable[int], *, forger: bool | None = None, **options: Any) -> Sweep:
+    """Run schedules, check each, and count; `forger`: as of `faulty_run`; None: in every fourth schedule."""
+    return SCHEDULES.sweep(seeds, lambda _, seed: {"forger": seed % 4 == 0 if forger is None else forger}, **options)

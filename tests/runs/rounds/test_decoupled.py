@@ -21,7 +21,7 @@ from planetary.fleet.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
-from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 KEYS = ("sync.overlap=decoupled", "sync.fragments=3", "sync.delay=2", "sync.compression=float32")
@@ -30,9 +30,9 @@ ROUNDS = 10
 
 def run(plan: Sequence[Fault] = (), given: Sequence[str] = (*KEYS, *PLAIN)) -> SimCluster:
     cluster = SimCluster(3, small_training(rounds=ROUNDS, workers=WORKERS, given=given), WORKERS, plan)
-    with recorded_deltas() as received:
+    with recorded_deltas(cluster):
         assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-    check(cluster, received=received)
+    check(cluster)
     return cluster
 
 

@@ -40,9 +40,9 @@ def run(
 ) -> SimCluster:
     training = small_training(rounds=ROUNDS, workers=WORKERS, given=(*keys, *PLAIN, *given))
     cluster = SimCluster(seed, training, WORKERS, plan, machines=[SimMachine(speed=speed) for speed in speeds])
-    with recorded_deltas() as received:
+    with recorded_deltas(cluster):
         assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-    check(cluster, received=received)
+    check(cluster)
     assert of(cluster, LeaseAssigned, early=True)
     return cluster
 

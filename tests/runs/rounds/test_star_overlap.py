@@ -22,7 +22,7 @@ from planetary.fleet.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
-from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 EAGER = ("sync.overlap=eager", "sync.compression=float32", *PLAIN)
@@ -51,9 +51,9 @@ def slow_lines(
             for worker in struck:
                 assert cluster.world.network.drop(f"node-{worker}") > 0
 
-    with recorded_deltas() as received:
+    with recorded_deltas(cluster):
         assert cluster.run(LIMIT_S, look), f"hangs: {cluster.waits_for}"
-    check(cluster, received=received)
+    check(cluster)
     return cluster
 
 

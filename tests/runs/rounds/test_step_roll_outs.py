@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
-from fault_schedules import check, draw_plan
+from fault_schedules import SCHEDULES as RUNS
+from fault_schedules import check, recorded_deltas
 
 from planetary.core.errors import ClosedError, UserError
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
@@ -18,6 +21,7 @@ from planetary.fleet.protocol.records import (
     RunResumed,
     StepReplaced,
 )
+from planetary.simulation.faults import draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import STEPS, small_training
 
@@ -99,42 +103,44 @@ def test_a_gateway_that_is_killed_at_the_border_goes_on_with_the_step_of_its_jou
     assert outcomes == {(), (True,)}
 
 
+@contextlib.contextmanager
+def rolled_out(seed: int, *, given: Sequence[str] = ()) -> Iterator[SimCluster]:
+    """Make a run whose operator asks for other steps at random times."""
+    source = random.Random(seed)
+    plan = draw_plan(seed, workers=3, horizon_s=25.0, most=8)
+    cluster = cluster_of(seed, rounds=8, plan=tuple(plan), given=given)
+    for _ in range(source.randint(1, 4)):
+        back = source.random() < 0.3
+        step, second = source.choice([*STEPS]), source.uniform(4.0, 30.0)
+        cluster.world.at(second, lambda s=step, b=back: ask(cluster, back_to=BEFORE) if b else ask(cluster, s))
+    with recorded_deltas(cluster):
+        yield cluster
+
+
+def check_the_newest_step_is_used(cluster: SimCluster) -> None:
+    found, state = replaced(cluster.journal), cluster.controller.state
+    assert state.steps[-1] == (found[-1].model if found else FIRST)
+    assert cluster.controller.policy.spec.stablehlo_digest == state.steps[-1]
+
+
+SCHEDULES = dataclasses.replace(
+    RUNS,
+    kind="steps",
+    build=rolled_out,
+    invariants=(*RUNS.invariants, check_the_newest_step_is_used),
+    options={"--set": RUNS.options["--set"]},
+)
+
+
 def test_roll_outs_under_faults() -> None:
-    random_schedules(range(1), ())
+    SCHEDULES.run(0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_more_roll_outs_under_faults() -> None:
-    assert random_schedules(range(100, 116), ()) > 5
-    random_schedules(range(2), ("sync.compression='int8'",))
-
-
-def random_schedules(seeds: range, given: tuple[str, ...]) -> int:
-    """Return how many steps were replaced."""
-    count = 0
-    for seed in seeds:
-        source = random.Random(seed)
-        plan = draw_plan(seed, workers=3, horizon_s=25.0, most=8)
-        cluster = cluster_of(seed, rounds=8, plan=tuple(plan), given=given)
-        for _ in range(source.randint(1, 4)):
-            back = source.random() < 0.3
-            step, second = source.choice([*STEPS]), source.uniform(4.0, 30.0)
-            cluster.world.at(second, lambda c=cluster, s=step, b=back: ask(c, back_to=BEFORE) if b else ask(c, s))
-        try:
-            if given:
-                assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-            else:
-                finish(cluster)
-        except BaseException as error:
-            error.add_note(f"seed {seed}; faults: {cluster.struck}")
-            raise
-        found = replaced(cluster.journal)
-        state = cluster.controller.state
-        assert state.steps[-1] == (found[-1].model if found else FIRST)
-        assert cluster.controller.policy.spec.stablehlo_digest == state.steps[-1]
-        count += len(found)
-    return count
+    assert SCHEDULES.sweep(range(100, 116)).records[StepReplaced] > 5
+    SCHEDULES.sweep(range(2), given=("sync.compression='int8'",))
 
 
 def test_a_step_that_cannot_be_made_is_refused_and_the_run_goes_on() -> None:

@@ -289,7 +289,7 @@ def test_a_checkpoint_outlasts_a_power_cut_as_its_folders_are_synced(
         try:
             assert cluster.run(LIMIT_S)
             assert "cut_power" in cluster.struck
-            check_no_finished_round_was_lost(cluster.journal)
+            check_no_finished_round_was_lost(cluster)
         except (AssertionError, PlanetaryError):
             lost += 1
     assert (lost > 0) == (skipped != "none")

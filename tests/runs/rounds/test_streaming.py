@@ -20,7 +20,7 @@ from planetary.fleet.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
-from schedule_sweep import SLOW_SEEDS, SOAK_SEEDS
+from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")
 

@@ -13,7 +13,7 @@ from planetary.fleet.protocol.records import LeaseAssigned, ParametersSent, Roun
 from planetary.runs.rounds.changes import RelayedChange
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.sync.relay import RelayedVersion
-from schedule_sweep import SLOW_SEEDS
+from random_schedules import SLOW_SEEDS
 
 RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
@@ -92,7 +92,9 @@ def test_relayed_updates_survive_random_faults(given: tuple[str, ...]) -> None:
     ids=["sign", "float32", "eager"],
 )
 def test_relayed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
-    runs = [run_schedule(seed, 1 + seed % 2, given=given) for seed in range(SLOW_SEEDS, SLOW_SEEDS + 12)]
+    runs = [
+        run_schedule(seed, checkpoint_every=1 + seed % 2, given=given) for seed in range(SLOW_SEEDS, SLOW_SEEDS + 12)
+    ]
     forms = sum(map(relayed, runs), Counter())
     assert forms["relay"] > 12 * 6
     assert any(isinstance(record, RunResumed) for run in runs for record in run.journal)

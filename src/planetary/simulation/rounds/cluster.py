@@ -7,7 +7,7 @@ can be computed again from the journal alone and must be equal bit for bit, desp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from planetary.collectives.peer.work import Work
 from planetary.collectives.transport.ports import Ports
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
+from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
@@ -100,6 +101,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         training: the computation of the workers.
         gossip: the liars' knowledge of the other workers.
         sums: of a ring, see `SmallTraining.replay`.
+        received: deltas as the gateway decoded them, by task, where they are recorded; see there.
         most_kept: most versions and most results the gateway kept at once.
     """
 
@@ -121,6 +123,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as the class does."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self.sums: dict[bytes, list[np.ndarray]] = {}
+        self.received: Mapping[int, Tensors] | None = None
         self._make = make
         self.contributors = nodes  # contributors to a round
         config, cache = training.prepared.config, training.cache

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from small_policy import SmallPolicy
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
@@ -33,7 +34,6 @@ from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import RolloutLie
 from planetary.simulation.node import SimulatedNode
-from planetary.simulation.policies.small_policy import SmallPolicy
 from planetary.simulation.process import Process
 from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
 from planetary.simulation.timed_program import TimedProgram

@@ -1,1 +1,0 @@
-"""Simulated runs of reinforcement learning."""

@@ -31,6 +31,7 @@ import msgspec
 from planetary.core.configuration.needs import Need
 from planetary.core.errors import UserError
 from planetary.sync.deltas import Table
+from planetary.sync.measure import Measure
 
 LONGEST = 4.0  # a delta may be so many times as long as is usual, or as short
 LONGEST_LATER = 10.0  # the same where it is compared with the rounds before
@@ -53,17 +54,6 @@ class Claim(msgspec.Struct, frozen=True):
     worker: str
     loss: float  # mean training loss in the worker's report, nats per token
     share: float = 1.0  # inner steps relative to an average contribution; 0: none are behind the delta
-
-
-class Measure(msgspec.Struct, frozen=True):
-    """The measured size and direction of a contribution, and the verdict."""
-
-    task: int
-    worker: str
-    loss: float  # loss in the worker's report, nats per token
-    delta_norm: float  # Euclidean norm of the start of the round minus the end parameters
-    cosine: float | None  # cosine of the delta and the mean of those that count; None: one of them is zero
-    refused: str = ""  # why it does not count; "": it does
 
 
 class Judgement(msgspec.Struct, frozen=True):

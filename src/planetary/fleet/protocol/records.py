@@ -22,7 +22,7 @@ from planetary.core.errors import (
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.status import ContributionMetrics, Leave, Loss, MergedMetrics
 from planetary.machine.journal import Record
-from planetary.sync.judgement import Measure
+from planetary.sync.measure import Measure
 
 
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):

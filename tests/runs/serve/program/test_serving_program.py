@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from planetary.compiler.autodiff.differentiate import finish_module, load_for_differentiation
 from planetary.core.tensors import TensorSpec
 from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
 from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.models.initial import flat_names
+from planetary.runs.serve.program import program
 from planetary.runs.serve.program.cache_kinds import KeyValueCache, RecurrentState
 from planetary.runs.serve.program.program import serving_program
 from planetary.runs.serve.program.shape import (
@@ -177,6 +179,29 @@ def test_a_cache_of_sixteen_bits_is_close() -> None:
     device.call(f"prefill_s{2 * PAGE}_p{context_pages}", [text], [0], [2 * PAGE], [[1, 2, 0, 0]])
     found = device.call(f"decode_b1_p{context_pages}", [[9]], [2 * PAGE], [1], [[1, 2, 3, 0]])
     np.testing.assert_allclose(found[ROW][0], device.whole([*text, 9])[-1], atol=0.1)
+
+
+@pytest.mark.slow
+def test_functions_are_those_the_derivatives_loader_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte: nothing that the rules of the derivative keep in a module stays in one without a derivative."""
+    options, params, sizes = model_of(nanochat, {})
+    assert isinstance(sizes, CacheSizes)
+    specs = tuple(TensorSpec(name, "f32", leaf.shape) for name, leaf in flat_names(params).items())
+    shape = ServingShape(
+        vocabulary=options["vocab_size"],
+        window=WINDOW,
+        pages=12,
+        page_shape=(2 * sizes.layers, sizes.heads, PAGE, sizes.width),
+        batches=(1,),
+        chunks=(2 * PAGE,),
+        context_sizes=context_sizes_of(WINDOW),
+        hidden=options["n_embd"],
+    )
+    build = partial(serving_program, partial(nanochat.decode, **options), params, specs, shape)
+    found = build()
+    monkeypatch.setattr(program, "load_forward", load_for_differentiation)
+    monkeypatch.setattr(program, "finish_forward", finish_module)
+    assert found.portable == build().portable
 
 
 def test_a_copy_of_pages_is_no_larger_than_the_cache() -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from planetary.compiler import ir
-from planetary.compiler.autodiff.differentiate import finish_module, load_for_differentiation
+from planetary.compiler.autodiff.forward_only import finish_forward, load_forward
 from planetary.compiler.frontend import chlo
 from planetary.compiler.rewrites import normalise
 from planetary.core.step import FunctionSpec
@@ -57,9 +57,9 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
             lowered = jax.jit(_function(decode, shape, spec), keep_unused=True).lower(
                 templates, *_data(spec, len(specs))
             )
-            one = load_for_differentiation(lowered.as_text())
+            one = load_forward(lowered.as_text())
             normalise.picks_to_selects(one)
-            finish_module(one)
+            finish_forward(one)
             chlo.expand(one)
             ir.copy_function(ir.main_function(one), module, name)
         ir.verify(module)

@@ -2,7 +2,7 @@
 
 A rate above a limit below is an error. Limits are lowered with the text, and never raised: write the noun ("the
 payload", "the holder") in place of "what ..." and "whoever ...", the actor's name in place of "its", and at most one
-relative clause a sentence.
+relative clause a sentence. A test's name has at most 60 characters; the story is its docstring.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ CONTINUES = re.compile(
     r"|over|within|about|against|beside|behind|during|through|among|than|which|who|whose|its|those|also|up|out)\b"
 )
 """A comment behind a line which continues the line in place of naming a value."""
+LONG_TEST = re.compile(r"^ *(?:async )?def (test_\w{56,})", re.MULTILINE)
+"""A test's name of more than 60 characters."""
 REFERS = re.compile(r"See `[\w.]+`\.|See the (module|class)\.")
 """A docstring without a fact of its own: `help()` shows the base's where an override has none."""
 
@@ -102,6 +104,10 @@ def main() -> int:
     for place in (place for path in files for place in referring(path)):
         print(f"a docstring that only refers to another: {place}")
         faults.append(place)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in LONG_TEST.findall(path.read_text()):
+            print(f"a test's name of {len(name)} characters: {path.relative_to(ROOT)}: {name}")
+            faults.append(name)
     if faults:
         print(f"more than the limit: {', '.join(faults)}; see bench/language.py")
     return 1 if faults else 0

@@ -183,7 +183,8 @@ def test_a_killed_worker_passes_every_hop_of_its_journey() -> None:
     assert [hop for hop in hops if hop not in called] == [("fleet/shell/child.py", "Child.wait")]
 
 
-def test_the_architecture_page_has_the_sub_packages_in_the_order_of_the_contracts() -> None:
+def test_architecture_page_lists_sub_packages_in_contract_order() -> None:
+    """The architecture page has the sub packages in the order of the contracts."""
     rows = ROW_OF_SUB_PACKAGE.findall((ROOT / "docs" / "architecture.md").read_text())
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = {name.removeprefix("planetary."): c["layers"] for c in contracts for name in c.get("containers", ())}
@@ -199,7 +200,7 @@ def test_the_architecture_page_has_the_sub_packages_in_the_order_of_the_contract
         assert [height[name] for name in described] == sorted(height[name] for name in described), package
 
 
-def test_the_reading_order_has_the_gateway_and_the_line_where_a_step_is_executed() -> None:
+def test_reading_order_has_the_gateway_and_an_executed_step() -> None:
     rows = ROW.findall(PAGE)
     assert rows[0][0] == "run/train.py"
     assert {"fleet/gateway/gateway.py", "runs/rounds/gateway/gateway.py"} <= {file for file, _ in rows}
@@ -215,9 +216,10 @@ def test_the_reading_order_has_the_gateway_and_the_line_where_a_step_is_executed
     assert "runs/rounds/worker/compute.py" in lines
 
 
-def test_the_example_kills_a_worker_and_the_gateway_and_computes_the_parameters_again(
+def test_example_survives_kills_and_recomputes_the_parameters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The example kills a worker and the gateway and computes the parameters again."""
     runpy.run_path(str(ROOT / "examples" / "tour.py"), run_name="__main__")
     told = capsys.readouterr().out
     events = [line.split()[2] for line in told.splitlines() if " s  " in line]

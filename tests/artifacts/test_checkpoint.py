@@ -62,7 +62,7 @@ def same(left: Checkpoint, right: Checkpoint) -> bool:
     return tensors and left_info == right_info and controllers
 
 
-def test_moments_are_in_the_file_of_the_velocity_under_names_of_their_own(tmp_path: Path) -> None:
+def test_moments_have_names_of_their_own_beside_the_velocity(tmp_path: Path) -> None:
     moments = {"second:b": np.arange(5, dtype=np.float32), "steps:b": np.array(3, np.float32)}
     written = msgspec.structs.replace(make(3), moments=moments)
     path = write_checkpoint(tmp_path, written, keep=2)
@@ -142,7 +142,7 @@ def flip(path: Path, position: int) -> None:
 
 @pytest.mark.parametrize("name", ["params.safetensors", "outer.safetensors", "state.json", "COMMITTED"])
 @pytest.mark.parametrize("damage", ["first", "middle", "last", "cut", "longer", "gone"])
-def test_any_damage_is_refused_by_name_and_the_one_before_is_offered(tmp_path: Path, name: str, damage: str) -> None:
+def test_damaged_checkpoint_is_named_and_the_previous_offered(tmp_path: Path, name: str, damage: str) -> None:
     before = make(1)
     earlier = write_checkpoint(tmp_path, before, keep=2)
     path = write_checkpoint(tmp_path, make(2), keep=2) / name
@@ -214,7 +214,7 @@ def test_tensors_that_do_not_fit_their_specs_are_a_bug(tmp_path: Path) -> None:
 # --- a full disk --------------------------------------------------------------------------------------------
 
 
-def test_a_file_size_limit_of_the_system_leaves_the_one_before_valid(tmp_path: Path) -> None:
+def test_file_size_limit_leaves_the_previous_checkpoint_valid(tmp_path: Path) -> None:
     before = make(1)
     write_checkpoint(tmp_path, before, keep=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -300,7 +300,8 @@ def test_protected_checkpoints_stay_besides_the_newest(tmp_path: Path) -> None:
     assert [entry.round for entry in list_checkpoints(tmp_path)] == [2, 5, 6]
 
 
-def test_going_back_gives_the_newest_intact_checkpoint_and_removes_what_came_after(tmp_path: Path) -> None:
+def test_going_back_takes_the_newest_intact_checkpoint(tmp_path: Path) -> None:
+    """Going back gives the newest intact checkpoint and removes what came after."""
     for round_ in range(1, 6):
         write_checkpoint(tmp_path, make(round_), keep=9)
     [damaged] = [entry for entry in list_checkpoints(tmp_path) if entry.round == 3]

@@ -226,7 +226,7 @@ class FullDisk(DurableFiles):
         super().rename(source, target)
 
 
-def test_a_full_disk_at_any_operation_leaves_the_one_before_and_no_rest(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_previous_checkpoint_and_no_rest(tmp_path: Path) -> None:
     failures = 0
     for at in range(100):
         folder = tmp_path / str(at)

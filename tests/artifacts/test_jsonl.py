@@ -41,9 +41,8 @@ def test_a_record_is_in_the_file_before_the_writer_is_closed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("cut", range(1, 9))
-def test_cut_at_any_byte_of_the_last_line_the_whole_lines_stay_and_the_next_writer_repairs(
-    tmp_path: Path, cut: int
-) -> None:
+def test_torn_last_line_is_cut_at_any_byte_and_repaired(tmp_path: Path, cut: int) -> None:
+    """Cut at any byte of the last line the whole lines stay and the next writer repairs."""
     path = tmp_path / "events.jsonl"
     last = b'{"n":2}\n'
     path.write_bytes(b'{"n":1}\n' + last[:-cut])
@@ -131,7 +130,7 @@ def test_an_unwritable_place_is_a_resource_error(tmp_path: Path) -> None:
         JsonLinesWriter(tmp_path / "no" / "such" / "folder.jsonl")
 
 
-def test_the_tail_sees_each_record_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_tail_sees_each_whole_record_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     tail = JsonLinesTail(path, Row)
     assert tail.poll() == []
@@ -143,7 +142,7 @@ def test_the_tail_sees_each_record_once_and_only_when_it_is_whole(tmp_path: Path
     assert tail.poll() == [Row(22)]
 
 
-def test_the_tail_is_not_disturbed_when_a_new_writer_cuts_a_torn_line(tmp_path: Path) -> None:
+def test_tail_survives_a_new_writer_cutting_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"n":1}\n{"n":2')
     tail = JsonLinesTail(path, Row)

@@ -37,7 +37,7 @@ def test_a_damaged_payload_is_not_used(url: str) -> None:
     check_damage(PayloadStore(url, LIFETIMES), url.replace("memory:/", ""))
 
 
-def test_putting_again_renews_the_lifetime_and_leftovers_of_crashes_go(tmp_path: Path) -> None:
+def test_putting_again_renews_the_lifetime(tmp_path: Path) -> None:
     store = PayloadStore(tmp_path, LIFETIMES)
     name = store.put("sketch", b"x")
     digest = name.partition("/")[2]
@@ -121,7 +121,7 @@ def failing(waits: Waits, patience_s: float = 10) -> PayloadStore:
     return PayloadStore("failing://p", LIFETIMES, patience_s=patience_s, clock=waits.clock, sleep=waits)
 
 
-def test_a_store_that_fails_for_a_while_is_tried_again_with_growing_pauses(waits: Waits) -> None:
+def test_failing_store_is_tried_again_with_growing_pauses(waits: Waits) -> None:
     store = failing(waits)
     Failing.errors += [OSError("connection reset") for _ in range(5)]
     name = store.put("sketch", b"x")
@@ -130,9 +130,7 @@ def test_a_store_that_fails_for_a_while_is_tried_again_with_growing_pauses(waits
     assert store.get(name) == b"x"
 
 
-def test_an_outage_is_logged_once_at_its_beginning_and_once_at_its_end(
-    waits: Waits, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outage_is_logged_at_its_beginning_and_its_end(waits: Waits, caplog: pytest.LogCaptureFixture) -> None:
     store = failing(waits)
     Failing.errors += [OSError("connection reset") for _ in range(5)]
     with caplog.at_level("INFO", "planetary.artifacts.payload_store"):
@@ -144,7 +142,7 @@ def test_an_outage_is_logged_once_at_its_beginning_and_once_at_its_end(
     assert end == "the payload store failing://p answers again after 6.2 s"
 
 
-def test_a_store_that_stays_away_is_given_up_after_the_patience_and_named(waits: Waits) -> None:
+def test_absent_store_is_given_up_after_the_patience(waits: Waits) -> None:
     store = failing(waits)
     name = store.put("sketch", b"x")
     Failing.errors += [OSError("network unreachable") for _ in range(50)]
@@ -156,7 +154,8 @@ def test_a_store_that_stays_away_is_given_up_after_the_patience_and_named(waits:
         store.has(name)  # not "no"
 
 
-def test_at_start_and_where_waiting_does_not_help_there_is_no_second_attempt(waits: Waits) -> None:
+def test_no_second_attempt_where_waiting_does_not_help(waits: Waits) -> None:
+    """At start and where waiting does not help there is no second attempt."""
     store = failing(waits)
     Failing.errors.append(OSError("no route"))
     with pytest.raises(ResourceError, match="failing://p failed at writing a probe: no route; check the URL"):

@@ -42,7 +42,8 @@ def test_a_bucket_that_does_not_exist_is_told_at_start(server: Server) -> None:
         server.store("s3://no-such-bucket/run").check()
 
 
-def test_a_server_that_is_away_is_told_at_start_and_waited_for_in_the_middle(server: Server) -> None:
+def test_absent_server_fails_the_start_and_is_awaited_later(server: Server) -> None:
+    """A server that is away is told at start and waited for in the middle."""
     pauses: list[float] = []
 
     def restart(seconds: float) -> None:

@@ -55,7 +55,7 @@ def test_a_truncated_blob_is_replaced_by_the_next_put(store: BlobStore) -> None:
     assert store.get(digest) == b"hello"
 
 
-def test_a_mapped_file_keeps_its_bytes_when_its_name_is_rewritten(tmp_path: Path) -> None:
+def test_mapped_file_keeps_its_bytes_when_its_name_is_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "module"
     write_atomically(path, b"first")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:

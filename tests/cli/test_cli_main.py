@@ -50,7 +50,7 @@ def test_every_command_explains_itself_with_an_example(name: str, capsys: pytest
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_building_the_parser_of_one_command_imports_nothing_heavy(name: str) -> None:
+def test_parser_of_one_command_imports_nothing_heavy(name: str) -> None:
     script = (
         "import sys; from planetary.cli.main import build_parser; build_parser(sys.argv[1]);"
         "heavy = {'jax', 'jaxlib', 'matplotlib', 'rich', 'safetensors', 'torch'} & set(sys.modules);"

@@ -8,7 +8,8 @@ from planetary.core.config import load_config
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_the_reports_workload_has_its_global_batch_and_leaves_the_dashboard_its_port() -> None:
+def test_reports_workload_has_its_global_batch_and_no_port() -> None:
+    """The report's workload has its global batch and leaves the dashboard its port."""
     config = load_config(EXAMPLES / "nanochat-92m.toml")
     assert config.train.batch_size * config.fabric.workers == 8
     given = build_parser("gateway").parse_args(["gateway", "--gateway-config", "x.toml"])

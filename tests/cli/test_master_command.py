@@ -48,7 +48,7 @@ def test_it_leads_a_ring_of_invited_peers_and_ends_on_a_signal(tmp_path: Path) -
         assert process.wait(20) == 0
 
 
-def test_plain_loopback_needs_no_token_and_a_journal_survives_kill_9(tmp_path: Path) -> None:
+def test_loopback_needs_no_token_and_journal_survives_kill_9(tmp_path: Path) -> None:
     journal = tmp_path / "master.journal"
     with (
         master("--plain-loopback", f"--journal={journal}") as (process, address),

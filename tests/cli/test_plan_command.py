@@ -38,9 +38,7 @@ def test_a_measured_link_counts_each_way(links: Path, capsys: pytest.CaptureFixt
     assert slower["diloco"]["wait_s"] > 10 * star["wait_s"]  # flags win
 
 
-def test_the_recommendation_has_steps_fragments_bits_loss_source_and_cost(
-    links: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recommendation_has_steps_fragments_bits_loss_and_cost(links: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SIZE, f"--measured={links}", "--price=2"]) == 0
     shown = capsys.readouterr().out
     recommended = shown[shown.index("recommended:") :]

@@ -129,7 +129,7 @@ def test_report_writes_both_files(ended_run: Path, capsys: pytest.CaptureFixture
     assert json.loads(output(capsys)) == report
 
 
-def test_an_invite_is_accepted_by_the_gateway_whose_folder_made_it(
+def test_invite_is_accepted_by_its_own_gateway(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANETARY_STATE", str(tmp_path / "state"))

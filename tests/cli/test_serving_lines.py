@@ -57,7 +57,7 @@ def test_the_example_is_a_request_of_the_model_by_its_name(name: str) -> None:
     assert len(flags) == 4
 
 
-def test_the_example_reads_the_key_from_its_file_and_does_not_print_it(tmp_path: Path) -> None:
+def test_example_reads_its_key_from_a_file_and_hides_it(tmp_path: Path) -> None:
     keys = tmp_path / "my keys.txt"
     keys.write_text("# of the team\n\nann s3cret  # hers\nbob other\n")
     line = example_request(URL, "stdlib", str(keys))

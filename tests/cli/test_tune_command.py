@@ -19,9 +19,10 @@ def said(text: str) -> str:
 
 
 @pytest.mark.compiles
-def test_a_candidate_that_fails_is_shown_and_the_winner_is_compiled_from_then_on(
+def test_failing_candidate_is_shown_and_the_winner_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A candidate that fails is shown and the winner is compiled from then on."""
     broken = FlagSet("broken", ("--there-is-no-such-flag",))
     other = FlagSet("distribution-32", ("--iree-llvmcpu-distribution-size=32",))
     monkeypatch.setattr(flag_choice, "CANDIDATES", {"cpu": (DEFAULT, broken, other)})

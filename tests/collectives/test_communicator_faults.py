@@ -143,7 +143,7 @@ def test_equal_counts_of_another_shape_are_a_disagreement() -> None:
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
-def test_an_argument_that_one_peer_cannot_use_is_told_to_all_at_once(kind: str) -> None:
+def test_argument_unusable_for_one_peer_is_reported_to_all(kind: str) -> None:
     bad = np.ones(4, np.float32)
     bad.flags.writeable = False
     if kind in {"reduce_scatter", "all_gather"}:
@@ -232,7 +232,7 @@ def test_who_breaks_the_revision_rule_is_removed_and_told() -> None:
             peers[2].barrier()
 
 
-def test_a_lost_master_is_an_error_and_the_communicator_can_join_again() -> None:
+def test_lost_master_is_an_error_and_the_peer_can_rejoin() -> None:
     master = Master("127.0.0.1:0")
     master.start()
     peer = Communicator(master.address, timeout_s=5)

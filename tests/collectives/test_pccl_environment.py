@@ -13,9 +13,7 @@ from planetary.net.invite import mint
 TOKEN = mint(bytes(32), bytes(32), node="a-machine-with-a-long-name" * 8)
 
 
-def test_an_invite_is_a_token_of_any_length_or_the_file_that_holds_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invite_is_a_token_or_a_file_that_holds_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(TOKEN) > 255, "longer than any name of a file"
     monkeypatch.chdir(tmp_path)
     Path("invite.txt").write_text(f"{TOKEN}\n")

@@ -51,7 +51,7 @@ def test_a_bucket_lets_a_burst_through_and_then_its_rate() -> None:
     assert bucket.when(100) == pytest.approx(99.3)
 
 
-def test_who_is_served_late_loses_nothing_and_who_rests_gains_nothing() -> None:
+def test_late_turns_are_made_up_and_rests_are_not() -> None:
     flow = Flow(Way(flow_bytes_per_s=1e6), opens_at=0.0)
     burst = flow.room(5.0)
     assert burst == flow.room(6.0) == 2 * QUANTUM
@@ -135,7 +135,7 @@ def echo(listener: socket.socket) -> None:
             sock.sendall(data)
 
 
-def test_a_relayed_connection_is_late_limited_and_ends_as_it_should() -> None:
+def test_relayed_connection_is_delayed_limited_and_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, ShapedRelay() as relay:
         served = threading.Thread(target=echo, args=(listener,), daemon=True)
         served.start()
@@ -166,7 +166,7 @@ def test_a_relayed_connection_is_late_limited_and_ends_as_it_should() -> None:
             assert sock.recv(1) == b""  # it came from an address without a way
 
 
-def test_peers_reach_each_other_at_the_address_that_they_advertise() -> None:
+def test_peers_reach_each_other_at_advertised_addresses() -> None:
     with Master("127.0.0.1:0") as master, ShapedRelay() as relay:
         ports = [free_port(), free_port()]
         way = Way(delay_s=0.01)

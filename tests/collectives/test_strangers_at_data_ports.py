@@ -62,7 +62,7 @@ def test_a_crowd_that_trickles_keeps_no_peer_out_of_the_ring(caplog: pytest.LogC
     assert 1 <= len(said) <= 6  # a line a minute and a peer, not one for each of them
 
 
-def test_who_shows_a_wrong_key_is_not_let_in_however_often_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_wrong_key_is_never_let_in(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="planetary.collectives.transport.data_plane")
     with ring(2) as (_, peers):
         reduce_on(peers)

@@ -96,7 +96,7 @@ def test_demotion_of_float64_is_a_note_of_the_step() -> None:
     assert "computed in float32" in note
 
 
-def test_numbers_of_the_program_in_float64_are_folded_and_no_note() -> None:
+def test_float64_constants_are_folded_without_a_note() -> None:
     model = load_model(Path(__file__).parents[2] / "examples" / "pcp" / "model.mlir")
     assert "f64" in model.text
     assert build_train_step(model).notes == ()

@@ -253,7 +253,8 @@ def test_overrides_of_a_file_keep_its_tables_and_its_paths(tmp_path: Path, monke
     assert (config.run.name, config.run.seed) == ("t", 4)
 
 
-def test_a_compiled_model_decides_the_shape_of_its_batch_unless_the_file_does(tmp_path: Path) -> None:
+def test_compiled_model_sets_the_batch_unless_the_file_does(tmp_path: Path) -> None:
+    """A compiled model decides the shape of its batch unless the file does."""
     assert load(tmp_path, "[model]\nsource = 'm.mlir'").train.batch_size == 0
     given = load(tmp_path, "[model]\nsource = 'm.mlir'\n[train]\nbatch_size = 3").train
     assert (given.batch_size, given.sequence_length) == (3, 0)
@@ -349,7 +350,7 @@ def test_the_hash_ignores_everything_else(override: str) -> None:
     assert config_hash(apply_overrides(Config(), [override])) == config_hash(Config())
 
 
-def test_the_hash_survives_moving_the_data_and_keys_that_are_not_used() -> None:
+def test_hash_ignores_moved_data_and_unused_keys() -> None:
     here, there = (apply_overrides(Config(), [f"data.source={folder}/x.txt"]) for folder in ("/a", "/b/c"))
     assert config_hash(here) == config_hash(there)
     one, other = (
@@ -371,9 +372,7 @@ def test_time_limits_keep_their_order_at_every_budget(budget: float) -> None:
     assert limits.shutdown_s <= 2.5 * budget
 
 
-def test_a_run_shorter_than_its_warmup_has_a_shorter_one_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_short_run_shortens_its_warmup_and_reports_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = "[train]\nrounds = 4\ninner_steps = 10\n[optimizer]\nwarmup_steps = 50"
     assert load(tmp_path, text).optimizer.warmup_steps == 8
     assert "optimizer.warmup_steps: 8 instead of 50, because the run has only 40 inner steps" in caplog.text
@@ -386,7 +385,7 @@ def test_a_run_shorter_than_its_warmup_has_a_shorter_one_and_says_so(
     assert "0 instead of" in caplog.text
 
 
-def test_the_settings_between_two_configurations_make_one_the_other() -> None:
+def test_settings_between_configurations_make_one_the_other() -> None:
     before = Config()
     settings = [
         "train.rounds=7",

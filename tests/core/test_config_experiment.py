@@ -177,9 +177,7 @@ def test_a_flag_repairs_an_experiment(tmp_path: Path) -> None:
     assert load(tmp_path, {"tau": "3"}, "train.inner_steps=3").train.inner_steps == 3
 
 
-def test_paths_are_found_beside_the_file_or_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_found_beside_the_file_or_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PCP keeps its experiments in a folder of their own and starts beside it."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "here.txt").write_text("x")

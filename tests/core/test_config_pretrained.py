@@ -77,7 +77,7 @@ def test_a_qwen2_is_a_llama_with_biases(tmp_path: Path) -> None:
         configured(tmp_path / "sliding", {**published, "use_sliding_window": True})
 
 
-def test_a_gpt2_is_the_model_here_with_its_sizes_weights_and_tokenizer(tmp_path: Path) -> None:
+def test_gpt2_keeps_its_sizes_weights_and_tokenizer(tmp_path: Path) -> None:
     config = configured(tmp_path / "gpt2", GPT2, train={"batch_size": 4, "sequence_length": 32})
     assert config.model.source == "planetary.models.gpt2:build"
     assert config.model.options == {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 300, "n_position": 64}
@@ -87,7 +87,8 @@ def test_a_gpt2_is_the_model_here_with_its_sizes_weights_and_tokenizer(tmp_path:
     assert (config.train.batch_size, config.train.sequence_length) == (4, 32)
 
 
-def test_a_relative_folder_is_found_from_the_file_and_the_configuration_is_read_back(tmp_path: Path) -> None:
+def test_relative_folder_is_found_from_the_file(tmp_path: Path) -> None:
+    """A relative folder is found from the file and the configuration is read back."""
     folder_of(tmp_path / "gpt2", GPT2)
     (tmp_path / "run.toml").write_text('[model]\nsource = "gpt2"\n')
     config = load_config(tmp_path / "run.toml")

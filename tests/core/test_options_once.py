@@ -116,7 +116,8 @@ HORIZONS = {"router_every", "latent_every", "backbone_every", "backbone_fragment
 OF_THE_RUN = {"expert_workers", "ownership", "sketches", "pace", "store"}
 
 
-def test_every_key_of_a_mixture_has_one_place_and_its_object_has_the_keys_default() -> None:
+def test_each_mixture_key_has_one_place_and_its_default() -> None:
+    """Every key of a mixture has one place and its object has the key's default."""
     keys = fields(MoeConfig)
     assert set(keys) == {*fields(MixtureOptions), *OBJECTS, *HORIZONS, *OF_THE_RUN}
     assert len(keys) == len(fields(MixtureOptions)) + len(OBJECTS) + len(HORIZONS) + len(OF_THE_RUN)

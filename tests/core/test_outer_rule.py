@@ -15,7 +15,7 @@ def rule(config: Config) -> tuple[float, float, str]:
     return config.outer.learning_rate, config.outer.momentum, config.outer.merge
 
 
-def test_a_short_run_averages_radially_and_a_long_one_takes_nesterovs_step() -> None:
+def test_short_run_averages_radially_and_long_takes_nesterov() -> None:
     assert rule(config_from_tables({"train": {"rounds": 999}})) == (1.0, 0.0, "rda")
     assert rule(config_from_tables({"train": {"rounds": 1000}})) == (0.7, 0.9, "mean")
     assert rule(config_from_tables({}, ["train.rounds=5000"])) == (0.7, 0.9, "mean")
@@ -63,7 +63,7 @@ def test_adam_has_a_rate_of_its_own_unless_one_is_given() -> None:
         ),
     ],
 )
-def test_settings_that_do_not_go_with_an_outer_optimizer_are_refused(given: list[str], words: str) -> None:
+def test_settings_outside_an_outer_optimizer_are_refused(given: list[str], words: str) -> None:
     with pytest.raises(UserError) as refused:
         config_from_tables({}, given)
     assert words in str(refused.value)
@@ -76,7 +76,7 @@ def test_a_run_that_is_lengthened_keeps_its_rule() -> None:
     assert config_hash(longer) == config_hash(short)
 
 
-def test_a_ring_that_sums_end_parameters_or_overlaps_has_the_mean() -> None:
+def test_ring_of_end_parameters_or_overlap_has_the_mean() -> None:
     assert rule(config_from_tables({"sync": {"topology": "ring", "precision": "f64"}})) == (0.7, 0.9, "mean")
     assert rule(config_from_tables({"sync": {"topology": "ring", "overlap": "async"}})) == (0.7, 0.9, "mean")
     assert rule(config_from_tables({"sync": {"topology": "ring"}})) == (1.0, 0.0, "rda")

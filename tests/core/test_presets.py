@@ -30,7 +30,7 @@ CLUSTER = Cluster(params=30.8e6, workers=4, bandwidth=50e6 / 8, gateway_bandwidt
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
 @pytest.mark.parametrize("workers", [1, 4])
-def test_every_preset_makes_a_configuration_that_passes_the_checks(preset, workers: int) -> None:
+def test_every_preset_passes_the_checks(preset, workers: int) -> None:
     config = load_config(EXAMPLE, [*preset.overrides(workers), f"fabric.workers={workers}"])
     tables = msgspec.to_builtins(config)
     expected = {**preset.settings, **(preset.alone if workers == 1 else {})}
@@ -51,7 +51,7 @@ def test_every_preset_has_a_published_gap_and_its_source() -> None:
     assert set(GAPS) == set(MEASURED) == set(PRESETS)
 
 
-def test_the_plan_repeats_the_published_arithmetic_of_blocking_rounds() -> None:
+def test_plan_repeats_the_published_blocking_arithmetic() -> None:
     """4 workers, 30.8M parameters, 3.9 s of compute, each on a link of its own, float32: 8.9, 28 and 66 % utilised."""
     for mbit, dense in ((50, 0.089), (200, 0.28), (1000, 0.66)):
         own = msgspec.structs.replace(CLUSTER, bandwidth=mbit * 1e6 / 8, gateway_bandwidth=1e13, rtt_s=0.0)
@@ -65,7 +65,8 @@ def test_planned_bytes_are_those_of_the_codec(codec: str) -> None:
     assert payload_bytes(codec, 1e6) == pytest.approx(known[codec] * 1e6, rel=1e-3)
 
 
-def test_relayed_updates_are_planned_with_one_payload_per_other_worker_up_to_whole_parameters() -> None:
+def test_relayed_plan_has_one_payload_per_other_worker() -> None:
+    """Relayed updates are planned with one payload per other worker up to whole parameters."""
     relay = preset_of("rda-relay")
     two, four, many = (predict(relay, msgspec.structs.replace(CLUSTER, workers=count)) for count in (2, 4, 100))
     assert two.down == two.up
@@ -73,7 +74,7 @@ def test_relayed_updates_are_planned_with_one_payload_per_other_worker_up_to_who
     assert many.down == pytest.approx(predict(preset_of("rda"), CLUSTER).down)
 
 
-def test_a_fast_link_gets_the_least_loss_and_a_slow_one_the_fewest_bytes() -> None:
+def test_fast_link_gets_least_loss_and_slow_fewest_bytes() -> None:
     fast = msgspec.structs.replace(CLUSTER, bandwidth=1e12, gateway_bandwidth=1e12, rtt_s=1e-5)
     assert plan(fast)[1].startswith("ddp:")
     slow = msgspec.structs.replace(CLUSTER, params=1e9, bandwidth=2e6, gateway_bandwidth=2e6)

@@ -129,7 +129,7 @@ def test_a_wrong_result_is_found_and_named(
     assert name == f"{result} of {'update' if result == 'mean.w' else 'route'}"
 
 
-def test_a_step_that_is_half_as_long_is_found_beside_large_parameters(reference: ProgramReference) -> None:
+def test_half_step_is_found_beside_large_parameters(reference: ProgramReference) -> None:
     def halved(name: str, given: Mapping[str, np.ndarray]) -> Arrays:
         results = program(name, given)
         return results | ({"w": (results["w"] + given["w"]) / 2} if name == "update" else {})
@@ -139,7 +139,7 @@ def test_a_step_that_is_half_as_long_is_found_beside_large_parameters(reference:
     assert name == "w of update"
 
 
-def test_rows_that_a_nudge_sends_another_way_are_spared_and_no_more() -> None:
+def test_only_rows_rerouted_by_a_nudge_are_spared() -> None:
     """A token whose experts are nearly equally likely may go another way on another device."""
 
     drawn = FunctionTrial(SPEC.stablehlo_digest, "route", ROUTE).arguments(50)["x"]

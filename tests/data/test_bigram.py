@@ -18,7 +18,7 @@ def test_pairs_are_counted_within_rows_only() -> None:
     assert counts.tolist() == [[0, 2, 0], [0, 1, 0], [1, 0, 0]]
 
 
-def test_the_probabilities_are_those_of_the_formula_and_sum_to_one() -> None:
+def test_probabilities_follow_the_formula_and_sum_to_one() -> None:
     counts = np.array([[0, 2, 0], [0, 1, 0], [1, 0, 0]])
     probability = np.exp(fit_bigram(counts).log_probability)
     np.testing.assert_allclose(probability.sum(axis=1), 1.0)
@@ -28,7 +28,7 @@ def test_the_probabilities_are_those_of_the_formula_and_sum_to_one() -> None:
     np.testing.assert_allclose(unseen[1], [4 / 5, 1 / 5])  # nothing follows token 1: the unigram model
 
 
-def test_it_finds_the_entropy_of_a_markov_chain_and_beats_add_one() -> None:
+def test_markov_entropy_is_found_and_add_one_beaten() -> None:
     rng = np.random.default_rng(0)
     vocabulary = 64
     chain = rng.dirichlet(np.full(vocabulary, 0.05), size=vocabulary)

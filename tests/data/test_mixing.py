@@ -102,7 +102,7 @@ def test_the_prepared_files_have_the_shares_and_every_block(tmp_path: Path, capl
     assert len(set(kinds.tolist())) == 3, "they are shuffled together"
 
 
-def test_equal_sources_and_weights_give_equal_files_and_others_do_not(tmp_path: Path) -> None:
+def test_equal_sources_and_weights_give_equal_files(tmp_path: Path) -> None:
     found = texts(tmp_path)
     sources = [{"source": str(found["a"])}, {"source": str(found["b"])}]
     first = prepare(config_of(sources), tmp_path / "cache")
@@ -147,9 +147,8 @@ def test_a_source_that_is_too_short_is_named(tmp_path: Path) -> None:
             prepare(config_of(sources), tmp_path / "cache")
 
 
-def test_a_mixture_that_is_too_large_for_the_disk_is_refused_before_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixture_too_large_for_the_disk_is_refused_unwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture that is too large for the disk is refused before it is written."""
     found = texts(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(total=1000, used=900, free=100))
     with pytest.raises(ResourceError, match="weights that are nearer to the sources' sizes"):

@@ -47,7 +47,7 @@ def text_of(lines: int) -> bytes:
 # --- text ---------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_cut_into_blocks_of_which_the_last_are_held_out(tmp_path: Path) -> None:
+def test_text_is_cut_into_blocks_with_the_last_held_out(tmp_path: Path) -> None:
     text = text_of(1000)
     (tmp_path / "t.txt").write_bytes(text)
     data = prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache")
@@ -176,7 +176,8 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, words: str) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_standard_library_is_listed_in_order_without_tests_and_packages(tmp_path: Path) -> None:
+def test_standard_library_is_listed_in_order_without_tests(tmp_path: Path) -> None:
+    """The standard library is listed in order without tests and packages."""
     for name in (
         "b.py",
         "a/z.py",

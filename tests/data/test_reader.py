@@ -26,7 +26,7 @@ def test_a_slice_is_read_from_a_path_and_from_urls(tmp_path: Path, dtype: str, w
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_short_or_missing_file_is_a_user_error_with_the_numbers(tmp_path: Path, scheme: str) -> None:
+def test_short_or_missing_file_is_an_error_with_numbers(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "t").write_bytes(bytes(90))
     with pytest.raises(UserError, match="expected 20 bytes from byte 80 on, found 10"):
         read_slice(Slice(f"{scheme}{tmp_path}/t", "ui16", 40, 10))

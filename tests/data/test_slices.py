@@ -202,7 +202,9 @@ class LedgerAgainstSets(RuleBasedStateMachine):
 TestLedger = LedgerAgainstSets.TestCase
 
 
-def test_replaying_the_calls_gives_the_same_state_and_copies_are_independent() -> None:
+def test_replayed_calls_give_the_same_independent_state() -> None:
+    """Replaying the calls gives the same state and copies are independent."""
+
     def run() -> LeaseLedger:
         ledger = LeaseLedger()
         for _ in range(5):

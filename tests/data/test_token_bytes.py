@@ -50,7 +50,7 @@ def test_bytes_of_byte_level_tokens_are_the_text() -> None:
     assert tokenizer.token_bytes(10**6) == "\ufffd".encode()
 
 
-def test_bytes_of_fallback_tokens_are_the_text_after_its_first_space() -> None:
+def test_fallback_bytes_are_the_text_after_its_first_space() -> None:
     tokenizer = JsonTokenizer(with_fallback().to_str().encode(), "t")
     assert joined(tokenizer, TEXT) == b" " + TEXT.encode()
     assert tokenizer.decode(tokenizer.encode(b"old").tolist()) == b"old"

@@ -54,7 +54,8 @@ def news_of_first_failure() -> str:
     return LastingNews().of(CheckpointFailed(round=1, reason=FULL))
 
 
-def test_going_back_from_damage_is_kept_and_going_back_for_a_lost_worker_is_not() -> None:
+def test_only_going_back_from_damage_is_kept() -> None:
+    """Going back from damage is kept and going back for a lost worker is not."""
     news, mark = LastingNews(), Mark(2, 100, 5, LeaseLedger())
     assert news.of(RolledBack(mark=mark, reason="every worker was lost")) == ""
     told = news.of(RolledBack(mark=mark, reason="the held-out loss of round 3 is 50, it was 4", bad=3))

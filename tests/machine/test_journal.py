@@ -70,7 +70,7 @@ def test_a_doubled_line_is_named_with_its_repair(tmp_path: Path, t: float) -> No
     assert folded(path).value == 3
 
 
-def test_a_doubled_line_that_would_change_nothing_is_found_by_its_time(tmp_path: Path) -> None:
+def test_doubled_line_without_effect_is_found_by_its_time(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="line 2 repeats line 1, the record noted"):
         folded(journal(tmp_path, Noted(text="", t=7.0), Noted(text="", t=7.0)))
     assert folded(journal(tmp_path / "other", Noted(text="", t=7.0), Noted(text="", t=8.0))).value == 0
@@ -80,7 +80,7 @@ def test_a_doubled_line_that_would_change_nothing_is_found_by_its_time(tmp_path:
     ("record", "why"),
     [(Stepped(to=3, t=2.0), "1 is not before 3"), (Noted(text="who", t=2.0), "nothing is known of 'who'")],
 )
-def test_a_record_that_cannot_follow_names_the_line_and_what_is_kept(tmp_path: Path, record: Record, why: str) -> None:
+def test_impossible_record_names_its_line_and_the_kept_rest(tmp_path: Path, record: Record, why: str) -> None:
     path = journal(tmp_path, Stepped(to=1, t=1.0), record)
     with pytest.raises(UserError, match=f"line 2: the record .* cannot follow .*: {why}") as error:
         folded(path)

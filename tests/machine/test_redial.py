@@ -12,7 +12,7 @@ def redial() -> Redial:
     return Redial("w1", first_s=0.1, limit_s=1.0)
 
 
-def test_the_first_attempt_is_due_at_once_and_only_one_is_under_way() -> None:
+def test_first_attempt_is_due_at_once_and_alone() -> None:
     link = redial()
     assert link.next_deadline() == 0.0
     assert link.dial(5.0) == 1
@@ -21,7 +21,7 @@ def test_the_first_attempt_is_due_at_once_and_only_one_is_under_way() -> None:
     assert link.state is LinkState.DIALLING
 
 
-def test_pauses_double_to_their_limit_and_begin_anew_after_a_connection() -> None:
+def test_pauses_double_to_a_limit_and_reset_on_connection() -> None:
     link, now, pauses = redial(), 0.0, []
     for _ in range(8):
         session = link.dial(now)

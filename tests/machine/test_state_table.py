@@ -20,14 +20,15 @@ def test_an_event_leads_to_the_next_state_or_is_an_error() -> None:
         advance(DOOR, "wall", "pull")
 
 
-def test_a_diagram_begins_with_the_first_row_and_ends_where_nothing_leads_on() -> None:
+def test_diagram_runs_from_the_first_row_to_dead_ends() -> None:
+    """A diagram begins with the first row and ends where nothing leads on."""
     lines = [line.strip() for line in diagram(DOOR).splitlines()]
     assert lines[:3] == ["stateDiagram-v2", 'state "wide open" as wide_open', "[*] --> wide_open"]
     assert "shut --> wide_open: pull" in lines
     assert lines[-1] == "wall --> [*]"
 
 
-def test_a_block_of_a_page_is_replaced_and_a_missing_one_is_an_error() -> None:
+def test_page_block_is_replaced_and_a_missing_one_is_an_error() -> None:
     page = "before\n<!-- diagram: door -->\nold\n<!-- end -->\nafter\n"
     found = with_diagrams(page, {"door": DOOR})
     assert found == f"before\n<!-- diagram: door -->\n```mermaid\n{diagram(DOOR)}\n```\n<!-- end -->\nafter\n"

@@ -165,7 +165,8 @@ def loss(output, target):
 
 
 @pytest.mark.doors("torch", "torchax")
-def test_a_plain_module_is_a_model_with_the_next_token_loss_or_the_files_own(tmp_path: Path) -> None:
+def test_plain_module_gets_the_next_token_loss_or_its_own(tmp_path: Path) -> None:
+    """A plain module is a model with the next token loss or the file's own."""
     import torch
 
     (tmp_path / "net.py").write_text(NET)

@@ -157,7 +157,8 @@ def written(folder: Path, tensors: dict[str, np.ndarray], files: int = 1, **publ
 
 
 @pytest.mark.parametrize("files", [1, 3])
-def test_weights_are_in_one_file_or_several_with_or_without_the_models_name(tmp_path: Path, files: int) -> None:
+def test_weights_load_from_one_or_several_files(tmp_path: Path, files: int) -> None:
+    """Weights are in one file or several with or without the model's name."""
     tensors = {"transformer.wte.weight": np.ones((4, 2), np.float32), "ln_f.bias": np.zeros(2, np.float32)}
     specs, found = read_pretrained(written(tmp_path / "gpt2", tensors, files))
     assert {spec.name: spec.shape for spec in specs} == {"wte.weight": (4, 2), "ln_f.bias": (2,)}
@@ -380,7 +381,7 @@ def test_a_pretrained_model_has_the_same_scores_here(tmp_path: Path, name: str, 
 
 
 @needs_transformers
-def test_a_folder_with_frozen_tensors_loads_whole_in_transformers(tmp_path: Path) -> None:
+def test_folder_with_frozen_tensors_loads_in_transformers(tmp_path: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoTokenizer
 

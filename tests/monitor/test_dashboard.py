@@ -31,7 +31,7 @@ def test_it_serves_the_newest_status(tmp_path: Path) -> None:
             assert msgspec.json.decode(body, type=RunStatus) == shown[0]
 
 
-def test_it_serves_the_metrics_as_they_are_also_before_there_are_any(tmp_path: Path) -> None:
+def test_metrics_are_served_even_before_the_first(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with Dashboard(status, path) as board:
         assert get(board.url + "metrics.jsonl")[1] == b""
@@ -64,7 +64,7 @@ def test_anything_else_is_refused(path: str, method: str, code: int) -> None:
     assert refused.value.code == code
 
 
-def test_a_run_that_cannot_be_read_is_reported_and_serving_goes_on() -> None:
+def test_unreadable_run_is_reported_and_serving_goes_on() -> None:
     def broken() -> RunStatus:
         raise UserError("events.jsonl, line 3 is damaged")
 
@@ -91,7 +91,8 @@ def get_as(url: str, **headers: str) -> int:
         return error.code
 
 
-def test_a_page_whose_name_was_made_to_resolve_to_this_machine_reads_nothing() -> None:
+def test_rebound_page_reads_nothing() -> None:
+    """A page whose name was made to resolve to this machine reads nothing."""
     with Dashboard(status) as board:
         port = board.url.rpartition(":")[2].strip("/")
         for name in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "", "127.0.0.1.evil.example"):
@@ -102,7 +103,8 @@ def test_a_page_whose_name_was_made_to_resolve_to_this_machine_reads_nothing() -
         assert get_as(board.url, Host=f"localhost:{port}", Origin=f"http://localhost:{port}") == 200
 
 
-def test_beyond_loopback_the_printed_address_has_a_token_without_which_nothing_is_told() -> None:
+def test_beyond_loopback_the_address_needs_its_token() -> None:
+    """Beyond loopback the printed address has a token without which nothing is told."""
     with Dashboard(status, host="0.0.0.0") as board:
         page, _, token = board.url.partition("?token=")
         page = page.replace("0.0.0.0", "127.0.0.1")
@@ -113,7 +115,7 @@ def test_beyond_loopback_the_printed_address_has_a_token_without_which_nothing_i
         assert status_source(f"{page}?token={token}")().run == status().run
 
 
-def test_the_configuration_is_shown_without_what_may_be_secret_in_it(tmp_path: Path) -> None:
+def test_configuration_is_shown_without_secrets(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
         '[train]\nrounds = 7\n[moe]\nstore = "s3://key:password@bucket/x"\n'
         '[[sinks]]\nkind = "webhook"\nurl = "https://hooks.example/T0/secret"\n'

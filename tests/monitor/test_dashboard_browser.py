@@ -52,7 +52,8 @@ def test_the_page_draws_the_run_and_its_policy_stops_nothing(browser: Browser, t
         assert "secret" not in config
 
 
-def test_a_drag_zooms_a_double_click_shows_all_and_a_button_makes_the_axis_logarithmic(browser: Browser) -> None:
+def test_drag_zooms_double_click_resets_button_toggles_log(browser: Browser) -> None:
+    """A drag zooms a double click shows all and a button makes the axis logarithmic."""
     with Dashboard(long_run) as board:
         browser.open(board.url, SHOWN)
         x, y, width, height = browser.box("#chart")

@@ -120,7 +120,7 @@ def mixture() -> Shown:
     return Shown(status(mixture=MIXTURE, workers=workers, message=""))
 
 
-def test_the_page_draws_an_ordinary_run_without_a_word_of_a_mixture() -> None:
+def test_ordinary_run_is_drawn_without_mixture_words() -> None:
     shown = Shown(status())
     assert shown.pause == 1000
     assert (shown.text("state"), shown.text("round")) == ("training", "round 7 of 12")
@@ -162,7 +162,7 @@ def test_a_served_model_has_its_texts_and_no_losses() -> None:
     assert [other.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [False, False, True]
 
 
-def test_a_workers_speed_and_the_reason_of_its_mark_are_in_its_row() -> None:
+def test_workers_row_has_its_speed_and_the_reason_of_its_mark() -> None:
     fast, slow = status().workers
     slow = msgspec.structs.replace(
         slow,
@@ -211,7 +211,8 @@ def test_the_view_in_the_address_zooms_and_has_a_log_axis() -> None:
     assert Shown(status(), "#from=x&to=-5").text("state") == "training"
 
 
-def test_events_the_bigram_line_the_checkpoint_the_disk_and_the_wait_are_shown() -> None:
+def test_events_bigram_line_checkpoint_disk_and_wait_are_shown() -> None:
+    """Events the bigram line the checkpoint the disk and the wait are shown."""
     now = time.time()
     shown = Shown(
         status(
@@ -270,7 +271,8 @@ def test_a_mixture_has_a_row_for_every_composer(mixture: Shown) -> None:
     assert [row["step"] for row in mixture.rows("workers")] == ["21/30", "9/30"]
 
 
-def test_a_mixture_says_how_far_routers_agree_what_merges_took_and_what_became_of_updates(mixture: Shown) -> None:
+def test_mixture_shows_routing_merges_and_updates(mixture: Shown) -> None:
+    """A mixture says how far routers agree what merges took and what became of updates."""
     assert mixture.text("traffic").split(" · ") == [
         "composers' routing: overlap 87.6 %, KL 0.0123",
         "merges: router 5 × 0.25 s, backbone 1 × 3.00 s",
@@ -280,7 +282,8 @@ def test_a_mixture_says_how_far_routers_agree_what_merges_took_and_what_became_o
     ]
 
 
-def test_a_mixture_before_anything_was_compared_or_merged_shows_what_there_is() -> None:
+def test_mixture_without_merges_shows_its_state() -> None:
+    """A mixture before anything was compared or merged shows what there is."""
     nothing = MixtureMetrics(shards=(AWAY,), refused={}, merges={}, merge_s={})
     shown = Shown(status(mixture=nothing))
     assert (shown.text("state"), shown.text("traffic")) == ("training", "")

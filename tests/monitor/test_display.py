@@ -72,7 +72,7 @@ def test_the_panel_has_a_row_for_every_figure_of_the_kind_of_run() -> None:
     assert max(len(line) for line in drawn(rewarded(), width=60).splitlines()) <= 60
 
 
-def test_figures_are_those_that_the_metrics_of_a_kind_of_run_name() -> None:
+def test_figures_are_the_metrics_of_the_kind_of_run() -> None:
     class ToyMetrics(KindMetrics, frozen=True):
         rounds: int = 0
 
@@ -93,7 +93,7 @@ def test_figures_are_those_that_the_metrics_of_a_kind_of_run_name() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 @pytest.mark.parametrize("state", ["preparing", "waiting", "training", "finishing", "finished", "failed", "stopped"])
-def test_no_line_is_wider_than_the_terminal_and_the_state_is_named(width: int, state: str) -> None:
+def test_no_line_exceeds_the_terminal_and_the_state_is_named(width: int, state: str) -> None:
     shown = status(state=state, stage="waiting for at least 2 workers to connect")
     lines = drawn(shown, width=width).splitlines()
     assert max(len(line) for line in lines) <= min(width, 100)

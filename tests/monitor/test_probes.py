@@ -51,7 +51,8 @@ def test_prometheus_reads_the_run_and_its_workers() -> None:
     assert ("planetary_worker_step_seconds", run, ("worker", "laptop/0")) not in found
 
 
-def test_a_gateway_that_answers_is_healthy_and_is_ready_when_workers_can_take_part() -> None:
+def test_answering_gateway_is_healthy_and_ready_when_joinable() -> None:
+    """A gateway that answers is healthy and is ready when workers can take part."""
     alive, now = [True], [status(state="preparing", stage="exporting the model")]
     with Dashboard(lambda: now[0], is_alive=lambda: alive[0]) as board:
         assert asked(board.url + "health") == (200, '{"status":"ok"}')

@@ -185,7 +185,7 @@ def test_a_stopped_and_resumed_run_counts_its_sessions_only() -> None:
     assert report.faults.resumes == 1
 
 
-def test_a_round_that_was_trained_again_after_a_resume_counts_once() -> None:
+def test_retrained_round_counts_once_after_a_resume() -> None:
     again = newest_of_each_round([metrics(1, 3.0), metrics(2, 2.0), metrics(3, 1.0), metrics(2, 2.5), metrics(3, 1.5)])
     assert [(m.round, m.loss) for m in again] == [(1, 3.0), (2, 2.5), (3, 1.5)]
 
@@ -305,7 +305,7 @@ def test_overlapping_rounds_in_the_journal() -> None:
     assert status_of(history(events=[*events, back], metrics=[])).reducing == 0
 
 
-def test_a_mixture_is_reported_with_its_rates_and_what_composers_said_last() -> None:
+def test_mixture_report_has_rates_and_composers_last_words() -> None:
     def shard(mixed: float | None) -> ShardMetrics:
         seen = {"mixed_loss": mixed, "surrogate_loss": mixed}
         return ShardMetrics(loss=2.0, surrogate_error=0.1, surrogate_step=5, surrogate_age=1.0, **seen)

@@ -46,7 +46,7 @@ def test_everything_that_is_known_is_in_the_text() -> None:
     assert status_text(shown, NOW) == WHOLE
 
 
-def test_a_run_of_which_little_is_known_has_few_lines_and_no_escapes() -> None:
+def test_little_known_run_has_few_lines_and_no_escapes() -> None:
     early = status(
         state="preparing",
         stage="exporting\x1b[2J\nthe model",

@@ -54,7 +54,8 @@ def test_a_damaged_key_and_a_place_for_none_are_explained(tmp_path: Path) -> Non
         Identity.open(path / "below-a-file" / "identity.key")
 
 
-def test_a_greeting_proves_its_key_to_this_authority_and_says_what_was_signed() -> None:
+def test_greeting_proves_its_key_to_this_authority() -> None:
+    """A greeting proves its key to this authority and says what was signed."""
     identity = Identity(bytes(32))
     signed = identity.sign(HELLO, PRINT)
     assert signed.identity == identity.public
@@ -79,7 +80,8 @@ def test_a_greeting_proves_its_key_to_this_authority_and_says_what_was_signed() 
         assert "does not prove" in refused.reason
 
 
-def test_a_server_that_asks_for_no_key_takes_none_and_believes_no_wrong_one() -> None:
+def test_keyless_server_takes_none_and_believes_no_wrong_key() -> None:
+    """A server that asks for no key takes none and believes no wrong one."""
     assert judge(HELLO, identified=False) is WELCOME
     lying = msgspec.structs.replace(HELLO, identity=Identity(bytes(32)).public)
     assert isinstance(judge(lying, identified=False), Refused)

@@ -53,9 +53,8 @@ def test_messages_and_tensors_in_both_directions(tls: bool, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_large_tensor_arrives_in_the_array_that_was_given_while_control_overtakes_it(
-    tls: bool, tmp_path: Path
-) -> None:
+def test_large_tensor_arrives_in_place_and_control_overtakes(tls: bool, tmp_path: Path) -> None:
+    """A large tensor arrives in the array that was given while control overtakes it."""
     sent = noise(64 * MIB)
     target = np.zeros_like(sent)
 
@@ -247,7 +246,7 @@ def test_a_cancelled_receive_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_a_cancelled_send_is_withdrawn_and_its_array_is_free_at_once(tls: bool, tmp_path: Path) -> None:
+def test_cancelled_send_is_withdrawn_and_frees_its_array(tls: bool, tmp_path: Path) -> None:
     async def talk() -> None:
         tuning = Tuning(unread_messages=1)
         async with connected(open_authority(tmp_path) if tls else None, tuning=tuning) as (client, server):
@@ -280,7 +279,7 @@ def test_what_cannot_be_sent_costs_nothing() -> None:
     run(talk())
 
 
-def test_a_refused_tensor_ends_the_connection_and_tells_the_sender_why() -> None:
+def test_refused_tensor_ends_the_connection_with_a_reason() -> None:
     async def talk() -> None:
         allocate = expect_tensors([TensorSpec("w", "f32", (2,))])
         async with connected(allocate=allocate) as (client, server):

@@ -205,7 +205,7 @@ def test_an_expired_invite_waits_for_a_server_that_starts() -> None:
     assert judge(greeting(MINE, token), tokens, now=6 * DAY) is WELCOME
 
 
-def test_invites_do_not_lapse_where_another_server_let_the_client_in() -> None:
+def test_invites_do_not_lapse_after_entry_elsewhere() -> None:
     token = mint(SECRET, PRINT, expires=7 * DAY)
     tokens = TokenCheck(secret=SECRET, authority_fingerprint=PRINT, lapses=False)
     assert judge(msgspec.structs.replace(HELLO, token=token), tokens, now=8 * DAY) is WELCOME

@@ -191,7 +191,7 @@ def test_nobody_there_is_a_peer_error() -> None:
     run(dial())
 
 
-def test_a_server_that_never_answers_the_tls_handshake_costs_the_timeout(tmp_path: Path) -> None:
+def test_silent_tls_handshake_costs_the_timeout(tmp_path: Path) -> None:
     trust = Trust(token_for(open_authority(tmp_path)))
 
     async def dial() -> None:

@@ -46,7 +46,7 @@ def is_prepared(sock: socket.socket) -> bool:
     )
 
 
-def test_connections_send_at_once_and_notice_machines_that_vanished() -> None:
+def test_connections_send_at_once_and_notice_lost_machines() -> None:
     async def look() -> None:
         network = Recording()
         async with listening() as (server, _):
@@ -59,7 +59,7 @@ def test_connections_send_at_once_and_notice_machines_that_vanished() -> None:
         assert is_prepared(sock)
 
 
-def test_a_port_in_use_is_explained_alike_and_keeps_each_sides_error() -> None:
+def test_port_in_use_is_explained_with_each_sides_error() -> None:
     with listening_socket("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         said = []
@@ -77,7 +77,7 @@ def test_a_port_in_use_is_explained_alike_and_keeps_each_sides_error() -> None:
             assert f"process {os.getpid()} (" in said[0]
 
 
-def test_a_trust_recognises_a_certificate_and_keeps_its_authority(tmp_path: Path) -> None:
+def test_trust_recognises_a_certificate_and_its_authority(tmp_path: Path) -> None:
     authority = open_authority(tmp_path)
     trust = Trust(token_for(authority))
     with pytest.raises(TrustError, match="connecting to here: it showed no certificate"):

@@ -53,7 +53,7 @@ def test_several_at_once_agree_on_one_authority(tmp_path: Path) -> None:
     opened[0].server_context()
 
 
-def test_a_server_certificate_is_renewed_in_time_and_the_authority_stays(tmp_path: Path) -> None:
+def test_server_certificate_is_renewed_under_one_authority(tmp_path: Path) -> None:
     now = time.time()
     first = Authority.open(tmp_path, now)
     old = server_certificate(tmp_path)
@@ -149,7 +149,7 @@ def test_a_token_says_what_it_was_made_for() -> None:
         ({"role": "supervisor"}, "for the role worker, not for 'supervisor'"),
     ],
 )
-def test_a_token_that_does_not_fit_is_refused_without_being_shown(changes: dict, text: str) -> None:
+def test_unfit_token_is_refused_without_being_shown(changes: dict, text: str) -> None:
     token = mint(SECRET, PRINT, expires=2000.0, roles=["worker"])
     with pytest.raises(TrustError, match=text) as caught:
         check(token, **changes)
@@ -207,7 +207,7 @@ def test_a_trust_does_not_print_its_token() -> None:
 # --- who the gateway is
 
 
-def test_the_authority_is_found_by_its_fingerprint_and_remembered(tmp_path: Path) -> None:
+def test_authority_is_found_by_fingerprint_and_remembered(tmp_path: Path) -> None:
     opened = open_authority(tmp_path)
     trust = Trust(token_for(opened))
 
@@ -251,7 +251,8 @@ def impostor_context(folder: Path, ours: Authority, theirs: Authority, now: floa
     return context
 
 
-def test_an_impostor_with_our_authority_in_its_certificate_fails_the_handshake(tmp_path: Path) -> None:
+def test_impostor_with_our_authority_fails_the_handshake(tmp_path: Path) -> None:
+    """An impostor with our authority in its certificate fails the handshake."""
     ours, theirs = open_authority(tmp_path / "ours"), open_authority(tmp_path / "theirs")
     context = impostor_context(tmp_path, ours, theirs, time.time())
 

@@ -30,7 +30,7 @@ def test_one_address_has_few_places_and_gets_them_back() -> None:
     assert door.enter("10.0.0.1", 3.0) is None
 
 
-def test_where_all_places_are_taken_who_has_been_there_longest_goes() -> None:
+def test_longest_guest_leaves_when_all_places_are_taken() -> None:
     door, ended = Door(StrangerLimits(at_once=3, of_address=3, settled_s=0.0)), []
     for number in range(5):
         place = door.enter("127.0.0.1", float(number))  # this machine's own address has no limit of its own
@@ -40,7 +40,8 @@ def test_where_all_places_are_taken_who_has_been_there_longest_goes() -> None:
     assert door.strangers == 3
 
 
-def test_of_many_who_come_at_once_the_first_are_served_and_the_others_come_again() -> None:
+def test_first_of_many_are_served_and_the_rest_come_again() -> None:
+    """Of many who come at once the first are served and the others come again."""
     door = Door(StrangerLimits(at_once=10, settled_s=1.0))
     waiting, served = 100, 0
     for second in range(10):  # each is known after half a second
@@ -91,7 +92,7 @@ def test_places_are_counted_right_whatever_happens(seed: int) -> None:
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["TLS", "plain"])
-def test_hundreds_of_idle_connections_keep_nobody_out_and_are_bounded(tmp_path: Path, *, tls: bool) -> None:
+def test_hundreds_of_idle_connections_keep_no_client_out(tmp_path: Path, *, tls: bool) -> None:
     authority = open_authority(tmp_path)
     limits = ServerLimits(connections=20, strangers=StrangerLimits(at_once=8, settled_s=0.0, introduction_s=15.0))
     trust = Trust(token_for(authority)) if tls else Trust.plain_loopback()
@@ -128,7 +129,8 @@ def test_hundreds_of_idle_connections_keep_nobody_out_and_are_bounded(tmp_path: 
     run(meet())
 
 
-def test_a_stranger_that_trickles_has_one_deadline_for_handshake_and_message(tmp_path: Path) -> None:
+def test_trickling_stranger_has_one_deadline(tmp_path: Path) -> None:
+    """A stranger that trickles has one deadline for handshake and message."""
     authority = open_authority(tmp_path)
     limits = ServerLimits(strangers=StrangerLimits(introduction_s=0.3))
 

@@ -90,7 +90,7 @@ class Gateway:
         return {one.check: one for one in found}, numbers
 
 
-def test_a_good_link_is_measured_both_ways_and_no_run_sees_the_machine(tmp_path: Path) -> None:
+def test_good_link_is_measured_both_ways_unseen_by_runs(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path / "authority")
     found, numbers = gateway.examined(tmp_path, gateway.token())
     assert {one.state for one in found.values()} == {f.State.GOOD}, found

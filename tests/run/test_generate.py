@@ -66,7 +66,7 @@ def draw(model: TextContinuation, count: int, prompt: list[int], **options: Any)
     return [token.token for token in model.tokens(prompt, SamplingOptions(**options), count)]
 
 
-def test_temperature_zero_takes_the_likeliest_token_beyond_the_window(model: TextContinuation) -> None:
+def test_likeliest_token_is_taken_beyond_the_window(model: TextContinuation) -> None:
     assert draw(model, 20, [7], temperature=0) == list(range(8, 28))
     assert draw(model, 3, list(range(20)), temperature=0) == [20, 21, 22]
 
@@ -184,7 +184,7 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_parameters_of_the_checkpoint_are_what_the_model_gets(run_folder: Path) -> None:
+def test_checkpoint_parameters_reach_the_model(run_folder: Path) -> None:
     model = load_trained(run_folder)
     _, params, _ = nanochat.build(**OPTIONS, seed=3)
     wanted = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32) + 0.01, params)
@@ -196,9 +196,7 @@ def test_the_parameters_of_the_checkpoint_are_what_the_model_gets(run_folder: Pa
     np.testing.assert_allclose(model.logits(model.params, tokens), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_command_prints_prompt_and_continuation_the_same_each_time(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_same_continuation_each_time(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for _ in range(2):
         assert main(["generate", str(run_folder), "--prompt", "def ", "--tokens", "20"]) == 0

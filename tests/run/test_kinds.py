@@ -26,7 +26,7 @@ def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kinds, "all_kinds", lambda: found)
 
 
-def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None) -> None:
+def test_configuration_belongs_to_the_first_claiming_kind(with_toy: None) -> None:
     named = apply_overrides(Config(), ["run.name=toy"])
     assert kinds.kind_of(named).name == "toy"
     assert kinds.kind_of(Config()).name == "rounds"
@@ -37,7 +37,7 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
     assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
 
 
-def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_kind_refuses_unsupported_keys_by_name(tmp_path: Path) -> None:
     toy, (serving, mixture, learned, hub, site, rounds) = Toy(), kinds.all_kinds()
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(Config()) == []
@@ -98,7 +98,7 @@ async def whole_run(gateway: Gateway, names: tuple[str, ...]) -> tuple[bool, str
     return end.ok, end.reason, reasons
 
 
-def test_a_toy_kind_runs_to_its_end_with_workers_on_real_connections(with_toy: None, tmp_path: Path) -> None:
+def test_toy_kind_runs_to_its_end_on_real_connections(with_toy: None, tmp_path: Path) -> None:
     config = apply_overrides(Config(), ["run.name=toy", "fabric.workers=2"])
     options = GatewayOptions(folder=tmp_path / "run", cache=tmp_path / "cache", host="127.0.0.1", port=0, resume=False)
     gateway = kinds.kind_of(config).gateway(config, options, Security())

@@ -46,7 +46,7 @@ def lost(done: planetary.Simulated) -> set[str]:
 
 
 @pytest.mark.parametrize("lie", get_args(Lie))
-def test_two_liars_of_seven_change_little_and_no_honest_worker_pays(corpus: Path, shared_cache: Path, lie: Lie) -> None:
+def test_two_liars_of_seven_change_little_at_no_honest_cost(corpus: Path, shared_cache: Path, lie: Lie) -> None:
     honest = run(corpus, shared_cache)
     assert lost(honest) == set()
     assert not [event for event in honest.events if event["event"] == "delta_withdrawn"]
@@ -59,7 +59,7 @@ def test_two_liars_of_seven_change_little_and_no_honest_worker_pays(corpus: Path
     assert withdrawn <= LIAR_NAMES
 
 
-def test_without_a_judge_the_run_goes_back_from_what_liars_ruined(corpus: Path, shared_cache: Path) -> None:
+def test_unjudged_run_goes_back_from_ruin_by_liars(corpus: Path, shared_cache: Path) -> None:
     """The median of the cautious rounds outvotes them."""
     honest, done = run(corpus, shared_cache), run(corpus, shared_cache, "flipped_10", judge="none")
     back = [event for event in done.events if event["event"] == "rolled_back"]

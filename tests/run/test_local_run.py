@@ -54,7 +54,7 @@ def test_a_node_manager_that_was_killed_is_started_again(tmp_path: Path) -> None
     assert not run.nodes
 
 
-def test_a_backend_that_is_not_installed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_missing_backend_is_refused_before_the_start(tmp_path: Path) -> None:
     run = ScriptedRun(tmp_path, STAYS)
     fabric = msgspec.structs.replace(Config().fabric, backend="pjrt:cuda")
     LocalRun.__init__(

@@ -59,9 +59,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("full_disk")
 @pytest.mark.parametrize("error", [ResourceError(FULL), NumericsError("a loss is NaN"), KeyError("internal")])
-def test_what_ended_a_run_is_told_and_not_that_its_picture_could_not_be_written(
-    tmp_path: Path, error: BaseException
-) -> None:
+def test_run_error_outranks_an_unwritable_picture(tmp_path: Path, error: BaseException) -> None:
+    """What ended a run is told and not that its picture could not be written."""
     folder = begun(tmp_path / "run")
     assert str(ended_by(error, folder)).startswith(str(error))
 

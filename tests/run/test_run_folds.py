@@ -89,7 +89,8 @@ def test_a_finished_round_counts_its_contributions() -> None:
     assert state.train_losses == {1: 2.5}
 
 
-def test_a_finished_round_with_other_tokens_than_its_contributions_is_refused() -> None:
+def test_finished_round_with_foreign_tokens_is_refused() -> None:
+    """A finished round with other tokens than its contributions is refused."""
     state = ControllerState()
     *before, last = a_round(50)
     replay([STARTED, *before], state)

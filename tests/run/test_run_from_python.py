@@ -102,7 +102,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeRun]:
     return kind
 
 
-def test_train_returns_the_finished_run_with_the_metrics_of_each_round(fake: type[FakeRun], tmp_path: Path) -> None:
+def test_train_returns_the_run_with_metrics_of_each_round(fake: type[FakeRun], tmp_path: Path) -> None:
     seen: list[int] = []
     run = planetary.train(TABLES, run_dir="here", workers=3, on_round=lambda metrics: seen.append(metrics.round))
     assert run.folder == tmp_path / "here"
@@ -153,7 +153,7 @@ def test_an_error_of_the_run_is_raised_by_wait(fake: type[FakeRun]) -> None:
             run.wait(WAIT_S)
 
 
-def test_an_exception_of_the_callback_stops_the_run_and_is_raised(fake: type[FakeRun]) -> None:
+def test_callback_exception_stops_the_run_and_is_raised(fake: type[FakeRun]) -> None:
     def on_round(metrics: RoundMetrics) -> None:
         raise ValueError(f"round {metrics.round}")
 
@@ -234,7 +234,8 @@ def test_an_interrupt_while_waiting_stops_the_run_first(fake: type[FakeRun], mon
     assert not run.under_way
 
 
-def test_training_works_inside_a_running_event_loop_and_keeps_its_signal_handlers(fake: type[FakeRun]) -> None:
+def test_training_in_an_event_loop_keeps_signal_handlers(fake: type[FakeRun]) -> None:
+    """Training works inside a running event loop and keeps its signal handlers."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     async def notebook() -> list[int]:

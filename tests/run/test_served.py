@@ -182,7 +182,8 @@ def build(**options):
 """
 
 
-def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_its_state(tmp_path: Path) -> None:
+def test_model_without_decode_is_served_by_whole_texts(tmp_path: Path) -> None:
+    """A model without decode is served by whole texts and a recurrent one by its state."""
     (tmp_path / "own.py").write_text(OWN)
     write_run(tmp_path / "own", 1, seed=1, source=f"{tmp_path}/own.py:build", options={})
     model = served(tmp_path / "own")
@@ -215,7 +216,7 @@ def build():
 """
 
 
-def test_a_compiled_graph_is_served_by_whole_texts_of_its_own_length(tmp_path: Path) -> None:
+def test_compiled_graph_is_served_by_texts_of_its_length(tmp_path: Path) -> None:
     (tmp_path / "scored.py").write_text(GRAPH)
     graph = export_model(f"{tmp_path / 'scored.py'}:build", {})
     graph.save(tmp_path / "graph")
@@ -283,7 +284,7 @@ def test_an_exported_model_is_the_one_it_was_written_from(tmp_path: Path) -> Non
 
 
 @pytest.mark.compiles
-def test_an_export_is_compared_with_the_whole_pass_before_it_is_there(
+def test_export_is_compared_with_the_whole_pass_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "run", 1, seed=1, options={**SMALL, "n_layer": 1})

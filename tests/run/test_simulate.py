@@ -47,9 +47,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def test_one_worker_and_plain_outer_steps_are_plain_training_bit_for_bit(
-    tables: dict[str, Any], shared_cache: Path
-) -> None:
+def test_one_worker_with_plain_outer_steps_is_plain_training(tables: dict[str, Any], shared_cache: Path) -> None:
     outer = {"outer.learning_rate": 1.0, "outer.momentum": 0.0}
     done = planetary.simulate(tables, workers=1, overrides=outer, cache=shared_cache)
     prepared = prepare_run(done.config, shared_cache, lambda stage: None)
@@ -128,7 +126,7 @@ def test_what_cannot_be_simulated_is_an_error(tables: dict[str, Any], shared_cac
 
 
 @pytest.mark.slow
-def test_a_mixture_trains_through_faults_and_equal_seeds_give_equal_bits(shared_cache: Path) -> None:
+def test_mixture_trains_through_faults_with_equal_bits(shared_cache: Path) -> None:
     small = {"model.options": {"n_layer": 1, "n_embd": 16, "n_expert": 4, "n_active": 2, "n_latent": 8, "n_hidden": 16}}
     smaller = {"train.batch_size": 1, "train.sequence_length": 16, "train.inner_steps": 4, "eval.batches": 2}
     rates = {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0, "moe.composers": 2, "moe.rank": 2}

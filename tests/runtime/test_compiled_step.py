@@ -169,7 +169,7 @@ def test_what_was_loaded_is_not_written_to(built: Built, executor: IreeExecutor,
         np.testing.assert_array_equal(params[name], value)
 
 
-def test_new_parameters_keep_the_optimizer_state_until_it_is_reset(
+def test_new_parameters_keep_the_optimizer_state_until_reset(
     built: Built, executor: IreeExecutor, batch: list[np.ndarray]
 ) -> None:
     executor.train_step(0, RATE, batch)
@@ -281,7 +281,7 @@ def test_a_right_artifact_passes_once(built: Built, monkeypatch: pytest.MonkeyPa
     assert _verify(built, built.artifact, built.store) == report
 
 
-def test_a_wrong_artifact_is_refused_by_the_name_of_its_worst_tensor(built: Built) -> None:
+def test_wrong_artifact_is_refused_by_its_worst_tensor(built: Built) -> None:
     with pytest.raises(CompileError, match="'head' differs"):
         _verify(built, built.artifact, wrong="head")
 

@@ -51,7 +51,7 @@ def test_a_result_replaces_the_argument_of_its_name() -> None:
     assert FunctionSpec((W,), (NORM, W)).replaced == ()
 
 
-def test_what_is_on_the_device_is_sent_once_and_read_when_it_is_asked_for() -> None:
+def test_device_arrays_are_sent_once_and_read_on_demand() -> None:
     traffic = TransferCounter(Adds())
     held = ResidentTensors(traffic)
     start, gradient = ones(), ones(2)
@@ -100,7 +100,7 @@ def test_tensors_of_other_shapes_are_refused() -> None:
     assert set(run_once(Adds(), "update", {"w": ones(), "g": ones(), "more": ones()})) == {"w", "norm"}
 
 
-def test_pjrt_gives_the_devices_and_threads_that_were_asked_for_or_refuses() -> None:
+def test_pjrt_gives_the_asked_devices_and_threads_or_refuses() -> None:
     (device,) = open_devices("pjrt:cpu")  # from now on JAX is in use
     assert device.platform == "cpu"
     with pytest.raises(UserError, match="cannot change to 97"):

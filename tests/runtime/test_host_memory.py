@@ -44,7 +44,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_freed_large_block_is_used_again_with_its_pages_on_every_thread() -> None:
+def test_freed_large_block_is_reused_on_every_thread() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True)
     provided = json.loads(run.stdout)
     if provided is None:

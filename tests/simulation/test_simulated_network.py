@@ -147,9 +147,10 @@ def test_two_production_shells_exchange_messages_in_order(make_world: Callable[[
     assert all(name == "a" for name, _ in echo.received)
 
 
-def test_a_partition_ends_a_connection_by_silence_and_a_redial_goes_through_when_it_heals(
+def test_partition_ends_in_silence_and_a_redial_heals(
     make_world: Callable[[int], World],
 ) -> None:
+    """A partition ends a connection by silence and a redial goes through when it heals."""
     world = make_world(2)
     echo, pinger = Echo(world), Pinger(world, "a")
     until(world, 3.0)
@@ -210,7 +211,7 @@ def test_one_seed_gives_one_trace(make_world: Callable[[int], World]) -> None:
     assert first != story(6)
 
 
-def test_a_killed_server_resets_its_connections_and_runs_no_cleanup(make_world: Callable[[int], World]) -> None:
+def test_killed_server_resets_connections_without_cleanup(make_world: Callable[[int], World]) -> None:
     world = make_world(7)
     cleaned: list[str] = []
 

@@ -81,7 +81,7 @@ def test_the_document_is_valid_and_names_every_operation_once(tmp_path: Path) ->
     run(tmp_path, test)
 
 
-def test_every_read_operation_answers_with_what_the_document_says(tmp_path: Path) -> None:
+def test_every_read_operation_answers_as_documented(tmp_path: Path) -> None:
     from jsonschema import Draft202012Validator
 
     async def test(site: Running) -> None:
@@ -112,7 +112,9 @@ def test_every_read_operation_answers_with_what_the_document_says(tmp_path: Path
     run(tmp_path, test)
 
 
-def test_a_job_runs_beside_no_other_of_its_controller_and_is_cancelled_at_once(tmp_path: Path) -> None:
+def test_job_runs_alone_at_its_controller_and_is_cancelled(tmp_path: Path) -> None:
+    """A job runs beside no other of its controller and is cancelled at once."""
+
     async def test(site: Running) -> None:
         first, second = await site.submit(), await site.submit()
         assert (first["job_id"], second["job_id"]) == ("toy", "toy-2")
@@ -199,7 +201,7 @@ WRONG = (
 )
 
 
-def test_a_submission_that_cannot_be_is_refused_and_the_site_goes_on(tmp_path: Path) -> None:
+def test_impossible_submission_is_refused_and_the_site_goes_on(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         for body, status, text in WRONG:
             answer = await site.client.post("/v1/jobs", content=body)
@@ -211,7 +213,7 @@ def test_a_submission_that_cannot_be_is_refused_and_the_site_goes_on(tmp_path: P
     run(tmp_path, test)
 
 
-def test_every_error_has_a_stable_code_that_document_and_page_have(tmp_path: Path) -> None:
+def test_every_error_has_a_stable_documented_code(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "site.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([\d, ]+) \| (.*) \|$", page, re.MULTILINE)
     assert {code: (tuple(map(int, statuses.split(", "))), text) for code, statuses, text in rows} == CODES
@@ -285,7 +287,9 @@ def test_a_priority_out_of_its_range_is_refused_with_the_range(tmp_path: Path, p
     run(tmp_path, test)
 
 
-def test_a_controller_that_is_not_enabled_and_a_kind_that_is_anothers_are_refused(tmp_path: Path) -> None:
+def test_disabled_controller_and_foreign_kind_are_refused(tmp_path: Path) -> None:
+    """A controller that is not enabled and a kind that is another's are refused."""
+
     async def test(site: Running) -> None:
         job = {"config": {"run": {"name": "toy"}}}
         disabled = await site.post("/v1/rl/jobs", job)
@@ -367,7 +371,9 @@ def events_of(text: str) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def test_events_are_streamed_until_the_run_is_over_and_go_on_where_a_client_was(tmp_path: Path) -> None:
+def test_events_stream_to_the_end_and_resume_per_client(tmp_path: Path) -> None:
+    """Events are streamed until the run is over and go on where a client was."""
+
     async def test(site: Running) -> None:
         await site.submit()
         await site.until_state("toy", "running")
@@ -398,7 +404,7 @@ def test_events_are_streamed_until_the_run_is_over_and_go_on_where_a_client_was(
     run(tmp_path, test)
 
 
-def test_a_long_journal_is_streamed_in_parts_between_which_others_have_their_turn(tmp_path: Path) -> None:
+def test_long_journal_is_streamed_in_fair_parts(tmp_path: Path) -> None:
     """Else a client that is gone is written to until the end of the journal, with a warning for each event."""
     journal = tmp_path / "events.jsonl"
     journal.write_text("".join(f'{{"event":"e","number":{number}}}\n' for number in range(1, 201)))
@@ -559,9 +565,8 @@ def test_invites_are_made_listed_and_revoked(tmp_path: Path) -> None:
     run(tmp_path, test, security=Security.by(Authority.open(tmp_path / "state", SystemClock().wall())))
 
 
-def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_recognise_a_tls_gateway_by_their_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands recognise a gateway with TLS by the fingerprint of their token."""
     authority = Authority.open(tmp_path / "state", SystemClock().wall())
     fingerprint = authority.fingerprint.hex()
     (tmp_path / "state" / "api-token.txt").write_text(ADMIN)
@@ -608,7 +613,7 @@ def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token
     run(tmp_path, test, security=Security.by(authority), tls=True)
 
 
-def test_an_https_page_is_announced_with_the_fingerprints_of_its_certificate(
+def test_https_page_is_announced_with_its_fingerprints(
     tmp_path: Path,
 ) -> None:
     """A browser shows the one of the certificate, and a token names that of its authority."""
@@ -698,7 +703,7 @@ def test_a_submission_brings_the_files_of_its_model_and_data(
     run(tmp_path, test)
 
 
-def test_a_submission_with_a_file_that_is_absent_is_refused_with_path_and_remedy(
+def test_submission_of_an_absent_file_is_refused_with_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is queued; a file that an earlier job may make in the runs' folder is no reason to refuse one."""

@@ -97,7 +97,9 @@ async def line_is_counted(found: Federation) -> bool:
     return sites[0]["gb_today"] > 0 == sites[1]["gb_today"]
 
 
-def test_jobs_are_placed_listed_shown_and_cancelled_over_the_api_of_the_hub(tmp_path: Path) -> None:
+def test_jobs_are_managed_over_the_api_of_the_hub(tmp_path: Path) -> None:
+    """Jobs are placed listed shown and cancelled over the API of the hub."""
+
     async def test(found: Federation) -> None:
         async with found.site("paris") as paris:
             await found.until_here("paris")
@@ -144,7 +146,9 @@ def test_a_job_ends_at_its_site_and_at_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_site_that_is_lost_has_its_job_placed_elsewhere_and_cancels_it_when_it_is_back(tmp_path: Path) -> None:
+def test_lost_sites_job_is_placed_elsewhere_and_cancelled(tmp_path: Path) -> None:
+    """A site that is lost has its job placed elsewhere and cancels it when it is back."""
+
     async def test(found: Federation) -> None:
         async with found.site("tokyo") as tokyo:
             async with found.site("paris"):
@@ -163,7 +167,7 @@ def test_a_site_that_is_lost_has_its_job_placed_elsewhere_and_cancels_it_when_it
 
 
 @pytest.mark.slow
-def test_a_site_that_gets_a_job_again_goes_on_with_the_run_that_it_has(tmp_path: Path) -> None:
+def test_site_goes_on_with_its_run_of_a_repeated_job(tmp_path: Path) -> None:
     async def test(found: Federation) -> None:
         async with found.site("paris"):
             await found.until_here("paris")
@@ -181,7 +185,8 @@ def test_a_site_that_gets_a_job_again_goes_on_with_the_run_that_it_has(tmp_path:
     run(tmp_path, test)
 
 
-def test_a_sites_name_belongs_to_the_machine_that_joined_with_it_until_it_is_forgiven(tmp_path: Path) -> None:
+def test_sites_name_is_its_machines_until_forgiven(tmp_path: Path) -> None:
+    """A site's name belongs to the machine that joined with it until it is forgiven."""
     now = SystemClock().wall()
     security = Security.by(Authority.open(tmp_path / "authority", now))
     assert security.invites is not None
@@ -215,7 +220,7 @@ def test_a_sites_name_belongs_to_the_machine_that_joined_with_it_until_it_is_for
     run(tmp_path, later, security=security, forgive=("paris",))
 
 
-def test_a_data_set_of_a_site_is_read_by_its_name_where_the_policy_lets_it(tmp_path: Path) -> None:
+def test_sites_data_set_is_read_by_name_under_its_policy(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("a b c")
 
@@ -235,7 +240,7 @@ def test_a_data_set_of_a_site_is_read_by_its_name_where_the_policy_lets_it(tmp_p
         config_of_tables({"data": {"source": "site://other"}}, (), {"notes": str(text)})
 
 
-def test_a_submission_that_no_site_may_take_is_refused_with_the_reasons(tmp_path: Path) -> None:
+def test_submission_for_no_site_is_refused_with_reasons(tmp_path: Path) -> None:
     async def test(found: Federation) -> None:
         for body, words in (
             ({"config": {"run": {"name": "toy"}}, "needs": {"site": "lab"}}, "gives it no trainer (roles: server)"),
@@ -268,7 +273,9 @@ def test_a_submission_that_no_site_may_take_is_refused_with_the_reasons(tmp_path
     run(tmp_path, test)
 
 
-def test_a_configuration_that_the_site_refuses_fails_with_its_reason_and_the_next_job_goes_on(tmp_path: Path) -> None:
+def test_refused_configuration_fails_and_the_next_job_runs(tmp_path: Path) -> None:
+    """A configuration that the site refuses fails with its reason and the next job goes on."""
+
     async def test(found: Federation) -> None:
         async with found.site("paris"):
             await found.until_here("paris")
@@ -283,7 +290,9 @@ def test_a_configuration_that_the_site_refuses_fails_with_its_reason_and_the_nex
     run(tmp_path, test)
 
 
-def test_a_gateway_that_no_hub_knows_and_one_whose_upstream_is_no_hub_are_refused_and_go_on(tmp_path: Path) -> None:
+def test_unknown_gateway_and_false_upstream_are_refused(tmp_path: Path) -> None:
+    """A gateway that no hub knows and one whose upstream is no hub are refused and go on."""
+
     async def test(found: Federation) -> None:
         async def refused(site: Running, words: str) -> None:
             async def holds() -> bool:

@@ -53,7 +53,7 @@ def grow(pauses: list[float]) -> bool:
     return all(0.75 * most <= pause <= most for pause, most in zip(pauses, expected, strict=True))
 
 
-def test_a_refusal_that_can_pass_away_is_dialled_again_until_it_has() -> None:
+def test_passing_refusal_is_dialled_again() -> None:
     link = Link()
     pauses = []
     for _ in range(8):
@@ -68,7 +68,8 @@ def test_a_refusal_that_can_pass_away_is_dialled_again_until_it_has() -> None:
     assert link.dial() <= REDIAL_FIRST_S  # the pauses begin anew
 
 
-def test_another_hub_is_refused_with_growing_pauses_until_the_jobs_of_the_first_have_ended() -> None:
+def test_another_hub_is_refused_until_first_jobs_have_ended() -> None:
+    """Another hub is refused with growing pauses until the jobs of the first have ended."""
     link = Link("h-1", RUNNING)
     pauses = []
     for _ in range(7):
@@ -88,7 +89,7 @@ def test_another_hub_is_refused_with_growing_pauses_until_the_jobs_of_the_first_
     assert (link.machine.hub, link.machine.reports, link.machine.away) == ("h-2", {}, "")
 
 
-def test_the_first_hub_is_taken_again_when_it_is_back_at_the_address() -> None:
+def test_first_hub_is_taken_again_when_it_is_back() -> None:
     link = Link("h-1", RUNNING)
     link.tell(Opened(link.session, "h-2"))
     link.tell(Closed(link.session, "this side closed it"))
@@ -101,7 +102,7 @@ def test_the_first_hub_is_taken_again_when_it_is_back_at_the_address() -> None:
 
 
 @pytest.mark.parametrize(("kind", "error"), [("", TrustError), ("resource", ResourceError)])
-def test_a_refusal_that_cannot_pass_away_ends_the_link_with_the_remedy(kind: str, error: type[Exception]) -> None:
+def test_lasting_refusal_ends_the_link_with_the_remedy(kind: str, error: type[Exception]) -> None:
     link = Link()
     out = link.tell(Closed(link.session, "the invite token 3f has expired", refused=True, kind=kind))
     [end] = out

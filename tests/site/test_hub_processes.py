@@ -174,7 +174,7 @@ def federation(tmp_path: Path, shared_cache: Path) -> Iterator[Federation]:
     found.close()
 
 
-def test_jobs_outlive_the_hub_and_their_site_and_are_cancelled_in_a_round(federation: Federation) -> None:
+def test_jobs_outlive_hub_and_site_and_are_cancelled(federation: Federation) -> None:
     (federation.folder / "job.toml").write_text(JOB)
     submit = ("jobs", "submit", str(federation.folder / "job.toml"))
     assert federation.command(*submit) == 0
@@ -212,7 +212,7 @@ def test_jobs_outlive_the_hub_and_their_site_and_are_cancelled_in_a_round(federa
     ]
 
 
-def test_one_job_over_two_sites_outlives_the_hub_and_ends_at_all_of_them(
+def test_job_over_two_sites_outlives_the_hub_and_ends_at_both(
     federation: Federation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run at the hub, whose workers are the sites, goes on from the hub's journal alone."""

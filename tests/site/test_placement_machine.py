@@ -154,7 +154,7 @@ def test_a_job_waits_for_a_site_is_offered_taken_and_ends() -> None:
     assert hub.wait(10 * PATIENCE) == []
 
 
-def test_a_job_that_every_site_refuses_for_good_fails_with_all_reasons() -> None:
+def test_job_refused_by_all_sites_fails_with_all_reasons() -> None:
     hub = Hub("a", "b")
     hub.come("a")
     hub.come("b")
@@ -165,7 +165,8 @@ def test_a_job_that_every_site_refuses_for_good_fails_with_all_reasons() -> None
     assert hub.job("j").reason == "no site takes it: a: no such file; b: no such model"
 
 
-def test_a_site_that_declined_for_a_passing_reason_is_asked_again_after_a_while() -> None:
+def test_site_declining_in_passing_is_asked_again() -> None:
+    """A site that declined for a passing reason is asked again after a while."""
     hub = Hub("a")
     hub.come("a")
     hub.submit("j")
@@ -175,7 +176,8 @@ def test_a_site_that_declined_for_a_passing_reason_is_asked_again_after_a_while(
     assert hub.wait(1) == [offer("a", "j", 2)]
 
 
-def test_a_lost_sites_job_is_placed_elsewhere_once_and_cancelled_there_when_the_site_is_back() -> None:
+def test_lost_sites_job_moves_once_and_is_cancelled_there() -> None:
+    """A lost site's job is placed elsewhere once and cancelled there when the site is back."""
     hub = placed("a", "b")
     hub.come("b")
     hub.go("a")
@@ -190,7 +192,7 @@ def test_a_lost_sites_job_is_placed_elsewhere_once_and_cancelled_there_when_the_
     assert (hub.job("j").state, hub.job("j").site, hub.job("j").strays) == ("placed", "b", {})
 
 
-def test_a_lost_site_that_is_back_before_another_was_asked_keeps_the_job() -> None:
+def test_lost_site_back_before_another_offer_keeps_the_job() -> None:
     hub = placed("a")
     hub.go("a")
     hub.wait(PATIENCE)
@@ -200,7 +202,7 @@ def test_a_lost_site_that_is_back_before_another_was_asked_keeps_the_job() -> No
     assert (hub.job("j").state, hub.job("j").site, hub.job("j").strays) == ("placed", "a", {})
 
 
-def test_a_site_that_is_back_within_its_patience_is_asked_for_the_state() -> None:
+def test_site_back_within_its_patience_is_asked_for_its_state() -> None:
     hub = placed("a", "b")
     hub.come("b")
     hub.go("a")
@@ -227,7 +229,7 @@ def test_an_attempt_that_was_recalled_is_never_kept() -> None:
     assert sent == [offer("a", "j", 3)]
 
 
-def test_no_second_attempt_goes_to_a_site_whose_first_may_still_run() -> None:
+def test_no_second_attempt_where_the_first_may_still_run() -> None:
     hub = placed("a", "b")
     hub.come("b")
     hub.go("a")
@@ -239,7 +241,8 @@ def test_no_second_attempt_goes_to_a_site_whose_first_may_still_run() -> None:
     assert hub.report("a", "j", 1, "cancelled") == [offer("a", "j", 3)]
 
 
-def test_a_site_that_does_not_answer_an_offer_loses_it_and_is_asked_to_cancel_it() -> None:
+def test_site_silent_on_an_offer_loses_it() -> None:
+    """A site that does not answer an offer loses it and is asked to cancel it."""
     hub = Hub("a", "b")
     hub.come("a")
     hub.submit("j")
@@ -251,7 +254,8 @@ def test_a_site_that_does_not_answer_an_offer_loses_it_and_is_asked_to_cancel_it
     assert (hub.job("j").site, hub.job("j").strays[1].recalled) == ("b", True)
 
 
-def test_cancellation_is_at_once_where_the_site_is_here_and_else_when_it_is_back() -> None:
+def test_cancellation_is_at_once_or_when_the_site_is_back() -> None:
+    """Cancellation is at once where the site is here and else when it is back."""
     hub = placed("a")
     sent = hub.tell(JobUnwanted(job="j", reason="enough"))
     assert cancels(sent) == [("a", "j", 1)]
@@ -274,20 +278,22 @@ def test_cancellation_is_at_once_where_the_site_is_here_and_else_when_it_is_back
     assert hub.come("a") == []
 
 
-def test_a_sites_texts_are_kept_without_the_characters_that_a_terminal_obeys() -> None:
+def test_sites_texts_are_kept_without_terminal_characters() -> None:
+    """A site's texts are kept without the characters that a terminal obeys."""
     hub = placed("a")
     hub.report("a", "j", 1, "failed", reason="\x1b[2Jgone\n" + "x" * 5000)
     assert hub.job("j").reason.startswith("\\x1b[2Jgone\\nxxx")
     assert len(hub.job("j").reason) == 2000
 
 
-def test_a_job_that_a_person_cancelled_at_its_site_is_cancelled_at_the_hub() -> None:
+def test_job_cancelled_at_its_site_is_cancelled_at_the_hub() -> None:
     hub = placed("a")
     hub.report("a", "j", 1, "cancelled", reason="by a person")
     assert (hub.job("j").state, hub.job("j").reason) == ("cancelled", "by a person")
 
 
-def test_after_kill_9_the_hub_asks_again_in_the_same_attempt_and_gives_sites_their_patience() -> None:
+def test_hub_repeats_attempts_and_patience_after_kill_9() -> None:
+    """After kill -9 the hub asks again in the same attempt and gives sites their patience."""
     hub = Hub("a", "b")
     hub.come("a")
     hub.submit("j")  # the offer is in the journal, and the answer is not
@@ -302,7 +308,7 @@ def test_after_kill_9_the_hub_asks_again_in_the_same_attempt_and_gives_sites_the
     assert hub.come("a") == [offer("a", "j", 1)]
 
 
-def test_higher_priorities_go_first_and_a_full_controller_gets_no_more() -> None:
+def test_higher_priorities_go_first_to_controllers_with_room() -> None:
     hub = Hub("a")
     for name, priority in (("low", 0), ("high", 5), ("third", None)):
         placeable = PlaceableJob(controller="training", roles=("trainer",), data_sets=())
@@ -312,7 +318,7 @@ def test_higher_priorities_go_first_and_a_full_controller_gets_no_more() -> None
     assert "has 2 jobs and runs 2 at once" in hub.machine.choices["third"].why
 
 
-def test_a_lines_bytes_are_kept_and_a_used_up_budget_lasts_for_the_day() -> None:
+def test_lines_bytes_are_kept_and_a_used_budget_lasts_a_day() -> None:
     hub = Hub("a", gb_per_day=1.0)
     hub.tell(LineCarried(site="a", day=7, nbytes=10**9))
     hub.come("a")
@@ -374,7 +380,7 @@ def without_an_answer(hub: Hub, turn: int) -> None:
 
 
 @pytest.mark.parametrize("behave", [changing_state, there_and_away, declining, without_an_answer])
-def test_a_site_that_alternates_between_two_states_does_not_grow_the_journal_without_bound(
+def test_alternating_site_does_not_grow_the_journal(
     behave: Callable[[Hub, int], None],
 ) -> None:
     """Once a second, for an hour; the job is fine again as soon as the site is."""
@@ -409,7 +415,8 @@ def test_a_site_that_alternates_between_two_states_does_not_grow_the_journal_wit
     assert hub.machine.next_deadline() is None
 
 
-def test_the_newest_of_many_states_is_shown_at_once_and_written_when_it_is_time() -> None:
+def test_newest_state_is_shown_at_once_and_written_in_time() -> None:
+    """The newest of many states is shown at once and written when it is time."""
     hub = placed("a")
     for turn in range(2 * BURST):
         hub.report("a", "j", 1, "running" if turn % 2 else "queued")
@@ -451,7 +458,8 @@ def test_parts_are_placed_together_once_there_are_enough_sites() -> None:
     assert hub.job("w").members == {"a": 1, "b": 2}
 
 
-def test_a_hub_that_was_killed_between_the_records_of_the_parts_offers_the_rest() -> None:
+def test_hub_killed_between_part_records_offers_the_rest() -> None:
+    """A hub that was killed between the records of the parts offers the rest."""
     hub = Hub("a", "b")
     hub.come("a")
     hub.come("b")
@@ -477,7 +485,8 @@ def test_named_sites_get_the_parts_in_their_order() -> None:
     assert hub.machine.choices["w"].why == "0 of 2 sites can take a part now; a: it is away; b: it is away"
 
 
-def test_a_job_over_several_sites_ends_with_the_hubs_run_and_its_parts_by_themselves() -> None:
+def test_job_over_sites_ends_with_the_hubs_run() -> None:
+    """A job over several sites ends with the hub's run and its parts by themselves."""
     hub = spread("a", "b")
     assert hub.end_run("w") == []
     assert (hub.job("w").state, hub.job("w").reason) == ("finished", "all rounds")
@@ -491,7 +500,8 @@ def test_a_job_over_several_sites_ends_with_the_hubs_run_and_its_parts_by_themse
     assert hub.job("w").state == "finished"
 
 
-def test_a_part_that_waits_at_its_site_is_cancelled_as_soon_as_the_run_is_over() -> None:
+def test_waiting_part_is_cancelled_when_the_run_is_over() -> None:
+    """A part that waits at its site is cancelled as soon as the run is over."""
     hub = spread("a", "b")
     hub.report("b", "w.2", 1, "queued")
     assert cancels(hub.end_run("w")) == [("b", "w.2", 1)]
@@ -517,7 +527,7 @@ def test_a_run_that_fails_has_its_parts_cancelled() -> None:
     assert "the job w is over: NaN" in hub.job("w.1").reason
 
 
-def test_a_lost_part_waits_for_its_site_or_goes_to_one_without_a_part() -> None:
+def test_lost_part_waits_or_goes_to_a_site_without_a_part() -> None:
     hub = spread("a", "b")
     hub.go("a")
     assert hub.wait(PATIENCE) == []
@@ -536,7 +546,8 @@ def test_a_lost_part_waits_for_its_site_or_goes_to_one_without_a_part() -> None:
     assert hub.states("w", "w.1", "w.2") == ["placed"] * 3
 
 
-def test_a_job_goes_on_while_one_part_does_and_ends_some_time_after_the_last() -> None:
+def test_job_outlives_its_last_part_by_some_time() -> None:
+    """A job goes on while one part does and ends some time after the last."""
     hub = spread("a", "b")
     hub.report("a", "w.1", 1, "failed", reason="site a differs from its hub")
     assert hub.wait(10 * SETTLE_S) == []
@@ -557,7 +568,8 @@ def test_a_job_goes_on_while_one_part_does_and_ends_some_time_after_the_last() -
     assert hub.job("w").reason.startswith("its sites have trained all rounds of theirs: w.1 finished")
 
 
-def test_a_part_that_every_site_declines_for_good_fails_and_the_others_go_on() -> None:
+def test_part_declined_for_good_fails_and_others_go_on() -> None:
+    """A part that every site declines for good fails and the others go on."""
     hub = Hub("a", "b")
     hub.come("a")
     hub.come("b")
@@ -568,7 +580,7 @@ def test_a_part_that_every_site_declines_for_good_fails_and_the_others_go_on() -
     assert hub.job("w.1").reason.startswith("no site takes it: a: no such file; b: it has, or had, another part")
 
 
-def test_a_job_fails_when_too_few_sites_are_left_that_may_ever_take_a_part() -> None:
+def test_job_fails_when_too_few_sites_may_take_a_part() -> None:
     hub = Hub("a", "b")
     hub.spread("w")
     hub.policies = hub.policies[:1]
@@ -579,7 +591,8 @@ def test_a_job_fails_when_too_few_sites_are_left_that_may_ever_take_a_part() -> 
     assert hub.states("w.1", "w.2") == ["cancelled", "cancelled"]
 
 
-def test_a_part_that_was_cancelled_before_there_were_enough_sites_is_offered_to_none() -> None:
+def test_part_cancelled_too_early_is_offered_to_no_site() -> None:
+    """A part that was cancelled before there were enough sites is offered to none."""
     hub = Hub("a", "b")
     hub.spread("w")
     hub.tell(JobUnwanted(job="w.1", reason="enough"))

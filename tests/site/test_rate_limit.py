@@ -52,7 +52,8 @@ class Group:
         ]
 
 
-def test_too_many_requests_of_a_token_are_refused_and_those_of_others_are_not() -> None:
+def test_too_many_requests_of_one_token_are_refused() -> None:
+    """Too many requests of a token are refused and those of others are not."""
     access = Access(anonymous=Scope.READ, known={"one": (Scope.READ, "t1"), "two": (Scope.READ, "t2")})
     app = application([Group()], access, host="127.0.0.1", title="t", text="t", rate=RateLimit(0.5, 2))
 

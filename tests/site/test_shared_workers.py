@@ -61,7 +61,9 @@ def test_workers_wait_for_a_job_and_go_on_with_the_next(tmp_path: Path) -> None:
     assert [one["job"] for one in journal(tmp_path) if one["event"] == "job_ended"] == ["toy", "toy-2"]
 
 
-def test_a_served_model_gets_one_of_two_workers_and_gives_it_back_when_it_is_over(tmp_path: Path) -> None:
+def test_served_model_borrows_one_of_two_workers(tmp_path: Path) -> None:
+    """A served model gets one of two workers and gives it back when it is over."""
+
     async def test(site: Running) -> None:
         for name in ("a", "b"):
             site.join(name, answers=True)
@@ -87,7 +89,7 @@ def test_a_served_model_gets_one_of_two_workers_and_gives_it_back_when_it_is_ove
     assert [one for one in gone if one[0] == "worker_lost"] == []
 
 
-def test_a_drained_worker_is_kept_from_runs_and_comes_back_when_released(tmp_path: Path) -> None:
+def test_drained_worker_is_kept_from_runs_until_released(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         site.join("node/a", answers=True)
         await site.submit()
@@ -124,7 +126,9 @@ def test_a_worker_whose_role_no_run_has_waits(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_two_jobs_of_one_controller_beside_one_another_share_workers_evenly(tmp_path: Path) -> None:
+def test_two_jobs_of_one_controller_share_workers_evenly(tmp_path: Path) -> None:
+    """Two jobs of one controller beside one another share workers evenly."""
+
     async def test(site: Running) -> None:
         for name in ("a", "b", "c", "d"):
             site.join(name)
@@ -141,9 +145,7 @@ def test_two_jobs_of_one_controller_beside_one_another_share_workers_evenly(tmp_
     run(tmp_path, test, controllers=Controllers(training=ControllerOptions(enabled=True, parallel=2)))
 
 
-def test_a_job_that_cannot_be_prepared_fails_and_the_next_one_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpreparable_job_fails_and_the_next_one_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import toy_kind
 
     from planetary.core.errors import UserError

@@ -72,7 +72,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_an_obstacle_has_its_reason_and_only_lasting_ones_leave_no_hope(name: str) -> None:
+def test_obstacle_has_its_reason_and_only_lasting_ones_end_hope(name: str) -> None:
     job, now, reason, lasting = OBSTACLES[name]
     choice = choose_site(job, [now])
     assert choice.site == ""
@@ -92,7 +92,9 @@ def test_the_same_sites_take_the_job_once_their_obstacle_is_gone() -> None:
     assert choose_site(needing(workers=0), [site("a", group(0, 0))]).site == "a"
 
 
-def test_idle_workers_come_first_then_workers_then_the_fewest_jobs_then_the_name() -> None:
+def test_idle_workers_come_first_then_the_fewest_jobs() -> None:
+    """Idle workers come first then workers then the fewest jobs then the name."""
+
     def chosen(*sites: SiteNow) -> tuple[str, str]:
         found = choose_site(TRAINING, sites)
         return found.site, found.why

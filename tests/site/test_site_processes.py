@@ -162,9 +162,8 @@ def place(tmp_path: Path, shared_cache: Path) -> Iterator[Place]:
     found.close()
 
 
-def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the_site_were_killed(
-    place: Place, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_and_serving_share_workers_across_kills(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training and serving share two workers and go on after a worker and the site were killed."""
     place.until(lambda: place.workers() == {"n/0": "", "n/1": ""}, "both workers wait")
     place.submit("small", TINY)
     place.until(lambda: place.rounds("small") >= 2, "two rounds are finished")

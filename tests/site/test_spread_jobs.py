@@ -22,7 +22,7 @@ def config_of(**tables: Any) -> Config:
     return config_from_tables(tables)
 
 
-def test_the_hubs_run_has_the_sites_with_the_numbers_of_their_parts() -> None:
+def test_hubs_run_has_the_sites_with_their_part_numbers() -> None:
     outer = outer_config(config_of(federation={"every_rounds": 5}, train={"target_minutes": 3.0}), 2)
     assert (outer.federation.parts, outer.federation.sites, outer.train.target_minutes) == (2, (), 0.0)
     policies = [SitePolicy(name="a"), SitePolicy(name="b", trust="judged")]
@@ -34,7 +34,7 @@ def test_the_hubs_run_has_the_sites_with_the_numbers_of_their_parts() -> None:
     assert config_hash(first) == config_hash(moved)  # so that the run may go on with its checkpoint
 
 
-def test_named_sites_keep_their_terms_and_those_with_own_data_have_no_part() -> None:
+def test_named_sites_keep_their_terms_and_own_data_no_part() -> None:
     named = [{"name": "a", "data": "own"}, {"name": "b", "most_share": 0.5}, {"name": "c"}]
     config = config_of(federation={"sites": named})
     assert sites_wanted(config, JobNeeds()) == 3
@@ -44,7 +44,8 @@ def test_named_sites_keep_their_terms_and_those_with_own_data_have_no_part() -> 
     assert terms["b"].entry.most_share == 0.5
 
 
-def test_a_site_trains_the_rounds_between_all_versions_and_merges_with_the_identity() -> None:
+def test_site_trains_between_versions_and_merges_by_identity() -> None:
+    """A site trains the rounds between all versions and merges with the identity."""
     config = config_of(
         federation={"every_rounds": 5, "patience_s": 7.0},
         train={"rounds": 3},

@@ -90,7 +90,7 @@ def world(workers: int, *needs: RunWants) -> World:
     return found
 
 
-def test_workers_wait_while_there_is_no_run_and_go_to_the_first_that_comes() -> None:
+def test_waiting_workers_go_to_the_first_run() -> None:
     found = world(2)
     assert found.counts() == {IDLE: 2}
     found.tell(wants("a"))
@@ -99,7 +99,8 @@ def test_workers_wait_while_there_is_no_run_and_go_to_the_first_that_comes() -> 
     assert found.counts() == {IDLE: 2}
 
 
-def test_a_served_model_takes_one_worker_from_a_training_and_more_by_demand() -> None:
+def test_served_model_takes_workers_by_demand() -> None:
+    """A served model takes one worker from a training and more by demand."""
     found = world(3, wants("train"))
     serving = {"priority": 100, "controller": "inference"}
     found.tell(wants("serve", 1, 1, **serving))
@@ -128,7 +129,7 @@ def test_a_demand_that_is_smaller_for_a_moment_moves_nobody() -> None:
     assert found.counts() == {"train": 2, "serve": 1}
 
 
-def test_runs_of_one_priority_share_evenly_with_as_few_moves_as_that_takes() -> None:
+def test_equal_priorities_share_evenly_with_fewest_moves() -> None:
     found = world(5, wants("a"))
     found.moves.clear()
     found.tell(wants("b"))
@@ -137,12 +138,12 @@ def test_runs_of_one_priority_share_evenly_with_as_few_moves_as_that_takes() -> 
     assert len(found.moves) == 2
 
 
-def test_a_run_of_a_higher_priority_gets_all_but_what_others_need() -> None:
+def test_higher_priority_gets_all_but_the_others_needs() -> None:
     assert world(5, wants("low"), wants("high", priority=1)).counts() == {"low": 1, "high": 4}
     assert world(1, wants("low"), wants("high", priority=1)).counts() == {"high": 1}
 
 
-def test_a_restart_moves_nobody_and_a_worker_that_stays_away_is_replaced() -> None:
+def test_restart_moves_no_worker_and_absent_ones_are_replaced() -> None:
     found = world(3, wants("train"), wants("serve", 1, 1, priority=100))
     (server,) = [worker for worker, run in found.at.items() if run == "serve"]
     found.moves.clear()
@@ -156,7 +157,8 @@ def test_a_restart_moves_nobody_and_a_worker_that_stays_away_is_replaced() -> No
     assert len(found.moves) == 1
 
 
-def test_a_worker_that_was_away_while_its_run_ended_is_placed_with_the_reason() -> None:
+def test_returned_worker_of_an_ended_run_is_placed_with_reason() -> None:
+    """A worker that was away while its run ended is placed with the reason."""
     found = world(2, wants("a", 1, 1), wants("b", 1, None))
     (worker,) = [one for one, run in found.at.items() if run == "a"]
     found.go(worker)
@@ -166,7 +168,8 @@ def test_a_worker_that_was_away_while_its_run_ended_is_placed_with_the_reason() 
     assert found.moves[-1] == (worker, "a", "b")
 
 
-def test_a_drained_worker_idles_and_one_that_is_assigned_works_for_its_controller_only() -> None:
+def test_drained_worker_idles_and_assigned_one_is_exclusive() -> None:
+    """A drained worker idles and one that is assigned works for its controller only."""
     found = world(2, wants("train"))
     found.tell(Drain("w0", True))
     found.settle()
@@ -222,7 +225,8 @@ def random_event(found: World) -> Event | None:
 
 
 @pytest.mark.parametrize("first", [0, 100, 200])
-def test_under_random_schedules_every_state_is_possible_and_moves_come_to_an_end(first: int) -> None:
+def test_random_schedules_keep_states_possible_and_moves_finite(first: int) -> None:
+    """Under random schedules every state is possible and moves come to an end."""
     moved = 0
     for seed in range(first, first + 100):
         found = World(seed)

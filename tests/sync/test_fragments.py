@@ -15,7 +15,7 @@ SPECS = tuple(
 )
 
 
-def test_fragments_are_balanced_by_bytes_and_keep_the_order_of_the_model() -> None:
+def test_fragments_are_balanced_and_keep_the_models_order() -> None:
     parts = [[spec.name for spec in part] for part in Fragments(SPECS, 3).parts]
     assert parts == [["c"], ["d", "a"], ["b", "e", "f"]]
     assert sorted(name for part in parts for name in part) == sorted(spec.name for spec in SPECS)
@@ -53,7 +53,7 @@ def test_mixing_is_rounded_once_and_exact_at_its_ends(dtype: str) -> None:
         np.testing.assert_array_equal(mixed(spec, own, shared, 0.25), expected)
 
 
-def test_steps_behind_a_delta_count_from_the_last_mixing_of_its_fragment() -> None:
+def test_steps_behind_a_delta_count_from_its_last_mixing() -> None:
     """Three fragments, leases of 10 steps, versions mixed in after 4 of them."""
     steps = FragmentSteps(3, delay=4)
     steps.begin((), goes_on=False)
@@ -66,7 +66,7 @@ def test_steps_behind_a_delta_count_from_the_last_mixing_of_its_fragment() -> No
     assert shares == [1.0] * 7
 
 
-def test_a_worker_that_comes_back_has_few_steps_behind_its_first_deltas() -> None:
+def test_returning_worker_has_few_steps_behind_its_deltas() -> None:
     steps = FragmentSteps(3, delay=4)
     shares = []
     for round_ in range(7, 11):

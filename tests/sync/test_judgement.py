@@ -62,18 +62,16 @@ SHARES = [1.0] * 4 + [1 / 30, 0.1, 0.25, 0.5, 2.0, 4.0]
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("shares", [SHARES, SHARES[3:8], SHARES[:5], [1 / 30] * 6 + [1.0]])
-def test_honest_deltas_of_any_length_count_however_they_grow_with_their_steps(
-    shares: list[float], power: float
-) -> None:
+def test_honest_deltas_of_any_length_count(shares: list[float], power: float) -> None:
+    """Honest deltas of any length count however they grow with their steps."""
     for seed in range(10):
         deltas = [share**power * delta for share, delta in zip(shares, honest(seed, len(shares)), strict=True)]
         assert judged(deltas, shares=shares).refused == {}
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.25, 9.0), (1.0, 4.5), (4.0, 17.0)])
-def test_a_short_delta_may_not_be_longer_than_that_of_a_whole_lease_by_more_than_others(
-    share: float, most: float
-) -> None:
+def test_short_delta_may_not_exceed_a_whole_leases_length(share: float, most: float) -> None:
+    """A short delta may not be longer than that of a whole lease by more than others."""
     deltas = honest(0, 6)
     found = judged([*deltas[:5], most * deltas[5]], shares=[1.0] * 5 + [share])
     assert list(found.refused) == [5]
@@ -145,7 +143,7 @@ def test_so_few_are_compared_with_the_rounds_before(count: int) -> None:
     assert judged([0.01 * honest(0, 1)[0]], history=[usual]).refused == {}  # what has been learnt gives short deltas
 
 
-def test_the_first_delta_of_one_worker_is_compared_with_the_parameters() -> None:
+def test_first_lone_delta_is_compared_with_the_parameters() -> None:
     [delta] = honest(0, 1)
     norm = float(np.linalg.norm(delta))
     assert judged([delta], start_norm=norm / 5).refused == {}

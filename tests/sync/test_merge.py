@@ -47,7 +47,7 @@ def test_the_median_is_that_of_each_coordinate() -> None:
     assert found.tolist() == [2.0, 3.0]
 
 
-def test_the_trimmed_mean_leaves_out_the_extremes_of_each_coordinate() -> None:
+def test_trimmed_mean_leaves_out_extremes_by_coordinate() -> None:
     columns = np.array([[1.0, 50.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [-99.0, 4.0]])
     assert merged(TrimmedMean(0.2), list(columns)).tolist() == [2.0, 3.0]
     assert merged(TrimmedMean(0.0), list(columns)).tolist() == pytest.approx([-17.8, 12.0])
@@ -67,9 +67,8 @@ def test_centred_clipping_is_the_mean_of_deltas_that_are_alike() -> None:
 
 @pytest.mark.parametrize("rule", [Median(), TrimmedMean(0.3), CentredClipping()], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("factor", [-1.0, -10.0, 1e6, 1e30])
-def test_three_liars_of_ten_move_a_robust_rule_by_no_more_than_the_honest_differ(
-    rule: MergeRule, factor: float
-) -> None:
+def test_three_liars_of_ten_are_bounded_by_honest_spread(rule: MergeRule, factor: float) -> None:
+    """Three liars of ten move a robust rule by no more than the honest differ."""
     random = np.random.default_rng(1)
     honest = [1 + 0.5 * random.standard_normal(200) for _ in range(7)]
     truth, spread = np.mean(honest, axis=0), float(np.median([np.linalg.norm(d - 1) for d in honest]))

@@ -48,9 +48,8 @@ VECTOR = (TensorSpec("x", "f32", (6,)),)
 
 
 @given(start=vectors, velocity=vectors, end=vectors)
-def test_one_worker_at_rate_one_without_momentum_ends_bit_for_bit_where_it_ended(
-    start: np.ndarray, velocity: np.ndarray, end: np.ndarray
-) -> None:
+def test_lone_worker_at_rate_one_ends_where_it_ended(start: np.ndarray, velocity: np.ndarray, end: np.ndarray) -> None:
+    """One worker at rate one without momentum ends bit for bit where it ended."""
     state = OuterState({"x": start}, {"x": velocity})
     step = outer_step(VECTOR, state, [Contribution(7, 123, {"x": end})], AVERAGING)
     assert step.state.params["x"].tobytes() == end.tobytes()
@@ -278,9 +277,7 @@ def test_it_is_adam_as_optax_knows_it() -> None:
 
 
 @given(deltas=st.lists(small, min_size=1, max_size=3), constant=st.booleans())
-def test_moments_are_the_delta_and_its_square_bit_for_bit_where_nothing_is_averaged(
-    deltas: list[np.ndarray], constant: bool
-) -> None:
+def test_unaveraged_moments_are_the_delta_and_its_square(deltas: list[np.ndarray], constant: bool) -> None:
     """In the first step, while the delta stays as it is, and in every step where both β are 0."""
     optimizer = ADAM if constant else Adam(0.3, 0.0, 0.0, 0.01)
     state = initial_state(VECTOR, {"x": np.zeros(6, np.float32)}, optimizer)
@@ -300,7 +297,7 @@ def test_parameters_that_never_moved_keep_their_bits(start: np.ndarray) -> None:
     assert all(state.params["x"].tobytes() == start.tobytes() for state in states)
 
 
-def test_adam_depends_neither_on_blocks_nor_on_the_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adam_ignores_blocks_and_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     state = outer_step(SPECS, initial_state(SPECS, draw(1), ADAM), [Contribution(1, 1, draw(2))], ADAM).state
     contributions = [Contribution(n, n, draw(n + 10)) for n in (1, 2, 3)]
     whole = outer_step(SPECS, state, contributions, ADAM).state
@@ -326,7 +323,7 @@ def test_each_fragment_counts_its_own_steps() -> None:
     assert state.params["b"].tobytes() == alone.params["b"].tobytes()
 
 
-def test_a_state_without_moments_or_a_square_that_overflows_is_refused() -> None:
+def test_state_without_moments_or_with_overflow_is_refused() -> None:
     one = [Contribution(1, 1, {"x": np.full(6, -1e20, np.float32)})]
     with pytest.raises(LocalProtocolError, match="outer state of 'x'"):
         outer_step(VECTOR, initial_state(VECTOR, {"x": np.zeros(6, np.float32)}), one, ADAM)

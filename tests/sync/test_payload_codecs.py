@@ -45,7 +45,7 @@ def decoded(form: PayloadForm, payload: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_payload_has_the_size_of_its_shapes_and_the_same_bytes_again(name: str) -> None:
+def test_payload_has_its_shapes_size_and_repeatable_bytes(name: str) -> None:
     form, values = PayloadForm(name, SPECS), draw(0)
     payload = form.encode(values)
     assert payload.shape == form.spec.shape
@@ -241,7 +241,7 @@ def same_bits(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray
 
 @pytest.mark.parametrize("with_numba", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_that_are_not_finite_are_refused_with_and_without_numba(
+def test_infinite_numbers_are_refused_with_and_without_numba(
     name: str, with_numba: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the update, in the feedback, in their sum, and in bfloat16's rounding."""

@@ -85,7 +85,8 @@ def test_an_embedding_takes_the_mean() -> None:
     assert np.linalg.norm(radial.delta["h.w"]) > 1.1 * np.linalg.norm(mean.delta["h.w"])
 
 
-def test_directions_that_cancel_take_the_mean_in_the_star_and_stay_finite_in_the_ring() -> None:
+def test_cancelling_directions_stay_finite_in_star_and_ring() -> None:
+    """Directions that cancel take the mean in the star and stay finite in the ring."""
     spec, zero = (TensorSpec("w", "f32", (3,)),), {"w": np.zeros(3, np.float32)}
     ends = [Contribution(n, 1, {"w": np.array([sign, 0, 0], np.float32)}) for n, sign in ((1, 1.0), (2, -1.0))]
     state = initial_state(spec, zero)
@@ -95,7 +96,7 @@ def test_directions_that_cancel_take_the_mean_in_the_star_and_stay_finite_in_the
     assert outer_step_of_sum(spec, state, (summed, form), AVERAGING).state.params["w"].tolist() == [0, 0, 0]
 
 
-def test_weights_by_tokens_squared_favour_the_worker_with_larger_batches() -> None:
+def test_squared_token_weights_favour_larger_batches() -> None:
     spec = (TensorSpec("w", "f32", (1,)),)
     state = OuterState({"w": np.zeros(1, np.float32)}, {"w": np.zeros(1, np.float32)})
     parts = [

@@ -189,7 +189,7 @@ def test_the_delayed_step_is_that_of_the_plain_loop(momentum: float) -> None:
     np.testing.assert_array_equal(state.velocity["w"], velocity)
 
 
-def test_an_eager_start_is_the_telescoped_sum_of_the_papers_updates() -> None:
+def test_eager_start_is_the_telescoped_sum_of_updates() -> None:
     """Fed with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M, outer SGD leads where the shared parameters and the own part lead."""
     spec, random, workers, rate = (TensorSpec("w", "f32", (50,)),), np.random.default_rng(5), 4, 0.7
     shared = local = np.zeros(50)
@@ -205,7 +205,7 @@ def test_an_eager_start_is_the_telescoped_sum_of_the_papers_updates() -> None:
         mean_before, own_before = deltas.mean(axis=0), deltas[0]
 
 
-def test_whoever_contributed_nothing_begins_at_the_shared_parameters() -> None:
+def test_worker_without_contribution_begins_at_the_shared() -> None:
     state = before()
     found = eager_start(SPECS, state.params, [], 100, RATE)
     assert all(found[name].tobytes() == state.params[name].tobytes() for name in found)

@@ -89,7 +89,8 @@ def test_a_stall_is_reported_and_not_polled() -> None:
     assert verdict.ask_again_at is None
 
 
-def test_nothing_is_due_before_a_lease_was_timed_unless_the_deadline_is_given() -> None:
+def test_nothing_is_due_before_a_timed_lease_or_a_deadline() -> None:
+    """Nothing is due before a lease was timed unless the deadline is given."""
     unknown = view(expected_lease_s=None)
     assert decide_round(unknown, POLICY, 1e6).ask_again_at is None
     fixed = msgspec.structs.replace(POLICY, deadline_s=30.0)
@@ -122,7 +123,7 @@ QUORUM = {"contributions": 1, "training": 2, "quorum_at": 106.0, "step_s": 1.0}
         ({"step_s": None}, {}, 0.0),
     ],
 )
-def test_the_grace_is_the_time_in_which_nobody_needs_the_fragment(changes, policy, expected) -> None:
+def test_grace_is_the_time_in_which_the_fragment_is_unneeded(changes, policy, expected) -> None:
     found = adaptive_grace(view(**{**QUORUM, **changes}), msgspec.structs.replace(DECOUPLED, **policy))
     assert found == pytest.approx(expected)
 

@@ -15,7 +15,7 @@ def test_a_loss_may_rise_a_little() -> None:
     assert not is_sane(math.inf, 3.0, 0.0)
 
 
-def test_the_first_damaged_version_is_compared_with_the_best_before_it() -> None:
+def test_first_damaged_version_is_compared_with_the_best() -> None:
     assert first_damaged({0: 5.5, 1: 4.0, 2: 3.0, 3: 3.5}, 0.25) is None
     assert first_damaged({0: 5.5, 1: 4.0, 2: 3.0, 3: 4.5, 4: 30.0}, 0.25) == 3
     assert first_damaged({2: math.nan, 0: 5.5}, 0.25) == 2
@@ -66,14 +66,14 @@ def test_an_implausible_loss_is_asked_again_until_most_say_it() -> None:
     assert (found.loss, found.wrong) == (100.0, ())
 
 
-def test_who_says_something_else_than_others_that_are_plausible_is_wrong() -> None:
+def test_outlier_among_plausible_answers_is_wrong() -> None:
     assert settle({"liar": 100.0, "b": 3.0}, 3.1, 0.25, others=1) is None
     found = settle({"liar": 100.0, "b": 3.0, "c": 3.01}, 3.1, 0.25, others=5)
     assert found is not None
     assert (found.loss, found.wrong) == (3.0, ("liar",))
 
 
-def test_liars_that_agree_are_believed_only_if_they_are_most_of_all() -> None:
+def test_agreeing_liars_are_believed_only_as_a_majority() -> None:
     said = {"liar": 100.0, "liar too": 100.0}
     assert settle(said, 3.0, 0.25, others=3) is None
     found = settle({**said, "c": 3.0, "d": 3.0}, 3.0, 0.25, others=1)

@@ -32,7 +32,7 @@ def test_caps_that_cannot_all_hold_are_shares_of_each_other() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_share_is_above_its_cap_and_the_others_keep_their_proportions(seed: int) -> None:
+def test_no_share_exceeds_its_cap_and_others_stay_in_proportion(seed: int) -> None:
     source = random.Random(seed)
     tokens = {name: source.randint(1_000, 10**7) for name in "abcdef"}
     caps = {name: source.uniform(0.2, 1.0) for name in tokens}

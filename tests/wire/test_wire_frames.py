@@ -51,9 +51,8 @@ def test_a_prefix_has_the_documented_bytes() -> None:
         (9, 40, 1),
     ],
 )
-def test_lengths_and_kinds_out_of_range_are_refused_before_anything_is_read(
-    kind: int, header: int, payload: int
-) -> None:
+def test_lengths_and_kinds_out_of_range_are_refused_unread(kind: int, header: int, payload: int) -> None:
+    """Lengths and kinds out of range are refused before anything is read."""
     with pytest.raises(RemoteProtocolError, match=r"expected kind|may have"):
         decode_prefix(raw_prefix(kind, header, payload), FABRIC.version, Limits())
 

@@ -37,7 +37,8 @@ def frame(protocol: Protocol, message: Message) -> bytes:
     return taken.head
 
 
-def test_an_extended_protocol_reads_both_and_its_base_refuses_the_new_messages() -> None:
+def test_extended_protocol_reads_both_and_its_base_refuses() -> None:
+    """An extended protocol reads both and its base refuses the new messages."""
     for message in (Ping(text="a", id=1), Pong(text="b", id=1)):
         (received,) = Inbox(LARGE).feed(frame(LARGE, message))
         assert received.message == message
@@ -71,7 +72,7 @@ def test_a_protocol_that_could_not_be_read_is_not_made() -> None:
             Protocol(version, Ping)
 
 
-def test_the_sending_order_is_declared_on_the_class_and_does_not_travel() -> None:
+def test_sending_order_is_declared_on_the_class_unsent() -> None:
     assert (Ping(text="a").sending_order(), Pong(text="b").sending_order()) == (Order.IN_TURN, Order.AHEAD)
     assert b"order" not in LARGE.encode(Pong(text="b", id=1), Limits())
     declared = {kind.__name__: kind.order for kind in MIXTURES.messages if kind.order is not Order.IN_TURN}

@@ -57,7 +57,8 @@ def test_a_refused_connection_is_a_loss_when_the_loss_follows() -> None:
     assert math.isinf(ring.machine.next_deadline())
 
 
-def test_a_broken_link_between_peers_that_live_aborts_after_the_time_for_a_verdict() -> None:
+def test_broken_link_between_live_peers_aborts_after_a_verdict() -> None:
+    """A broken link between peers that live aborts after the time for a verdict."""
     ring = Ring()
     ring.blame("b", "c", 1.0)
     due = ring.machine.next_deadline()
@@ -72,7 +73,8 @@ def test_a_broken_link_between_peers_that_live_aborts_after_the_time_for_a_verdi
     assert ring.machine.links.costs("bc")[0][1] == math.inf  # two faults in a row
 
 
-def test_the_first_report_counts_and_completions_do_not_end_a_faulty_operation() -> None:
+def test_first_report_counts_and_faulty_operations_go_on() -> None:
+    """The first report counts and completions do not end a faulty operation."""
     ring = Ring()
     ring.blame("b", "c", 1.0)
     due = ring.machine.next_deadline()

@@ -139,7 +139,8 @@ def test_one_link_is_measured_at_a_time_and_each_in_its_turn() -> None:
     assert set(counts.values()) == {2}
 
 
-def test_nothing_is_measured_while_an_operation_runs_and_what_one_disturbed_does_not_count() -> None:
+def test_only_undisturbed_measurements_count() -> None:
+    """Nothing is measured while an operation runs and what one disturbed does not count."""
     group = Group("abc", lambda a, b: FAST)
     group.begin()
     group.pass_time(30)
@@ -160,7 +161,8 @@ def test_nothing_is_measured_while_an_operation_runs_and_what_one_disturbed_does
     assert len(links.known()) == 1
 
 
-def test_a_link_that_does_not_answer_is_left_out_of_a_new_ring_but_the_present_one_stays() -> None:
+def test_silent_link_is_left_out_of_a_new_ring_only() -> None:
+    """A link that does not answer is left out of a new ring but the present one stays."""
     group = Group("abcd", lambda a, b: FAST)
     group.pass_time(60)
     unused = next(pair for pair in itertools.permutations("abcd", 2) if pair not in hops(group.ring))

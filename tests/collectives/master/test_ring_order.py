@@ -32,7 +32,7 @@ def test_two_regions_are_crossed_twice() -> None:
     assert tour_cost(costs, found) == pytest.approx(0.204)
 
 
-def test_a_ring_without_a_way_is_none_and_a_broken_link_is_avoided() -> None:
+def test_impossible_ring_is_none_and_broken_links_are_avoided() -> None:
     costs = [[1.0] * 4 for _ in range(4)]
     costs[0][1] = math.inf
     found = solve(costs)

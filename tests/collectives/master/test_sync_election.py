@@ -74,7 +74,7 @@ def test_another_shape_is_removed_and_told_both() -> None:
     assert "'k1': expected f32[4], found no such entry" in missing.removed["c"]
 
 
-def test_contents_that_may_differ_are_neither_compared_nor_fetched() -> None:
+def test_contents_allowed_to_differ_are_not_compared() -> None:
     found = elect({"a": offer(1, "x", ""), "b": offer(1, "y", ""), "c": offer(1, "y", "")}, 0)
     assert [f.name for f in found.fetch["a"]] == ["k0"]
 
@@ -97,7 +97,7 @@ def test_a_group_that_emptied_goes_on_from_its_last_state_only() -> None:
     assert again(offer(3, "x", "y", restart=True), receiver) == "revision 3"
 
 
-def test_twenty_thousand_names_of_eight_peers_are_elected_while_the_master_has_other_work() -> None:
+def test_twenty_thousand_names_are_elected_beside_other_work() -> None:
     """It was a comparison of every entry with every other one: 900 names of four peers took eight seconds."""
     names = [f"layer {number}" for number in range(20_000)]
     same = Sync(

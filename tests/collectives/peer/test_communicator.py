@@ -187,7 +187,7 @@ def test_two_groups_do_not_know_of_each_other() -> None:
         together(lambda i: peers[2 + i].barrier(), 2)
 
 
-def test_shared_state_is_bit_identical_and_only_what_differs_travels() -> None:
+def test_shared_state_is_bit_identical_and_only_changes_travel() -> None:
     with ring(3) as (_, peers):
 
         def work(i: int) -> tuple:
@@ -232,7 +232,7 @@ def test_send_only_and_receive_only() -> None:
         assert all(isinstance(error, DisagreementError) for error in both)
 
 
-def test_the_ring_is_laid_by_measurement_and_applied_at_the_next_vote() -> None:
+def test_ring_order_is_measured_and_applied_at_the_next_vote() -> None:
     with ring(3) as (_, peers):
         gains = together(lambda i: peers[i].optimize_topology(timeout_s=30), 3)
         assert len(set(gains)) == 1

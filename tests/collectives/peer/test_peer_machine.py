@@ -56,7 +56,8 @@ def test_the_code_of_a_refusal_decides_the_error(refused: m.Refused, error: type
     assert "the master refused this client: why" in str(finish.error)
 
 
-def test_a_member_that_returns_to_a_busy_master_tries_again_within_the_grace_time() -> None:
+def test_member_returns_to_a_busy_master_within_the_grace_time() -> None:
+    """A member that returns to a busy master tries again within the grace time."""
     machine, session = away_and_back()
     assert not machine.handle(e.Received(session, m.Refused(code="busy", reason="full", retry=True)), 2.0)
     machine.handle(e.Closed(session, "refused"), 2.0)

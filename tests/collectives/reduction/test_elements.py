@@ -20,7 +20,7 @@ def test_any_layout_is_taken_and_written_back() -> None:
         np.testing.assert_array_equal(array.reshape(-1), np.arange(array.size))
 
 
-def test_arrays_that_are_more_than_their_numbers_are_refused_by_name() -> None:
+def test_arrays_with_more_than_numbers_are_refused_by_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         matrix = np.matrix([[1.0, 2.0]])
@@ -31,7 +31,7 @@ def test_arrays_that_are_more_than_their_numbers_are_refused_by_name() -> None:
         Flat(masked, writable=False)
 
 
-def test_memory_that_cannot_be_written_is_refused_where_it_would_be() -> None:
+def test_read_only_memory_is_refused_where_it_would_be_written() -> None:
     array = np.ones(3)
     array.setflags(write=False)
     assert Flat(array, writable=False).flat.tolist() == [1.0, 1.0, 1.0]

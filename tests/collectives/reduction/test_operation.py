@@ -173,7 +173,8 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_nan() -> None:
     assert np.signbit(back[7])
 
 
-def test_an_average_of_integers_truncates_even_when_the_world_is_larger_than_the_type() -> None:
+def test_integer_average_truncates_in_any_world_size() -> None:
+    """An average of integers truncates even when the world is larger than the type."""
     from planetary.collectives.reduction.kernels import finish
 
     values = np.array([-128, -7, -1, 0, 5, 127], np.int8)
@@ -184,7 +185,7 @@ def test_an_average_of_integers_truncates_even_when_the_world_is_larger_than_the
     np.testing.assert_array_equal(values, [-1, 0])
 
 
-def test_pieces_are_dealt_out_in_turn_and_fewer_to_slow_connections() -> None:
+def test_pieces_are_dealt_in_turn_and_fewer_to_slow_links() -> None:
     turns, turn = [], 0
     for _ in range(6):
         lane = next_lane([0, 0, 0], turn)

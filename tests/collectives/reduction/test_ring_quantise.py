@@ -35,7 +35,7 @@ def test_the_error_is_half_a_step_at_most(bits: int, algorithm: QuantizationAlgo
 
 @pytest.mark.parametrize("algorithm", BOTH)
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 0), (-1, 1), (5, 6), (-100, -99)])
-def test_rounding_has_no_bias_and_negative_data_the_full_resolution(
+def test_rounding_is_unbiased_and_negative_data_keep_resolution(
     algorithm: QuantizationAlgorithm, low: float, high: float
 ) -> None:
     values = np.random.default_rng(2).uniform(low, high, 200 * BLOCK).astype(np.float32)

@@ -33,7 +33,7 @@ def test_what_is_lent_can_be_read_until_it_is_revoked() -> None:
         Borrower(lender.loan, challenge)
 
 
-def test_nobody_lends_the_memory_of_a_process_that_it_cannot_write() -> None:
+def test_memory_of_a_read_only_process_is_not_lent() -> None:
     lender, challenge = Lender(), draw_challenge()
     lender.show(challenge)
     with pytest.raises(PeerError, match="it has left"):

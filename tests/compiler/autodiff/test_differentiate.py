@@ -119,7 +119,9 @@ def test_graph_size_is_linear_in_layers() -> None:
 # --- the signature ----------------------------------------------------------------------------------------
 
 
-def test_arguments_are_the_originals_then_cotangents_and_results_follow_wrt() -> None:
+def test_arguments_come_first_and_results_follow_wrt() -> None:
+    """Arguments are the originals then cotangents and results follow wrt."""
+
     def function(x: jax.Array, n: jax.Array, y: jax.Array) -> Any:
         return x * y, n + 1, y.sum()
 
@@ -150,7 +152,7 @@ def test_the_same_value_as_two_results_and_an_argument_as_result() -> None:
     check(function, numbers(4))
 
 
-def test_a_module_with_private_functions_is_differentiated_through() -> None:
+def test_private_functions_are_differentiated_through() -> None:
     inner = jax.jit(lambda x: jnp.tanh(x) * x)
     text = lowered(lambda x: inner(inner(x)), numbers(3))
     assert "call @" in text
@@ -175,7 +177,7 @@ def test_dead_operations_leave_nothing_behind() -> None:
 # --- errors -----------------------------------------------------------------------------------------------
 
 
-def test_an_operation_without_a_derivative_is_named_with_its_place() -> None:
+def test_underivable_operation_is_named_with_its_place() -> None:
     text = lowered(lambda x: jnp.nextafter(x, 2.0) * x, numbers(3))
     with pytest.raises(
         UnsupportedOpError, match=r"chlo.next_after at line \d+ of the StableHLO text: .*nextafter"
@@ -195,7 +197,7 @@ def test_an_unknown_operation_is_an_error_and_never_a_zero() -> None:
         differentiate(text)
 
 
-def test_an_operation_without_a_derivative_off_the_path_does_not_matter() -> None:
+def test_underivable_operation_off_the_path_is_harmless() -> None:
     check(lambda x, y: x * jnp.nextafter(y, 2.0), numbers(3), numbers(3), wrt=(0,))
 
 

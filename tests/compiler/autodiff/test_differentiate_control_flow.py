@@ -38,7 +38,7 @@ def test_graph_size_of_a_scan_does_not_depend_on_its_depth() -> None:
     check(transformer_like, numbers(2, 4), 0.3 * numbers(24, 4, 4, seed=1))
 
 
-def test_a_scan_saves_its_carry_and_nothing_that_it_only_reads_or_writes() -> None:
+def test_scan_saves_its_carry_and_no_read_only_value() -> None:
     def function(x: jax.Array, rows: jax.Array) -> Any:
         return lax.scan(lambda c, r: (jnp.sin(c * r), c + r), x, rows)
 
@@ -70,7 +70,9 @@ def test_loops_in_branches_in_loops() -> None:
     check(function, numbers(4, 3))
 
 
-def test_a_loop_with_a_run_time_number_of_iterations_is_an_error_that_says_what_to_do() -> None:
+def test_loop_of_run_time_length_is_an_error_with_a_remedy() -> None:
+    """A loop with a run time number of iterations is an error that says what to do."""
+
     def function(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5, x)
 
@@ -86,7 +88,7 @@ def test_such_a_loop_off_the_gradients_path_does_not_matter() -> None:
     check(function, jnp.float32(3.7))
 
 
-def test_such_a_loop_is_passed_by_values_that_it_hands_on_or_makes_anew() -> None:
+def test_values_handed_through_such_a_loop_pass() -> None:
     def function(x: jax.Array) -> jax.Array:
         state = (jnp.float32(1.0), x[0], x.sum())
         count, kept, _ = lax.while_loop(lambda s: s[2] < 10, lambda s: (s[0] + 1, s[1], s[2] * 1.5 + 1), state)

@@ -142,7 +142,7 @@ func.func @main(%wanted: tensor<8xi32>, %table: tensor<32x16xf32>) -> tensor<8x1
 """
 
 
-def test_a_converted_boolean_in_a_product_changes_sign_when_optimised() -> None:
+def test_converted_boolean_changes_sign_when_optimised() -> None:
     """Why `lookups_to_matmuls` makes its one-hot matrix with a select."""
     wanted, table = np.arange(8, dtype=np.int32), np.ones((32, 16), np.float32)
     flags = ("--iree-opt-level=O2",)
@@ -238,7 +238,7 @@ func.func @main(%wanted: tensor<512xi32>, %x: tensor<512x64xf32>) -> tensor<512x
 """
 
 
-def test_a_sum_over_a_selection_by_position_does_not_compile_for_metal() -> None:
+def test_sum_over_positional_selection_fails_for_metal() -> None:
     complaint = complaint_about(SELECTED_SUM, "metal")
     assert "memref.alloc" in complaint, f"{MENDED} normalise.counters_from_memory; it said {complaint!r}"
     text = rewritten(SELECTED_SUM, normalise.counters_from_memory)
@@ -273,7 +273,7 @@ def test_vectors_of_wide_integers_do_not_compile_for_vulkan() -> None:
 
 
 @pytest.mark.parametrize("target", ["vulkan", "metal"])
-def test_sixteen_bit_floats_on_shader_devices_are_refused_with_what_to_do(target: str) -> None:
+def test_sixteen_bit_floats_on_shaders_are_refused(target: str) -> None:
     complaint = complaint_about(NARROW_SUMS, target)
     assert "computes with bf16" in complaint
     assert "export the model in float32" in complaint

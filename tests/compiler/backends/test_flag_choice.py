@@ -51,7 +51,7 @@ def test_the_fastest_that_works_is_chosen_if_it_gains_enough(
     assert choice.trials == tuple(trials)
 
 
-def test_finalists_are_the_default_and_the_fastest_other_one_that_works() -> None:
+def test_finalists_are_the_default_and_the_fastest_other() -> None:
     assert finalists([FlagTrial(DEFAULT, 100.0), FlagTrial(FAST, 90.0), FlagTrial(FASTER, 80.0)]) == [DEFAULT, FASTER]
     assert finalists([FlagTrial(DEFAULT, 70.0), FlagTrial(FAST, 90.0), FlagTrial(FASTER, failure="x")]) == [
         DEFAULT,

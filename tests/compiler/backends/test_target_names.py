@@ -68,7 +68,7 @@ def test_an_unknown_target_is_refused_with_the_known_ones(asked: str, words: lis
         assert word in str(caught.value)
 
 
-def test_a_node_manager_refuses_an_unknown_target_before_it_connects(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_manager_refuses_an_unknown_target_before_connect(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["node-manager", "--host=h", "--plain-loopback", "--backend=rocm", "--target=sm_80"]
     assert main(arguments) == 2
     assert "unknown hip target 'sm_80'; known: gfx908" in " ".join(capsys.readouterr().err.split())

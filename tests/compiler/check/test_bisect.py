@@ -54,19 +54,21 @@ def search(compiler: Compiler, allowed: SearchBudget | None = None) -> Bisection
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 499, 730, 998, 999])
-def test_one_wrong_operation_of_a_thousand_takes_a_dozen_questions(culprit: int) -> None:
+def test_one_wrong_operation_of_1000_takes_a_dozen_questions(culprit: int) -> None:
     compiler = Compiler(chain(1000), lambda start, i: i >= culprit >= start)
     assert search(compiler) == BisectionResult("alone", (culprit,), 5.0)
     assert len(compiler.asked) <= 12
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 64])
-def test_operations_that_are_wrong_only_together_are_the_smallest_such_piece(size: int) -> None:
+def test_jointly_wrong_operations_are_the_smallest_piece(size: int) -> None:
+    """Operations that are wrong only together are the smallest such piece."""
     compiler = Compiler(chain(300), lambda start, i: i >= 200 and start <= 201 - size)
     assert search(compiler) == BisectionResult("together", tuple(range(201 - size, 201)), 5.0)
 
 
-def test_operations_that_the_wrong_one_does_not_need_are_no_part_of_the_piece() -> None:
+def test_independent_operations_are_no_part_of_the_piece() -> None:
+    """Operations that the wrong one does not need are no part of the piece."""
     needs = [[], *([0] for _ in range(50)), [3, 7]]
     compiler = Compiler(needs, lambda start, i: i == 51 and start <= 3)
     assert search(compiler).operations == (3, 7, 51)
@@ -78,7 +80,7 @@ def test_a_value_that_only_goes_wrong_beside_others() -> None:
     assert search(compiler) == BisectionResult("in company", (20,), 7.0)
 
 
-def test_a_whole_that_is_right_or_cannot_be_asked_about_names_nothing() -> None:
+def test_right_or_unaskable_whole_names_nothing() -> None:
     assert search(Compiler(chain(9), lambda start, i: False)).outcome == "hidden"
     silent = Compiler(chain(9), lambda start, i: True)
     silent.refuses = lambda stop: True
@@ -119,7 +121,7 @@ def test_time_ends_a_search() -> None:
     assert len(compiler.asked) <= 5
 
 
-def test_whatever_the_answers_the_prefix_before_was_right_and_the_one_found_wrong() -> None:
+def test_found_operation_is_wrong_and_its_prefix_right() -> None:
     """A mistake may come and go with the length of the prefix."""
     rng = random.Random(0)
     for _ in range(50):

@@ -93,7 +93,7 @@ def test_terms_that_do_not_depend_on_the_targets_may_be_added(other: str, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_logits_of_a_mixture_with_its_balancing_term_are_found() -> None:
+def test_mixture_logits_with_balancing_term_are_found() -> None:
     model = export_model("planetary.models.moe:build", MIXTURE)
     assert find_logits(model).shape == (2, 8, 32)
 

@@ -119,7 +119,7 @@ def test_a_wrong_operation_is_named_with_its_place() -> None:
     assert "given right inputs, its result is" in said
 
 
-def test_operations_that_are_wrong_only_together_are_named_together() -> None:
+def test_jointly_wrong_operations_are_named_together() -> None:
     said = name_offender(refused(difference_of_sums_is_zero))
     assert "The first wrong operation is stablehlo.subtract" in said
     assert "together with" in said
@@ -184,9 +184,8 @@ def test_deviations_of_integers_count_elements() -> None:
 
 
 @pytest.mark.compiles
-def test_an_artifact_whose_tanh_is_wrong_is_refused_and_says_that_it_is_the_tanh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_artifact_with_a_wrong_tanh_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An artifact whose tanh is wrong is refused and says that it is the tanh."""
     from planetary.compiler.backends import iree
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features

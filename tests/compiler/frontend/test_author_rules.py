@@ -106,7 +106,7 @@ def test_gradient_is_that_of_jax(name: str) -> None:
     np.testing.assert_allclose(given, expected[1]["w"], rtol=2e-4, atol=2e-5)
 
 
-def test_a_model_without_rules_of_its_own_is_exported_as_jax_lowers_it() -> None:
+def test_model_without_rules_is_exported_as_jax_lowers_it() -> None:
     loss = lambda p, x: jnp.mean(jnp.tanh(x @ p["w"]))  # noqa: E731
     plain = jax.jit(loss, keep_unused=True).lower({"w": W}, X).as_text()
     assert "composite" not in export_loss(loss, {"w": W}, (X,)).text

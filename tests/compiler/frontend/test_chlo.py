@@ -23,7 +23,7 @@ def loss(params: dict, x: jnp.ndarray, y: jnp.ndarray) -> jnp.ndarray:
 
 
 @pytest.mark.slow
-def test_a_stored_model_keeps_chlo_operations_and_their_gradients() -> None:
+def test_stored_model_keeps_chlo_operations_and_gradients() -> None:
     w = np.full(6, 1.5, np.float32)
     model = export_loss(loss, {"w": w}, (X, X))
     with ir.new_context():

@@ -54,7 +54,7 @@ def test_a_model_survives_its_folder(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.initial("param")[name], value)
 
 
-def test_a_function_in_a_file_is_found_and_its_mistakes_are_named(tmp_path: Path) -> None:
+def test_function_in_a_file_is_found_and_its_mistakes_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "import jax.numpy as jnp\nimport numpy as np\n"

@@ -47,7 +47,8 @@ def test_no_composite_is_left_in_the_gradient() -> None:
     assert "composite" not in differentiate(text)
 
 
-def test_a_composite_without_a_rule_is_differentiated_through_its_decomposition() -> None:
+def test_composite_is_differentiated_through_its_decomposition() -> None:
+    """A composite without a rule is differentiated through its decomposition."""
     body = jax.lax.composite(lambda x: jnp.sin(x) * 2, name="somebody.elses")
     text = jax.jit(body).lower(X).as_text()
     assert "composite" in text

@@ -63,7 +63,7 @@ def test_a_pick_from_each_row_becomes_a_selection(shape: tuple[int, ...]) -> Non
     np.testing.assert_array_equal(run_reference(after, "main", [x, indices], ["f32"])[0], expected)
 
 
-def test_only_values_spread_along_different_dimensions_get_a_barrier() -> None:
+def test_only_values_spread_across_dimensions_get_a_barrier() -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     for function, barriers in (
         (lambda x: x[:, :, None] - x[:, None, :], 1),

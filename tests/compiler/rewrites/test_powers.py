@@ -69,7 +69,7 @@ def test_constant_exponents_give_what_ieee_754_says(exponent: float) -> None:
 
 
 @pytest.mark.parametrize(("number", "kind"), [("2", "i64"), ("2", "i32"), ("2.0", "f64"), ("2.0", "bf16")])
-def test_the_square_of_an_export_is_a_product_before_differentiation(number: str, kind: str) -> None:
+def test_exported_square_is_a_product_before_differentiation(number: str, kind: str) -> None:
     with ir.new_context():
         module = load_for_differentiation(exported(number, kind))
         assert not ir.contains(module, "stablehlo.power")
@@ -88,7 +88,7 @@ def test_derivatives_of_integer_powers_are_exact_at_zero(exponent: int) -> None:
 
 
 @pytest.mark.parametrize("exponent", [1.5, 2.5, 65.0])
-def test_the_derivative_of_another_power_is_folded_after_differentiation(exponent: float) -> None:
+def test_other_powers_are_folded_after_differentiation(exponent: float) -> None:
     text = differentiate(exported(str(exponent), "f64"))
     assert text.count("stablehlo.power") == (exponent == 2.5)  # x ** 0.5 is a root, x ** 64 are products
     at = np.array([0.0, 0.5, 1.0, 1.25, 1.5], np.float32)
@@ -143,7 +143,7 @@ def test_gradients_of_a_dynamic_power() -> None:
 
 
 @pytest.mark.compiles
-def test_a_power_with_an_exponent_of_run_time_is_wrong_without_the_rewrite() -> None:
+def test_power_of_run_time_exponent_needs_the_rewrite() -> None:
     x, y = np.array([[-2.0, -1.0, 0.0]], np.float32), np.full((1, 3), 2, np.float32)
     found = run_here(dynamic(x.shape), x, y)
     assert np.isnan(found).any(), "IREE has mended this: delete powers.powers_by_parity"

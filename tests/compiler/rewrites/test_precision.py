@@ -139,7 +139,7 @@ def _rounded(values: np.ndarray, precision: str, step: int = 5, salt: int = 1) -
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
 @pytest.mark.parametrize("exponent", [0, 6, -12, -15, -20])
-def test_rounding_takes_the_neighbours_with_the_right_expectation(precision: str, exponent: int) -> None:
+def test_rounding_takes_neighbours_with_the_right_expectation(precision: str, exponent: int) -> None:
     digits = 7 if precision == "bf16" else 10
     spacing = 2.0 ** max(exponent - digits, -133 if precision == "bf16" else -24)
     low = 2.0**exponent + 3 * spacing
@@ -166,7 +166,7 @@ def test_bits_depend_on_step_salt_and_place() -> None:
     assert 0.45 < np.mean(first[: 1 << 11] != first[1 << 11 :]) < 0.55
 
 
-def test_bf16_parameters_move_on_average_only_when_rounded_at_random() -> None:
+def test_bf16_parameters_move_on_average_by_random_rounding() -> None:
     """Every update is far below the spacing of the parameters."""
     params = {"w": np.ones((64, 32), ml_dtypes.bfloat16)}
 

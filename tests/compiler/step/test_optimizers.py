@@ -142,7 +142,7 @@ def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> Non
 
 @pytest.mark.parametrize("min_size", [4, 128])
 @pytest.mark.slow
-def test_adafactor_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model, min_size: int) -> None:
+def test_adafactor_takes_a_stack_as_single_matrices(model: Model, min_size: int) -> None:
     """So that an expert's update is the same whichever experts it is computed beside."""
     stacked = _is_cube
     ours = optimizers.chain(
@@ -165,7 +165,7 @@ def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
 
 
 @pytest.mark.parametrize("nesterov", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
+def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
     run = Run(
         build_train_step(model, _options(optimizer="muon", nesterov=nesterov, adam_for=("emb*",), clip_norm=0.0)),
         mlp_params(),
@@ -231,7 +231,8 @@ def test_names_choose_what_does_not_decay(model: Model) -> None:
 
 
 @pytest.mark.slow
-def test_the_average_of_the_weights_is_incremental_and_starts_after_the_first_update(model: Model) -> None:
+def test_weight_average_is_incremental_after_the_first_update(model: Model) -> None:
+    """The average of the weights is incremental and starts after the first update."""
     run = Run(build_train_step(model, _options(average_decay=0.8)), mlp_params(), CONSTANT)
     average, *rest = _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8)))
     for params in rest:

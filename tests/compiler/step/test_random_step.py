@@ -65,7 +65,7 @@ def test_gradients_are_those_of_jax_with_the_same_key(parts: int, remat: str) ->
         np.testing.assert_array_equal(change == 0, want == 0)  # exactly the same mask
 
 
-def test_steps_and_leases_draw_other_numbers_and_repeat_their_own() -> None:
+def test_steps_and_leases_draw_distinct_repeatable_numbers() -> None:
     model = export_loss(dropout_loss, PARAMS, BATCH)
     step = build_train_step(model, StepOptions(**PLAIN))
     masks = {at: gradients(step, model, *at)[1]["bias"] == 0 for at in ((0, 0), (0, 1), (1, 0))}

@@ -66,7 +66,7 @@ def test_a_budget_keeps_what_is_dear_to_compute() -> None:
     assert all(tape[i].cost == 5000.0 for i in extra if tape[i].nbytes == INNER)
 
 
-def test_nothing_is_recomputed_where_all_fits_or_nothing_is_gained() -> None:
+def test_nothing_is_recomputed_without_need_or_gain() -> None:
     tape = _blocks(8)
     for found in (plan(tape, 10**6), plan(_blocks(1), 0), plan([], 0)):
         assert found.recomputed == ()

@@ -118,7 +118,7 @@ NORM_ERROR = 32 * UNIT  # relative, of the global norm
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, pytest.param(1e6, marks=pytest.mark.slow)])
-def test_steps_are_those_of_optax_adamw_with_clipping_and_schedule(model: Model, case: tuple, clip_norm: float) -> None:
+def test_steps_are_those_of_optax_adamw(model: Model, case: tuple, clip_norm: float) -> None:
     """Every step, from the parameters and the state that the step before left, against optax in float64.
 
     A rounding of the gradient is no fixed part of Adam's update: where the gradient is small against its history, the
@@ -197,7 +197,7 @@ def test_the_signature_is_the_contract(model: Model) -> None:
     assert other.spec.stablehlo_digest != spec.stablehlo_digest
 
 
-def test_the_step_needs_no_scatter_and_computes_the_forward_pass_once(model: Model) -> None:
+def test_step_needs_no_scatter_and_one_forward_pass(model: Model) -> None:
     text = build_train_step(model).stablehlo
     train = text[text.index("@train_step") : text.index("@eval_step")]
     assert "scatter" not in train
@@ -243,7 +243,7 @@ def test_buffers_are_not_trained_and_vectors_do_not_decay() -> None:
     np.testing.assert_allclose(w, 0.95 * params["w"], rtol=1e-6)
 
 
-def test_the_rate_is_an_argument_and_no_length_of_a_run_is_compiled_in() -> None:
+def test_rate_is_an_argument_and_no_run_length_is_compiled_in() -> None:
     """The decay moves a matrix by the learning rate alone when gradients vanish."""
     model = _linear()
     step = build_train_step(model, StepOptions(weight_decay=1.0))

@@ -70,7 +70,8 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
         await server.close()
 
 
-def test_small_messages_and_states_do_not_wait_for_a_payload_that_takes_its_time() -> None:
+def test_small_messages_overtake_a_slow_payload() -> None:
+    """Small messages and states do not wait for a payload that takes its time."""
     sent: list[tuple[str, int, bool]] = []
     found = asyncio.run(exchange(threading.Event(), sent))
     assert set(found[:2]) == {"StepTaken", "RequestTokens"}

@@ -30,7 +30,8 @@ def here(run: str = "stdlib", pid: int = 7, restarts: int = 0) -> SupervisorRepo
     return SupervisorReport(link=LinkState.CONNECTED, run=run, pid=pid, restarts=restarts)
 
 
-def test_a_node_whose_gateway_is_not_there_says_so_at_once_and_again_but_not_all_the_time() -> None:
+def test_missing_gateway_is_reported_at_once_and_rarely_again() -> None:
+    """A node whose gateway is not there says so at once and again but not all the time."""
     news = NodeNews("g:8080", 2)
     assert news.lines([None, None], 0.0) == ["connecting to g:8080"]
     assert news.lines([away(), None], 0.5) == [f"cannot join yet: {REFUSED} (next try in 1.5 s)"]
@@ -40,7 +41,8 @@ def test_a_node_whose_gateway_is_not_there_says_so_at_once_and_again_but_not_all
     assert news.lines([away(busy, None), away()], 32.0) == [f"cannot join yet: {busy} (trying again now)"]
 
 
-def test_a_run_is_joined_once_however_many_workers_join_it_and_has_a_line_a_minute() -> None:
+def test_joining_workers_share_one_line_a_minute() -> None:
+    """A run is joined once however many workers join it and has a line a minute."""
     news = NodeNews("g:8080", 2)
     news.lines([], 0.0)
     assert news.lines([here(), away()], 1.0) == ["joined run stdlib at g:8080"]
@@ -97,7 +99,7 @@ def test_a_report_that_is_not_there_or_torn_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_node_manager_without_a_gateway_says_whom_it_cannot_reach(tmp_path: Path) -> None:
+def test_node_manager_names_the_gateway_it_cannot_reach(tmp_path: Path) -> None:
     with socket.socket() as held:  # bound and not listening: no other process gets the port, and none answers
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]

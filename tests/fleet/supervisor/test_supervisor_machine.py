@@ -23,7 +23,7 @@ def running(supervisor: SupervisorMachine) -> SupervisorMachine:
     return supervisor
 
 
-def test_the_first_restart_is_at_once_and_the_gateway_hears_of_it() -> None:
+def test_first_restart_is_at_once_and_reported() -> None:
     supervisor = running(machine())
     out = supervisor.handle(e.ProcessExited(100, -9, "killed by SIGKILL"), 3.0)
     assert out == [e.Send(1, m.WorkerExited(pid=100, code=-9, restart_in_s=0.0, reason="killed by SIGKILL"))]

@@ -73,9 +73,8 @@ def test_a_run_of_rounds_has_trainers_only() -> None:
 @pytest.mark.processes
 @pytest.mark.compiles
 @pytest.mark.timeout(180)
-def test_a_node_with_a_role_that_the_run_does_not_have_ends_and_one_that_has_it_trains(
-    tmp_path: Path, shared_cache: Path
-) -> None:
+def test_node_with_a_foreign_role_ends_and_a_known_one_trains(tmp_path: Path, shared_cache: Path) -> None:
+    """A node with a role that the run does not have ends and one that has it trains."""
     config = write_config(tmp_path)
     with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
         wait_for("the run began", lambda: events(tmp_path / "run"), process)

@@ -101,7 +101,9 @@ def test_a_place_that_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
-def test_what_is_not_installed_is_told_at_once_with_the_extra_and_not_tried_again(tmp_path: Path) -> None:
+def test_missing_library_is_reported_at_once_with_its_extra(tmp_path: Path) -> None:
+    """What is not installed is told at once with the extra and not tried again."""
+
     class Absent(Recorder):
         def load(self) -> None:
             extra_module("planetary_no_such_module", "wandb")
@@ -132,7 +134,7 @@ def test_a_sink_that_hangs_costs_lines_and_not_the_run(tmp_path: Path) -> None:
     hangs.set()
 
 
-def test_a_simulated_gateway_passes_on_its_whole_journal_and_its_metrics() -> None:
+def test_simulated_gateway_sends_whole_journal_and_metrics() -> None:
     sink = Recorder()
     cluster = SimCluster(0, small_training(rounds=3, workers=2), 2)
     followers, told = follow(cluster.folder, sink)

@@ -102,7 +102,8 @@ def test_a_webhook_posts_the_chosen_events(tmp_path: Path, hook: Hook, monkeypat
     assert (ended["event"], ended["ok"], ended["round"]) == ("run_finished", True, 2)
 
 
-def test_a_webhook_that_refuses_is_a_failure_that_does_not_show_its_address(tmp_path: Path) -> None:
+def test_refusing_webhook_fails_without_showing_its_address(tmp_path: Path) -> None:
+    """A webhook that refuses is a failure that does not show its address."""
     refusing = Hook(status=410)
     sink = Webhook(WebhookSink(url=refusing.url))
     sink.load()
@@ -122,7 +123,7 @@ def test_a_webhook_that_refuses_is_a_failure_that_does_not_show_its_address(tmp_
 
 
 @pytest.mark.doors("opentelemetry")
-def test_opentelemetry_has_a_gauge_for_each_number_and_a_counter_of_events(tmp_path: Path) -> None:
+def test_opentelemetry_has_gauges_and_an_event_counter(tmp_path: Path) -> None:
     from opentelemetry.sdk.metrics import export
 
     reader = export.InMemoryMetricReader()
@@ -148,9 +149,7 @@ def test_opentelemetry_has_a_gauge_for_each_number_and_a_counter_of_events(tmp_p
 
 
 @pytest.mark.doors("mlflow")
-def test_mlflow_has_the_run_its_parameters_and_its_metrics_and_resumes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_has_the_run_with_metrics_and_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

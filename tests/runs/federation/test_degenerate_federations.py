@@ -110,7 +110,7 @@ def test_masters_of_a_bfloat16_model_cross_the_border_whole() -> None:
     assert (masters != from_bfloat16(to_bfloat16(masters))).any()
 
 
-def test_a_hub_over_two_sites_of_one_worker_equals_one_site_of_two() -> None:
+def test_hub_of_two_single_sites_equals_one_site_of_two() -> None:
     """The sites' steps are the identity, and the hub takes the one step with rate and momentum."""
     config = small_training(rounds=6, workers=2).config
     reference = alone(SmallTraining(config), 2)

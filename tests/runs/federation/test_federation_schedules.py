@@ -75,7 +75,7 @@ def test_a_late_site_joins_with_the_newest_version() -> None:
     assert first.version > 0
 
 
-def test_a_hub_that_lost_its_newest_versions_gets_what_sites_trained_since() -> None:
+def test_hub_regains_what_sites_trained_since_lost_versions() -> None:
     """Resumed from an older checkpoint, it lacks the tokens that only the lost versions had, and no others."""
     federation = federation_of(10, sites=2, hub_rounds=12, every_rounds=1)
     hub = federation.hub
@@ -103,7 +103,7 @@ def test_a_hub_that_lost_its_newest_versions_gets_what_sites_trained_since() -> 
 
 
 @pytest.mark.timeout(120)
-def test_a_site_with_fewer_workers_than_it_expects_waits_for_a_hub_that_is_away() -> None:
+def test_understaffed_site_waits_for_an_absent_hub() -> None:
     """The time for its workers to come passes first, and is due for ever: its process took all of one core, deaf."""
     config = small_training(rounds=3, workers=2).config
     hub = hub_config(config, (SiteEntry("a"),), rounds=3)

@@ -30,7 +30,7 @@ def finish(federation: SimFederation) -> list[msgspec.Struct]:
     return federation.hub.journal
 
 
-def test_every_version_of_a_hub_with_a_worker_has_its_held_out_loss() -> None:
+def test_each_version_of_a_hub_worker_has_its_held_out_loss() -> None:
     federation = federation_of(11, sites=2, hub_rounds=4, every_rounds=1)
     federation.hub.add_node("judge")
     seen: list[tuple[str, str]] = []

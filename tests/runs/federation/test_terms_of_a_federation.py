@@ -82,7 +82,7 @@ def other_data(training: SmallTraining) -> None:
         (other_data, ["part of the hub's data", "ffffffffffff"]),
     ],
 )
-def test_a_site_that_trains_something_else_is_refused_and_the_others_go_on(change: Change, said: list[str]) -> None:
+def test_site_training_something_else_is_refused(change: Change, said: list[str]) -> None:
     made = run(federation({"a": {}, "b": {}}, change=change))
     reason = end_of(made, "b")
     assert [text for text in said if text not in reason] == [], reason

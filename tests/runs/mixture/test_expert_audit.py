@@ -70,7 +70,7 @@ def found(before: dict[str, np.ndarray], improved: Improved, other: Sketch | Non
     "options", [{}, {"activation": "swiglu"}, {"ternary": True}], ids=["relu2", "swiglu", "ternary"]
 )
 @pytest.mark.slow
-def test_the_effect_of_an_update_is_the_change_of_the_programs_proxy(options: dict) -> None:
+def test_effect_of_an_update_is_the_change_of_the_proxy(options: dict) -> None:
     config = replace(TINY, **options)
     run = expert_runner(config, 2, TINY.batch_size * TINY.sequence_length, StepOptions(), False)
     before = experts(config)
@@ -180,7 +180,8 @@ def test_checked_work_of_honest_workers_changes_nothing(tmp_path: Path, sketches
 
 
 @pytest.mark.slow
-def test_a_worker_that_claims_false_gains_changes_nothing_and_is_used_no_more_after_three(tmp_path: Path) -> None:
+def test_false_gains_change_nothing_and_end_after_three(tmp_path: Path) -> None:
+    """A worker that claims false gains changes nothing and is used no more after three."""
     cluster = begin(tmp_path, "abw", audited=1.0)
     spoil(cluster.workers["w"], boasting)
     cluster.until(lambda: "w" in cluster.controller.membership.banned)
@@ -197,7 +198,8 @@ def test_a_worker_that_claims_false_gains_changes_nothing_and_is_used_no_more_af
     check_streams(cluster)
 
 
-def test_updates_that_two_workers_do_not_agree_about_do_not_count_and_both_are_named(tmp_path: Path) -> None:
+def test_disputed_updates_do_not_count_and_name_both_workers(tmp_path: Path) -> None:
+    """Updates that two workers do not agree about do not count and both are named."""
     cluster = begin(tmp_path, "abvw", redundant=1.0)
     spoil(cluster.workers["w"], other_weights)
     assert cluster.finish().ok
@@ -213,7 +215,7 @@ def test_updates_that_two_workers_do_not_agree_about_do_not_count_and_both_are_n
 
 
 @pytest.mark.slow
-def test_work_for_two_is_judged_alone_where_the_second_worker_is_gone(tmp_path: Path) -> None:
+def test_work_for_two_is_judged_alone_without_the_second(tmp_path: Path) -> None:
     cluster = begin(tmp_path, "abvw", steps=40, redundant=1.0)
     cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > 2)
     for name in ("v", "w"):  # in the middle of the second's work, or before it

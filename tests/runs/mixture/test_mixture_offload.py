@@ -50,9 +50,7 @@ from planetary.runs.mixture.training.participant_states import computed_weights,
     ],
     ids=["exact", "topk", "inner steps", "ternary", "ternary copies"],
 )
-def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
-    tmp_path: Path, form: Form, more: dict, ternary: bool
-) -> None:
+def test_expert_workers_in_lock_step_equal_the_trainer(tmp_path: Path, form: Form, more: dict, ternary: bool) -> None:
     options = {"sketches": "all", "acceptance": Policy(norm_ratio=10, spectral_ratio=10), "update_form": form, **more}
     plan = make_plan(tmp_path, steps=4, pace="lockstep", **options)
     plan = replace(plan, model=replace(plan.model, ternary=ternary))
@@ -86,7 +84,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
     [("exact", "owner", {}), ("4bit", "all", {}), ("exact", "all", {"delta_rank": 1})],
     ids=["owner", "lossy", "changes"],
 )
-def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
+def test_surrogates_fitted_by_expert_workers_are_the_trainers(
     tmp_path: Path, form: Form, source: str, more: dict
 ) -> None:
     """The data of a fit is in the work, for any worker that does it."""
@@ -120,7 +118,7 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
 
 
-def test_a_saved_state_has_no_experts_and_its_successor_gets_the_newest(tmp_path: Path) -> None:
+def test_successor_of_an_expertless_state_gets_the_newest(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=2)
     a, _, _ = cluster.start("a"), cluster.start("b"), cluster.start("w")
@@ -141,7 +139,7 @@ def test_a_saved_state_has_no_experts_and_its_successor_gets_the_newest(tmp_path
     check_streams(cluster)
 
 
-def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: Path) -> None:
+def test_experts_of_the_last_model_are_final(tmp_path: Path) -> None:
     """So a later reader of the run finds the model that was evaluated."""
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=4)
@@ -156,7 +154,7 @@ def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: P
     assert len(left) >= len(of_kind(cluster, ExpertsAdvanced)) > 0
 
 
-def test_ternary_experts_take_two_bits_a_weight_on_their_way_to_composers() -> None:
+def test_ternary_experts_take_two_bits_a_weight() -> None:
     rng = np.random.default_rng(0)
     weights = {
         "up": rng.standard_normal((3, 16, 64)).astype(np.float32),
@@ -173,7 +171,7 @@ def test_ternary_experts_take_two_bits_a_weight_on_their_way_to_composers() -> N
     assert not surrogates
 
 
-def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_path: Path) -> None:
+def test_offloaded_surrogates_reach_changing_composers(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": "4bit"}
     plan = make_plan(tmp_path, steps=32, fitted_by="expert-workers", **options)
     cluster = MixtureStage(tmp_path, plan, seed=11)
@@ -193,7 +191,7 @@ def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_pat
     check_streams(cluster)
 
 
-def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: Path) -> None:
+def test_refused_surrogates_are_published_again(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=40, fitted_by="expert-workers", **options)
     cluster = MixtureStage(tmp_path, plan, seed=11)
@@ -241,7 +239,8 @@ def test_the_gateway_dates_fits_of_surrogates(tmp_path: Path, value: np.ndarray)
         assert 0 <= found < 24
 
 
-def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_path: Path) -> None:
+def test_useless_surrogates_are_refused_with_their_update(tmp_path: Path) -> None:
+    """Useless surrogates are refused with the update that they came with."""
     plan = make_plan(
         tmp_path,
         steps=24,
@@ -304,7 +303,7 @@ def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Fo
                 check_equal(state.experts[layer], held.weights)
 
 
-def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path) -> None:
+def test_composers_never_wait_for_dead_expert_workers(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=40, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=8)
     a, _ = cluster.start("a"), cluster.start("b")
@@ -322,9 +321,8 @@ def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path
 @pytest.mark.parametrize(
     ("factor", "reason"), [(np.nan, "not finite"), pytest.param(1e6, "too large", marks=pytest.mark.slow)]
 )
-def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_is_counted(
-    tmp_path: Path, factor: float, reason: str
-) -> None:
+def test_nan_or_huge_expert_updates_are_counted_and_dropped(tmp_path: Path, factor: float, reason: str) -> None:
+    """An expert worker that returns NaN or huge updates changes nothing and is counted."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
     for name in ("a", "b", "w"):
@@ -460,7 +458,8 @@ def test_an_unjudged_result_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_path: Path) -> None:
+def test_hanging_expert_worker_is_restarted_and_replaced(tmp_path: Path) -> None:
+    """An expert worker that hangs is restarted and another does its work."""
     plan = make_plan(tmp_path, steps=120, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=41)
     cluster.controller.patience = Patience(5.0)
@@ -481,7 +480,8 @@ def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_
     check_streams(cluster)
 
 
-def test_a_worker_that_hangs_while_it_evaluates_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
+def test_hanging_evaluation_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
+    """A worker that hangs while it evaluates is restarted and the run ends."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=42)
     cluster.controller.patience = Patience(5.0)
     a, b = (cluster.start(name) for name in ("a", "b"))

@@ -37,7 +37,7 @@ def test_model_of_a_user_is_not_divided() -> None:
     assert 'whose experts can be divided; found "own:build"' in refusal("model.source=own:build")
 
 
-def test_the_examples_are_four_composers_without_and_with_expert_workers() -> None:
+def test_examples_are_four_composers_with_and_without_offload() -> None:
     direct, offload = config(), config(example="parallax-offload")
     plain = training_of(direct, model_of(direct), StepOptions(), Schedule())
     assert (plain.composers, plain.batch_size, plain.sketches, plain.acceptance) == (4, 16, "none", None)
@@ -86,7 +86,8 @@ def test_impossible_configurations_are_refused_with_their_keys(overrides: list[s
     assert words in refusal(*overrides)
 
 
-def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of() -> None:
+def test_unequal_shards_and_full_surrogates_are_warned_of() -> None:
+    """Unequal shards and surrogates as large as experts are allowed and warned of."""
     given = config("moe.composers=3", "moe.rank=128", "moe.delta_rank=30")
     assert training_of(given, model_of(given), StepOptions(), Schedule()).delta_rank == 30
     shards, rank, changes = warnings_of(given, model_of(given))
@@ -142,9 +143,10 @@ def test_an_example_with_one_key_changed_is_not_warned_of() -> None:
         assert check_mixture(config(*(f"moe.{one}" for one in overrides), example="parallax-offload")) == []
 
 
-def test_with_two_owners_a_composer_has_twice_the_slots_and_experts_are_merged_in_a_fragment_per_shard(
+def test_two_owners_double_slots_and_merge_by_shard(
     tmp_path: Path,
 ) -> None:
+    """With two owners a composer has twice the slots and experts are merged in a fragment per shard."""
     plan = make_plan(tmp_path, steps=4, composers=3, batch_size=6, replicas=2)
     assert plan.slots == 2
     assert [slots[0].tolist() for slots in plan.held_slots] == [[0, 2], [0, 1], [1, 2]]
@@ -170,9 +172,7 @@ def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path)
     assert load_config(tmp_path / "run.toml").moe == given.moe
 
 
-def test_a_state_that_is_too_large_to_be_sent_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_state_too_large_to_send_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture_preparation, "MAX_PAYLOAD_BYTES", 1 << 12)
     with pytest.raises(UserError, match=r"the state of a shard takes .* more than moe.composers = 2"):
         MixtureStage(tmp_path, make_plan(tmp_path, steps=4))

@@ -97,7 +97,7 @@ def check_finished(
     return lines
 
 
-def test_a_killed_composer_comes_back_and_a_killed_gateway_is_resumed(start: Start) -> None:
+def test_killed_composer_and_gateway_come_back(start: Start) -> None:
     run = start("--rounds=8")
     run.wait_for(lambda event: event["event"] == "artifact_published", within_s=150)  # several functions to compile
     grants = {run.wait_for_event("shard_granted")["worker"]: 1 for _ in range(2)}
@@ -127,7 +127,8 @@ def test_a_killed_composer_comes_back_and_a_killed_gateway_is_resumed(start: Sta
 
 
 @pytest.mark.soak
-def test_when_a_first_owner_is_killed_the_next_speaks_for_its_experts_until_it_comes_back(start: Start) -> None:
+def test_next_owner_speaks_until_a_killed_one_comes_back(start: Start) -> None:
+    """When a first owner is killed the next speaks for its experts until it comes back."""
     twice = (
         "moe.composers=3",
         "moe.replicas=2",
@@ -237,9 +238,7 @@ def run_to_the_end(mixture: SplitMixture, kills: Sequence[Role], rng: random.Ran
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_fifty_kills_of_composers_expert_workers_and_gateways_cost_no_version_and_no_loss(
-    tmp_path: Path, shared_cache: Path
-) -> None:
+def test_fifty_kills_cost_no_version_and_no_loss(tmp_path: Path, shared_cache: Path) -> None:
     """Gateways are started again beside workers that are still there, as on several machines.
 
     Both models have the steps of the run in them, and no more than reports were on their way at its end. The one with

@@ -29,7 +29,7 @@ def owners(cluster: MixtureStage) -> set[str]:
     return {record.worker for record in of_kind(cluster, ShardGranted)}
 
 
-def test_an_expert_worker_never_composes_and_composers_improve_no_experts(tmp_path: Path) -> None:
+def test_expert_workers_and_composers_keep_their_roles(tmp_path: Path) -> None:
     """The expert worker is the first to come, and one composer more than there are shards stands by."""
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name, roles in (("e", ("expert",)), ("a", ("composer",)), ("b", ("composer",)), ("c", ("composer",))):
@@ -44,7 +44,7 @@ def test_an_expert_worker_never_composes_and_composers_improve_no_experts(tmp_pa
     assert of_kind(cluster, EvalFinished)
 
 
-def test_a_run_without_composers_reports_it_and_goes_on_when_one_comes(tmp_path: Path) -> None:
+def test_run_without_composers_waits_for_one(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name in "ef":
         cluster.start(name, roles=("expert",))
@@ -59,7 +59,7 @@ def test_a_run_without_composers_reports_it_and_goes_on_when_one_comes(tmp_path:
 
 
 @pytest.mark.parametrize("role", ["expert", "trainer"])
-def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path, role: str) -> None:
+def test_unknown_role_is_refused_with_the_known_ones(tmp_path: Path, role: str) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8))
     cluster.start("e", roles=(role,))
     cluster.until(lambda: any(isinstance(message, m.Refused) for message in cluster.told))
@@ -72,7 +72,7 @@ def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_p
     assert not of_kind(cluster, WorkerJoined)
 
 
-def test_the_fastest_workers_compose_and_a_vacant_shard_goes_to_the_fastest_that_stands_by(tmp_path: Path) -> None:
+def test_fastest_workers_compose_and_stand_by(tmp_path: Path) -> None:
     """The slowest is the first to come; of the others one is lost for good in the middle of the run."""
     cluster = MixtureStage(tmp_path, offloaded(tmp_path, steps=16), workers=4)
     for name, seconds in (("slow", 0.9), ("lost", 0.2), ("fast", 0.1), ("next", 0.3)):
@@ -84,9 +84,10 @@ def test_the_fastest_workers_compose_and_a_vacant_shard_goes_to_the_fastest_that
     assert owners(cluster) == {"fast", "lost", "next"}
 
 
-def test_the_choice_of_composers_waits_for_a_worker_that_never_comes_as_long_as_a_start_may_take(
+def test_choice_of_composers_waits_no_longer_than_a_start(
     tmp_path: Path,
 ) -> None:
+    """The choice of composers waits for a worker that never comes as long as a start may take."""
     cluster = MixtureStage(tmp_path, offloaded(tmp_path), workers=3)
     for name in "ab":
         cluster.start(name)
@@ -106,7 +107,7 @@ def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None
     assert owners(cluster) == {"a", "b"}
 
 
-def test_a_local_run_whose_devices_cannot_compose_ends_with_the_reason(tmp_path: Path) -> None:
+def test_local_run_without_capable_devices_ends_with_a_reason(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, offloaded(tmp_path), local=True)
     for name in "ef":
         cluster.start(name, can=("expert",))

@@ -51,7 +51,8 @@ OUTER = {"merge": FragmentMergeRule(rate=0.9, momentum=0.4)}
     [{}, TWICE, CHANGES, pytest.param(COPIES, marks=pytest.mark.slow), OUTER],
     ids=["once", "twice", "changes", "copies", "outer"],
 )
-def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
+def test_networked_lock_step_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
+    """A run in lock step over the network equals the trainer bit for bit."""
     plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
     # Any map will do, not only that of the report.
     plan = replace(plan, owners=(tuple((e + 1) % plan.training.composers for e in range(plan.model.n_expert)),))
@@ -86,7 +87,7 @@ def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_
     assert model_of(state).keys() == {*model_of(trainer.initial())}
 
 
-def test_at_a_free_pace_progress_since_a_publication_is_carried_over(tmp_path: Path) -> None:
+def test_progress_since_a_publication_is_carried_over(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=1, grace_s=30.0)
     for name in ("a", "b"):
         cluster.start(name)
@@ -103,9 +104,10 @@ def test_at_a_free_pace_progress_since_a_publication_is_carried_over(tmp_path: P
     assert {len(record.shards) for record in of_kind(cluster, FragmentAdvanced)} == {2}
 
 
-def test_a_killed_composer_comes_back_with_a_state_at_most_one_refresh_old_while_the_other_goes_on(
+def test_killed_composer_returns_at_most_one_refresh_behind(
     tmp_path: Path,
 ) -> None:
+    """A killed composer comes back with a state at most one refresh old while the other goes on."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=2)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.done >= 7 and b.machine.done >= 3)
@@ -121,7 +123,7 @@ def test_a_killed_composer_comes_back_with_a_state_at_most_one_refresh_old_while
     check_streams(cluster)
 
 
-def test_a_composer_that_is_cut_off_goes_on_and_keeps_its_own_state(tmp_path: Path) -> None:
+def test_cut_off_composer_goes_on_and_keeps_its_state(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=3)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.composes and b.machine.composes)
@@ -140,7 +142,7 @@ def test_a_composer_that_is_cut_off_goes_on_and_keeps_its_own_state(tmp_path: Pa
     check_streams(cluster)
 
 
-def test_others_take_over_missed_steps_and_share_their_learning_rate(tmp_path: Path) -> None:
+def test_others_take_missed_steps_and_share_their_rate(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: b.machine.done >= 4)
@@ -202,7 +204,7 @@ def test_a_speaker_may_have_fewer_steps_than_the_owner(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_shard_goes_to_a_standby_and_its_old_owner_is_fenced_off(tmp_path: Path) -> None:
+def test_shard_goes_to_a_standby_and_its_old_owner_is_fenced(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60), seed=4, grace_s=2.0)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.composes and b.machine.composes)
@@ -262,7 +264,8 @@ def test_experts_of_a_lost_owner_go_on_with_the_next_one(
 
 
 @pytest.mark.slow
-def test_a_replacement_starts_from_the_kept_state_and_the_newest_merge_of_its_experts(tmp_path: Path) -> None:
+def test_replacement_starts_from_kept_state_and_newest_merge(tmp_path: Path) -> None:
+    """A replacement starts from the kept state and the newest merge of its experts."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60, **TWICE), seed=22, grace_s=2.0)
     for name in ("a", "b", "c"):
         cluster.start(name)
@@ -330,7 +333,7 @@ def test_the_syncer_goes_on_from_its_journal(tmp_path: Path) -> None:
     check_steps(cluster)
 
 
-def test_shards_are_kept_for_composers_that_are_connected_while_a_restarted_gateway_is_not_ready(
+def test_connected_composers_keep_shards_across_a_restart(
     tmp_path: Path,
 ) -> None:
     """They have newer states than the store; compiling may take longer than any grace time."""
@@ -353,7 +356,8 @@ def test_shards_are_kept_for_composers_that_are_connected_while_a_restarted_gate
     assert not any(note.what == "fenced" for note in of_kind(cluster, SyncNote))
 
 
-def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_loss(tmp_path: Path) -> None:
+def test_absent_store_costs_no_round_and_no_loss(tmp_path: Path) -> None:
+    """A store that is away until all steps are taken costs no round and no loss."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=14)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: min(a.machine.done, b.machine.done) >= 5)
@@ -371,7 +375,7 @@ def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_lo
     check_streams(cluster)
 
 
-def test_a_last_state_is_void_once_another_composer_has_lost_the_steps_that_it_counted(tmp_path: Path) -> None:
+def test_last_state_is_void_after_another_lost_its_steps(tmp_path: Path) -> None:
     """A saves its last state, as B has taken the other steps; no state of B is saved, and both processes end."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=14)
     a, b = cluster.start("a"), cluster.start("b")
@@ -425,7 +429,8 @@ def test_unusable_and_stale_messages_are_counted(tmp_path: Path) -> None:
     assert cluster.finish().ok
 
 
-def test_a_composer_whose_loss_is_not_finite_three_times_hands_its_shard_on(tmp_path: Path) -> None:
+def test_composer_with_three_infinite_losses_hands_its_shard_on(tmp_path: Path) -> None:
+    """A composer whose loss is not finite three times hands its shard on."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=6)
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.composes and b.machine.composes)
@@ -445,9 +450,10 @@ def test_a_composer_whose_loss_is_not_finite_three_times_hands_its_shard_on(tmp_
     check_streams(cluster)
 
 
-def test_composers_without_access_to_the_data_get_their_tokens_from_the_gateway(
+def test_composers_without_the_data_get_tokens_from_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Composers without access to the data get their tokens from the gateway."""
     monkeypatch.setattr(plan_module, "AHEAD_BYTES", 0)  # 8 steps ahead
     plan = make_plan(tmp_path, steps=24, pace="lockstep", delivery="gateway")
     assert plan.steps_ahead == 8
@@ -462,9 +468,7 @@ def test_composers_without_access_to_the_data_get_their_tokens_from_the_gateway(
     assert cluster.lines[-1].eval_loss is not None
 
 
-def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_composer_goes_on_while_its_gateway_tokens_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "AHEAD_BYTES", 0)
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40, delivery="gateway"), seed=12)
     a, b = cluster.start("a"), cluster.start("b")
@@ -481,7 +485,7 @@ def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
 
 
 @pytest.mark.slow
-def test_at_a_free_pace_a_horizon_of_1_publishes_after_every_merge(
+def test_free_pace_horizon_of_1_publishes_after_every_merge(
     tmp_path: Path,
 ) -> None:
     merges = []
@@ -528,9 +532,7 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_composers_and_syncer_lost_at_random_times_keep_the_window_of_sketches(
-    tmp_path: Path, seed: int, options: dict
-) -> None:
+def test_random_losses_keep_the_window_of_sketches(tmp_path: Path, seed: int, options: dict) -> None:
     """More kinds of faults, and more runs: test_mixture_schedules.py."""
     grace_s = 1.0 if "replicas" in options else 4.0  # so short that others speak for who is lost
     options = dict(options)

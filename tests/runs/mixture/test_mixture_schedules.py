@@ -68,7 +68,7 @@ def test_no_finished_round_is_lost(mode: str) -> None:
     assert deaths > 15
 
 
-def test_a_gateway_that_dies_between_its_first_two_records_goes_on() -> None:
+def test_gateway_killed_between_its_first_records_goes_on() -> None:
     cluster = MixtureCluster(0, small_mixture(rounds=1, inner_steps=2), 2)
     events = cluster.run_folder / EVENTS
     assert cluster.advance(lambda: has_begun(cluster), LIMIT_S)
@@ -80,7 +80,7 @@ def test_a_gateway_that_dies_between_its_first_two_records_goes_on() -> None:
     check_ended(cluster, 1)
 
 
-def test_after_a_power_cut_a_shard_has_no_two_composers_under_one_epoch() -> None:
+def test_shard_has_one_composer_an_epoch_after_a_power_cut() -> None:
     cluster = MixtureCluster(0, small_mixture(rounds=ROUNDS), NODES)
     assert cluster.advance(
         lambda: has_begun(cluster) and all(shard.epoch for shard in cluster.controller.state.shards), LIMIT_S
@@ -130,7 +130,7 @@ def test_a_composer_that_is_let_go_ends_no_run(pace: str) -> None:
     assert not [one for one in cluster.journal if isinstance(one, WorkerLost)]
 
 
-def test_the_last_model_is_put_together_again_when_the_disk_was_full() -> None:
+def test_last_model_is_assembled_again_after_a_full_disk() -> None:
     cluster = MixtureCluster(0, small_mixture(rounds=2), 2, [Fault(0.0, "full_disk"), Fault(0.0, "full_disk")])
     assert cluster.run(LIMIT_S)
     failed = [record for record in cluster.journal if isinstance(record, CheckpointFailed)]

@@ -15,7 +15,7 @@ from planetary.runs.mixture.training.participant_states import assembled
 from planetary.runs.mixture.training.replicas import held_shards, holders, replicated_slots, speaker
 
 
-def test_every_expert_is_held_by_its_first_owner_and_those_after_it() -> None:
+def test_expert_is_held_by_its_first_owner_and_the_next() -> None:
     owners = ownership.round_robin(2, 10, 4)  # shards of 3, 3, 2 and 2 experts
     once = replicated_slots(owners, 4, 1)
     assert all((once[c] == ownership.owned_slots(owners, c)).all() for c in range(4))
@@ -53,7 +53,8 @@ def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> N
         assert (after.syncer.start["layers.0.experts.up.2"] == after.composers[0].experts[0]["up"][2]).all()
 
 
-def test_of_an_expert_with_several_owners_the_ordinary_model_has_the_mean_and_of_one_alone_its_bits() -> None:
+def test_copied_experts_are_averaged_and_single_ones_exact() -> None:
+    """Of an expert with several owners the ordinary model has the mean and of one alone its bits."""
     _, states, _ = train(3, replicas=2, cadence=Cadence(backbone=2, refresh=2))
     copies = [c.experts[0]["up"].astype(np.float64) for c in states[3].composers]
     assert (assembled(states[3], TINY)[1][0]["up"] == ((copies[0] + copies[1]) / 2).astype(np.float32)).all()

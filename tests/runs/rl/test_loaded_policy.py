@@ -64,7 +64,8 @@ def trained(folder: Path, staleness: StalenessBounds | None) -> tuple[RecordingP
     return run, weights, given
 
 
-def test_old_tokens_are_weighed_and_compared_with_the_weights_before_the_first_step(tmp_path: Path) -> None:
+def test_old_tokens_are_weighed_before_the_first_step(tmp_path: Path) -> None:
+    """Old tokens are weighed and compared with the weights before the first step."""
     run, weights, given = trained(tmp_path, TAPERED)
     table = next(iter(weights.values()))
     for index, step in enumerate(run.steps):

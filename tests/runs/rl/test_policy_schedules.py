@@ -84,7 +84,7 @@ def test_a_calm_run_loses_no_worker_and_no_text() -> None:
 
 
 @pytest.mark.parametrize("mode", ["turns", "ahead", "apart"])
-def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: str) -> None:
+def test_run_pauses_when_the_next_checkpoint_fails_too(mode: str) -> None:
     """It begins no round as long as the disk is full, loses no version, and goes on by itself when there is room."""
     settings, roles = MODES[mode]
     nodes = max(NODES, len(roles))
@@ -137,7 +137,7 @@ def test_a_worker_whose_texts_are_forged_is_found_and_banned(lie: RolloutLie) ->
     assert again <= {one.group for one in sampled}
 
 
-def test_a_banned_worker_stays_banned_when_the_gateway_comes_back() -> None:
+def test_banned_worker_stays_banned_after_a_resume() -> None:
     plan = [Fault(at_s=0.0, kind="lie", worker=1, seconds=LIMIT_S, rollout_lie="logprobs")]
     cluster = PolicyCluster(0, small_policy(rounds=ROUNDS, verified=1.0, imitated=0), NODES, plan)
     banned = []

@@ -263,7 +263,7 @@ def test_a_worker_imitates_samples_and_trains_by_turns() -> None:
     assert (last.reward, last.held_out_reward, last.staleness) == (0.5, 1.0, {0: GROUPS})
 
 
-def test_the_learning_rate_falls_from_the_imitations_end_to_the_last_round() -> None:
+def test_rate_falls_from_the_imitations_end_to_the_last_round() -> None:
     made = policy(rounds=10, imitated=6, decay="linear", schedule=Schedule(kind="constant", peak=0.5))
     assert [made.rate_of(round_, 6) for round_ in (1, 6)] == [0.5, 0.5]
     assert [made.rate_of(round_, 6) for round_ in (7, 8, 9, 10)] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
@@ -284,7 +284,8 @@ def test_the_learning_rate_falls_from_the_imitations_end_to_the_last_round() -> 
     assert learning.rate == pytest.approx(1e-3)
 
 
-def test_the_last_checkpoint_is_tried_again_and_earlier_ones_have_successors() -> None:
+def test_last_checkpoint_is_tried_again() -> None:
+    """The last checkpoint is tried again and earlier ones have successors."""
     fabric = Fabric(policy(rounds=5, imitated=0, held_out=0, checkpoint_every=4))
     fabric.full_disk = 3  # that of round 4, and the last one twice
     fabric.join("a")
@@ -322,7 +323,8 @@ def test_a_worker_that_is_let_go_has_finished_its_task() -> None:
     assert fabric.of(WorkerLost) == []
 
 
-def test_a_goal_reached_while_the_disk_is_full_leaves_the_last_checkpoint_all_its_tries() -> None:
+def test_goal_on_a_full_disk_leaves_all_tries_of_the_last() -> None:
+    """A goal reached while the disk is full leaves the last checkpoint all its tries."""
     fabric = Fabric(policy(rounds=9, imitated=0, held_out=1, eval_every=2, checkpoint_every=2, goal=0.5))
     fabric.full_disk = LAST_CHECKPOINT_TRIES - 1  # the first is that of a round which then turns out to be the last
     fabric.join("a")
@@ -363,7 +365,7 @@ def test_what_is_sampled_ahead_is_as_many_versions_old() -> None:
     assert stale == [{2: GROUPS}] * 5
 
 
-def test_actors_and_learners_keep_to_their_roles_and_shares_are_equal() -> None:
+def test_actors_and_learners_keep_their_roles_and_shares() -> None:
     fabric = Fabric(policy(held_out=0))
     actor = fabric.join("actor", ("actor",))
     learners = [fabric.join(name, ("learner",)) for name in ("x", "y")]
@@ -438,7 +440,8 @@ def test_a_group_that_is_too_old_is_dropped() -> None:
     assert 99 not in gradients(fabric)
 
 
-def test_a_late_result_is_dropped_and_a_lost_workers_texts_are_sampled_elsewhere() -> None:
+def test_late_result_is_dropped_and_lost_texts_sampled_again() -> None:
+    """A late result is dropped and a lost worker's texts are sampled elsewhere."""
     fabric = Fabric(policy(imitated=0, held_out=0, rounds=1))
     first = fabric.join("a")
     late = fabric.tasks[first]
@@ -452,7 +455,8 @@ def test_a_late_result_is_dropped_and_a_lost_workers_texts_are_sampled_elsewhere
     assert {record.worker for record in fabric.of(GroupSampled)} == {"b"}
 
 
-def test_a_liar_is_banned_after_three_refusals_and_its_groups_are_sampled_by_others() -> None:
+def test_liar_is_banned_after_three_refusals() -> None:
+    """A liar is banned after three refusals and its groups are sampled by others."""
     fabric = Fabric(policy(imitated=0, held_out=0, rounds=2))
     fabric.join("honest", ("learner",))
     liar = fabric.join("liar", ("actor",))
@@ -514,7 +518,7 @@ def test_a_resumed_run_samples_no_group_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_random_schedules_make_every_round_once_and_no_gradient_twice(seed: int) -> None:
+def test_random_schedules_use_every_gradient_once(seed: int) -> None:
     """Workers of any role are lost, fail, lie and answer late, in any order; the controller validates itself."""
     rng = np.random.default_rng(seed)
     made = policy(

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize("name", ["reverse", "sort", "add"])
-def test_an_examples_answers_fit_and_its_imitation_ends_far_below_its_goal(name: str) -> None:
+def test_examples_answers_fit_and_its_imitation_ends_early(name: str) -> None:
     """Prompt, answer and end are within the text's length, of which all but the last token are read."""
     config = load_config(EXAMPLES / f"{name}.toml")
     check_keys(config)

@@ -25,7 +25,7 @@ from planetary.simulation.rounds.small_training import small_training
 @pytest.mark.parametrize(
     ("reported", "kind"), [("numerics", "numerics"), ("data", "data"), ("resource", "resource"), ("internal", "peer")]
 )
-def test_when_every_worker_fails_the_run_ends_with_the_last_failure(reported: str, kind: str) -> None:
+def test_run_ends_with_the_last_failure_of_all_workers(reported: str, kind: str) -> None:
     bench = Bench(workers=2)
     sessions = [bench.join("a"), bench.join("b")]
     while bench.finish is None:
@@ -43,7 +43,7 @@ def test_when_every_worker_fails_the_run_ends_with_the_last_failure(reported: st
     assert [message.ok for _, message in bench.sent if isinstance(message, m.Shutdown)] == [False, False]
 
 
-def test_what_cannot_be_sent_ends_the_run_instead_of_being_tried_for_ever() -> None:
+def test_unsendable_message_ends_the_run() -> None:
     bench = Bench()
     for _ in range(bench.policy.max_strikes):
         assert bench.finish is None
@@ -65,7 +65,8 @@ def test_one_message_that_cannot_be_sent_is_no_reason_to_end() -> None:
 UNKNOWN = e.CompileFailed("cpu", "host", "", "unknown cuda target 'sm_91'")
 
 
-def test_a_first_worker_whose_target_cannot_be_compiled_is_refused_and_the_others_train() -> None:
+def test_uncompilable_first_worker_is_refused_and_others_train() -> None:
+    """A first worker whose target cannot be compiled is refused and the others train."""
     bench = Bench()
     first = bench.connect("odd")
     bench.tell(UNKNOWN)
@@ -81,7 +82,7 @@ def test_a_first_worker_whose_target_cannot_be_compiled_is_refused_and_the_other
     assert bench.task_of(session) > 0
 
 
-def test_a_run_that_nobody_can_train_ends_at_its_deadline_with_the_reason() -> None:
+def test_untrainable_run_ends_at_its_deadline_with_a_reason() -> None:
     bench = Bench()
     session = bench.connect("odd")
     bench.tell(UNKNOWN)
@@ -97,7 +98,7 @@ def test_a_run_that_nobody_can_train_ends_at_its_deadline_with_the_reason() -> N
     assert "unknown cuda target 'sm_91'" in bench.finish.reason
 
 
-def test_a_local_run_whose_target_cannot_be_compiled_ends_at_once() -> None:
+def test_uncompilable_local_run_ends_at_once() -> None:
     bench = Bench(local=True)
     bench.join("a")
     bench.tell(UNKNOWN)
@@ -106,7 +107,7 @@ def test_a_local_run_whose_target_cannot_be_compiled_ends_at_once() -> None:
     assert "unknown cuda target 'sm_91'" in bench.finish.reason
 
 
-def test_a_worker_whose_device_is_wrong_takes_no_part_and_the_others_go_on() -> None:
+def test_wrong_device_takes_no_part_and_others_go_on() -> None:
     bench = Bench(workers=2)
     wrong = bench.connect("wrong")
     bench.join("right")
@@ -137,7 +138,8 @@ def test_a_backend_that_is_only_tried_may_be_wrong() -> None:
     assert bench.task_of(bench.join("n")) > 0
 
 
-def test_a_disk_that_stays_full_when_the_last_checkpoint_is_due_is_no_success() -> None:
+def test_full_disk_at_the_last_checkpoint_is_no_success() -> None:
+    """A disk that stays full when the last checkpoint is due is no success."""
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2, checkpoint_every=ROUNDS), 2)
     cluster.disk.full = 10**9
     assert cluster.run(600.0), "hangs"
@@ -165,7 +167,7 @@ def test_room_that_comes_back_saves_the_last_round() -> None:
 
 
 @pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
-def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: dict[str, bool]) -> None:
+def test_run_pauses_when_the_next_checkpoint_fails_too(mode: dict[str, bool]) -> None:
     """It waits as long as it must, loses no round, and goes on by itself when there is room."""
     cluster = SimCluster(0, small_training(rounds=6, workers=2, **mode), 2)
     stalls, paused_s = set(), 120.0
@@ -227,7 +229,8 @@ def _until_a_checkpoint_is_being_written(bench: Bench) -> None:
     assert not bench.records(RoundFinished), "the checkpoint is still being written"
 
 
-def test_a_stop_waits_for_the_checkpoint_under_way_so_that_the_journal_names_the_same_round() -> None:
+def test_stop_waits_for_the_checkpoint_under_way() -> None:
+    """A stop waits for the checkpoint under way so that the journal names the same round."""
     bench = Bench()
     _until_a_checkpoint_is_being_written(bench)
     bench.tell(e.StopRequested("stopped by SIGTERM"))
@@ -262,7 +265,7 @@ def test_a_second_stop_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\n12:00:00 gateway INFO forged", "\x1b[2J", "a b", "x" * 200])
-def test_a_worker_whose_name_would_write_to_a_terminal_is_refused(name: str) -> None:
+def test_workers_name_for_a_terminal_is_refused(name: str) -> None:
     bench = Bench()
     session = bench.connect(name)
     [refused] = [message for to, message in bench.sent if to == session]

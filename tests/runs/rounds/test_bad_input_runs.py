@@ -55,7 +55,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 # --- before the run begins ------------------------------------------------------------------------------------
 
 
-def test_a_failed_start_tells_the_cause_and_leaves_its_folder_to_the_next(tmp_path: Path, shared_cache: Path) -> None:
+def test_failed_start_tells_the_cause_and_frees_its_folder(tmp_path: Path, shared_cache: Path) -> None:
     (tmp_path / "junk.mlir").write_text("this is no StableHLO")
     config = write_config(tmp_path)
     ended = train(tmp_path, shared_cache, config, "--set=model.source=junk.mlir")
@@ -225,9 +225,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_run_on_a_full_disk_pauses_and_goes_on_when_there_is_room(
-    tmp_path: Path, shared_cache: Path, small_disk: Path
-) -> None:
+def test_run_on_a_full_disk_pauses_until_there_is_room(tmp_path: Path, shared_cache: Path, small_disk: Path) -> None:
     folder = tmp_path / "run"
     config = write_config(tmp_path, train__rounds=5, fabric__latency_budget_s=0.5, checkpoint__keep=2)
     arguments = ("train", config, f"--run-dir={folder}", f"--cache={shared_cache}")
@@ -283,7 +281,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_works(copied: Path, shared_cache: Path) -> None:
+def test_damaged_checkpoint_is_refused_and_the_previous_works(copied: Path, shared_cache: Path) -> None:
     checkpoints, file = copied / "runs" / "tiny" / "checkpoints", "params.safetensors"
     flip_a_byte(checkpoints / "round-000003" / file)
     before = sorted(checkpoints.rglob("*"))

@@ -107,7 +107,7 @@ def test_random_fault_schedules() -> None:
     assert seen.records[LeaseCarried] > 0
 
 
-def test_late_results_of_whole_parameters_are_folded_into_later_rounds() -> None:
+def test_late_whole_results_are_folded_into_later_rounds() -> None:
     """One fragment: 1 / (1 + n) of the tokens after n newer versions, and no lease is cancelled."""
     given = ("sync.overlap=decoupled", "sync.delay=2", "sync.compression=float32", "fabric.quorum=2", *PLAIN)
     cluster = run_schedule(4701, given=given, speeds=(1.0, 1.0, 0.3))
@@ -117,7 +117,7 @@ def test_late_results_of_whole_parameters_are_folded_into_later_rounds() -> None
 
 
 @pytest.mark.parametrize("overlap", ["streaming", "decoupled"])
-def test_measured_leases_are_refused_where_a_fragment_is_mixed_in(overlap: str) -> None:
+def test_measured_leases_are_refused_with_mixed_fragments(overlap: str) -> None:
     given = [f"sync.overlap={overlap}", "sync.compression=float32", "fabric.leases=measured"]
     with pytest.raises(UserError, match=f'fabric.leases: expected "equal" with sync.overlap = "{overlap}"'):
         config_from_tables({}, given)

@@ -25,7 +25,7 @@ def test_a_process_that_dies_is_known_to_be_gone_at_once() -> None:
     assert record.t - 6.0 <= record.silent_s + 0.1
 
 
-def test_a_node_that_falls_silent_is_known_after_the_time_that_it_may_be() -> None:
+def test_silent_node_is_detected_after_its_allowance() -> None:
     record, cluster = lost_after(Fault(6.0, "partition", seconds=30.0))
     assert record.silent_s == pytest.approx(cluster.config.timings.silent_after_s, rel=0.1)
 

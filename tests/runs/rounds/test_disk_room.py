@@ -42,7 +42,7 @@ def test_what_fits_is_said_and_what_will_not_is_a_warning() -> None:
     assert room_for(26_300_000, keep=2, there=3, free=100_000_000, folder=FOLDER)[1]  # a resumed run has most of them
 
 
-def test_a_disk_without_room_for_one_is_refused_before_anything_is_trained() -> None:
+def test_disk_without_room_is_refused_before_training() -> None:
     with pytest.raises(ResourceError, match=r"takes 26\.3 MB, and /runs/x has 20\.0 MB free: make room there"):
         room_for(26_300_000, keep=2, there=0, free=20_000_000, folder=FOLDER)
 

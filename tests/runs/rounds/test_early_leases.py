@@ -61,20 +61,21 @@ def test_a_worker_that_is_let_go_leaves_at_the_end_of_its_lease(at_s: float) -> 
     assert left.t - at_s < 2.0
 
 
-def test_waiting_for_a_slow_worker_does_not_make_the_next_deadline_later() -> None:
+def test_waiting_for_a_slow_worker_keeps_the_next_deadline() -> None:
     cluster = run([Fault(at_s=8.0, kind="hang_worker", worker=2, seconds=0.0)], speeds=(1.0, 1.0, 0.3))
     [stuck] = of(cluster, WorkerLost, kind="stuck")
     assert "it made no progress on its task for 20 s" in stuck.reason  # the least that there is
 
 
-def test_a_fast_worker_is_not_slow_because_its_early_lease_paused() -> None:
+def test_paused_early_lease_makes_no_fast_worker_slow() -> None:
     cluster = run(speeds=(1.0, 0.3, 0.3))
     assert not of(cluster, WorkerSlow, worker="node-0/0")
     assert max(record.transfer_s for record in of(cluster, DeltaAccepted, worker="node-0/0")) < 1.0
 
 
 @pytest.mark.parametrize("speed", [0.6, 0.3])
-def test_every_version_is_mixed_into_a_workers_values_whatever_is_taken_back(speed: float) -> None:
+def test_every_version_is_mixed_into_workers_values(speed: float) -> None:
+    """Every version is mixed into a worker's values whatever is taken back."""
     keys = ("sync.overlap=decoupled", "sync.fragments=3", "sync.delay=2", "sync.compression=float32")
     cluster = run((), "fabric.quorum=2", speeds=(1.0, 1.0, speed), seed=3, keys=keys)
     assert of(cluster, LeaseReturned, to="pool")

@@ -113,7 +113,7 @@ def test_no_finished_round_is_lost(mode: dict[str, bool], operations: range) -> 
 @pytest.mark.parametrize(
     "operations", [range(0, 40, 2), pytest.param(range(1, 40, 2), marks=pytest.mark.slow)], ids=str
 )
-def test_a_start_that_fails_leaves_a_folder_that_the_next_one_takes(operations: range) -> None:
+def test_failed_start_leaves_a_folder_for_the_next_one(operations: range) -> None:
     """Wherever the gateway dies, its folder has a journal with a record, or a new run takes it."""
     left: set[str] = set()
     for operation in operations:

@@ -24,9 +24,7 @@ def test_a_model_of_64_bit_tokens_trains(tmp_path: Path, shared_cache: Path) -> 
     assert closed[-1]["loss"] < closed[0]["loss"] - 0.1
 
 
-def test_a_first_worker_without_an_artifact_is_refused_and_a_cpu_worker_trains(
-    tmp_path: Path, shared_cache: Path
-) -> None:
+def test_first_worker_without_artifact_is_refused_and_cpu_trains(tmp_path: Path, shared_cache: Path) -> None:
     """IREE does not compile comparisons of 16-bit targets for Vulkan; a CPU joins later."""
     (tmp_path / "model.mlir").write_text(text_model("uint16", "uint16"))
     config = write_config(tmp_path, model__source='"model.mlir"', model__options="{}")

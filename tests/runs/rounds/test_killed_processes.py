@@ -73,7 +73,7 @@ def test_a_killed_worker_comes_back_and_trains_its_lease(start: Start) -> None:
     assert report["faults"]["workers_lost"] == 1
 
 
-def test_a_killed_gateway_is_resumed_from_the_last_finished_round(start: Start) -> None:
+def test_killed_gateway_is_resumed_from_the_last_round(start: Start) -> None:
     """Workers with relayed updates get whole parameters once, and have the gateway's bits in every round after it."""
     run = start("--rounds=8", *RELAYED)
     run.wait_for_event("round_finished", round=3)

@@ -13,7 +13,7 @@ IDS = ["star", "ring", "overlap"]
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 5), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("mode", MODES, ids=IDS)
-def test_a_worker_that_is_let_go_at_any_time_has_finished_its_task(mode: dict[str, bool], seeds: range) -> None:
+def test_worker_that_is_let_go_has_finished_its_task(mode: dict[str, bool], seeds: range) -> None:
     left = 0
     for seed in seeds:
         # one worker always stays: parameters of the ring are nowhere else

@@ -96,13 +96,15 @@ def test_a_calm_run_reduces_once_a_round_in_one_group() -> None:
     assert (ring.attempts, ring.groups) == (ROUNDS, 1)
 
 
-def test_a_round_that_is_neither_kept_nor_evaluated_is_followed_by_the_next() -> None:
+def test_unkept_unevaluated_round_is_followed_by_the_next() -> None:
+    """A round that is neither kept nor evaluated is followed by the next."""
     training = small_training(rounds=ROUNDS, workers=WORKERS, checkpoint_every=ROUNDS, eval_every=2 * ROUNDS, ring=True)
     cluster = SimCluster(0, training, WORKERS)
     assert cluster.run(30.0)  # nothing else happens that would wake anybody
 
 
-def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() -> None:
+def test_loss_of_everyone_goes_back_to_the_gateways_state() -> None:
+    """Everybody lost between checkpoints goes back to what the gateway has."""
     plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in (8.0, 8.001) for w in range(WORKERS)]
     cluster = SimCluster(
         0, small_training(rounds=ROUNDS, workers=WORKERS, checkpoint_every=3, ring=True), WORKERS, plan
@@ -114,7 +116,7 @@ def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() 
     assert back[0].mark.round in (0, 3)
 
 
-def test_another_outer_state_than_everybodys_is_named_and_replaced() -> None:
+def test_differing_outer_state_is_named_and_replaced() -> None:
     plan = [Fault(at_s=8.0, kind="flip_bit", worker=1, seconds=0.0)]
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, ring=True), WORKERS, plan)
     assert cluster.run(LIMIT_S)
@@ -147,7 +149,7 @@ def test_workers_that_do_not_reach_each_other_go_on_in_a_star(way: str) -> None:
     assert any("goes on in a star" in note for note in cluster.gateway.status().notes)
 
 
-def test_a_ring_that_breaks_for_good_goes_on_in_a_star_from_its_newest_round() -> None:
+def test_broken_ring_goes_on_as_a_star_from_its_newest_round() -> None:
     """The gateway has no checkpoint of that round, and gets it from a worker."""
     training = small_training(rounds=8, workers=WORKERS, checkpoint_every=8, ring=True, given=QUANTISED)
     cluster = SimCluster(0, training, WORKERS)

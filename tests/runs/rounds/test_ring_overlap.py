@@ -75,7 +75,8 @@ def test_a_newcomer_trains_from_the_newest_version() -> None:
     assert [r.task for r in of(cluster, DeltaAccepted)].count(again.task) == 1
 
 
-def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() -> None:
+def test_loss_of_everyone_goes_back_to_the_gateways_state() -> None:
+    """Everybody lost between checkpoints goes back to what the gateway has."""
     [closed] = [r.t for r in of(overlapping(checkpoint_every=6), RoundClosed) if r.round == 3]
     times = (closed + 0.05, closed + 0.051)
     plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in times for w in range(WORKERS)]
@@ -88,7 +89,7 @@ def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() 
     assert [r.version for r in after if isinstance(r, RoundStarted)][:3] == [0, 0, 1]
 
 
-def test_contributors_lost_in_mid_reduce_leave_the_round_to_whoever_is_left() -> None:
+def test_contributors_lost_in_mid_reduce_leave_it_to_the_rest() -> None:
     """Worker 2 came back too late to contribute; the others die while they reduce, and it trains the round again."""
     kills = ((8.4, 2), (9.6, 0), (9.601, 1))
     cluster = overlapping(plan=[Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at, w in kills])
@@ -100,6 +101,6 @@ def test_contributors_lost_in_mid_reduce_leave_the_round_to_whoever_is_left() ->
     assert (first.worker, first.round, first.version) == ("node-2/0", 2, 1)
 
 
-def test_another_outer_state_than_everybodys_is_named_and_replaced() -> None:
+def test_differing_outer_state_is_named_and_replaced() -> None:
     cluster = overlapping(plan=[Fault(at_s=6.5, kind="flip_bit", worker=1, seconds=0.0)])
     assert [r.workers for r in of(cluster, DigestsDiffered)] == [("node-1/0",)]

@@ -52,9 +52,8 @@ def test_two_workers_end_with_the_stars_bits(tmp_path: Path, shared_cache: Path)
     assert lines[1]["bytes_down"] < 20_000  # no parameters came from the gateway
 
 
-def test_a_worker_killed_while_the_others_train_the_next_round_costs_a_retry(
-    tmp_path: Path, shared_cache: Path
-) -> None:
+def test_worker_killed_during_overlap_costs_a_retry(tmp_path: Path, shared_cache: Path) -> None:
+    """A worker killed while the others train the next round costs a retry."""
     overlap = ("--set=sync.topology=ring", "--set=sync.overlap=async")
     run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *overlap, *SLOW)
     try:

@@ -47,7 +47,8 @@ def wait(bench: Bench, seconds: float) -> None:
     bench.tell(e.Tick())
 
 
-def test_parameters_may_take_hours_to_a_worker_and_its_first_step_is_waited_for_after_that() -> None:
+def test_hours_of_parameters_are_waited_for_before_a_step() -> None:
+    """Parameters may take hours to a worker and its first step is waited for after that."""
     bench = Bench()
     session = begun(bench)
     wait(bench, HOURS)
@@ -59,7 +60,7 @@ def test_parameters_may_take_hours_to_a_worker_and_its_first_step_is_waited_for_
     assert lost(bench) == ["it made no progress on its task for 901 s"]
 
 
-def test_a_result_may_take_hours_from_a_worker_once_it_has_begun_to_arrive() -> None:
+def test_result_may_take_hours_once_it_has_begun_to_arrive() -> None:
     bench = Bench()
     session = begun(bench)
     bench.tell(e.PayloadSent(session, parameters(bench, session)))
@@ -74,7 +75,7 @@ def test_a_result_may_take_hours_from_a_worker_once_it_has_begun_to_arrive() -> 
     assert len(bench.records(DeltaAccepted)) == 1
 
 
-def test_a_worker_that_takes_its_steps_and_then_sends_nothing_is_stuck() -> None:
+def test_trained_worker_that_sends_nothing_is_stuck() -> None:
     bench = Bench()
     session = begun(bench)
     bench.tell(e.PayloadSent(session, parameters(bench, session)))

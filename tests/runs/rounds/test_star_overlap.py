@@ -76,7 +76,9 @@ def test_eager_leases_begin_with_the_workers_own_part() -> None:
     assert all([owners[task] for task in r.ahead] == [r.worker] and r.ahead_tokens > 0 for r in later)
 
 
-def test_an_upload_that_breaks_off_is_withdrawn_and_its_lease_trained_again() -> None:
+def test_broken_upload_is_withdrawn_and_its_lease_retrained() -> None:
+    """An upload that breaks off is withdrawn and its lease trained again."""
+
     def strikes(cluster: SimCluster) -> Sequence[int]:
         opened = cluster.controller.state.open
         return [1] if opened is not None and any(c.worker == "node-1/0" for c in opened.contributions) else []
@@ -88,7 +90,9 @@ def test_an_upload_that_breaks_off_is_withdrawn_and_its_lease_trained_again() ->
     assert len([r for r in of(cluster, DeltaAccepted) if r.lease == withdrawn.lease]) == 2
 
 
-def test_a_round_whose_uploads_all_break_off_goes_back_to_the_version_before() -> None:
+def test_round_of_broken_uploads_goes_back_a_version() -> None:
+    """A round whose uploads all break off goes back to the version before."""
+
     def strikes(cluster: SimCluster) -> Sequence[int]:
         return range(WORKERS) if cluster.controller.state.closing is not None else []
 

@@ -85,7 +85,7 @@ def test_a_roll_back_drops_the_later_steps() -> None:
     assert cluster.controller.state.steps == [FIRST]
 
 
-def test_a_gateway_that_is_killed_at_the_border_goes_on_with_the_step_of_its_journal() -> None:
+def test_gateway_killed_at_the_border_keeps_the_journals_step() -> None:
     """Killed before the record the run has the old step, and the roll-out is forgotten; after it, the new one."""
     outcomes = set()
     for second in (10.5, 11.5, 12.0, 12.5, 13.5):
@@ -143,7 +143,7 @@ def test_more_roll_outs_under_faults() -> None:
     SCHEDULES.sweep(range(2), given=("sync.compression='int8'",))
 
 
-def test_a_step_that_cannot_be_made_is_refused_and_the_run_goes_on() -> None:
+def test_impossible_step_is_refused_and_the_run_goes_on() -> None:
     cluster = cluster_of(5)
     cluster.world.at(8.0, lambda: ask(cluster, "no such step"))
     journal = finish(cluster)

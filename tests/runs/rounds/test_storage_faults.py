@@ -71,7 +71,7 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
 
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.slow)], ids=str)
 @ONE_MODE_AT_ONCE
-def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool], seeds: range) -> None:
+def test_lying_disk_costs_journal_lines_and_no_parameters(mode: dict[str, bool], seeds: range) -> None:
     """It said that it had synced, and had not: the checkpoint is what the run goes on from, whatever lines are gone."""
     lost = 0
     for seed in seeds:  # how much is left of what was not synced is up to chance
@@ -98,7 +98,8 @@ def test_a_torn_line_is_cut_off_and_nothing_before_it_is_lost() -> None:
     assert [record.mark.round for record in of(cluster, RunResumed)] == [3]
 
 
-def test_a_gateway_without_space_for_its_journal_fails_and_goes_on_when_there_is_some() -> None:
+def test_gateway_without_journal_space_resumes_with_room() -> None:
+    """A gateway without space for its journal fails and goes on when there is some."""
     cluster = struck(Fault(8.0, "no_space", seconds=5.0))
     assert "no_space" in cluster.struck
     assert len(of(cluster, RunResumed)) >= 1
@@ -163,7 +164,7 @@ def test_a_resumed_run_uses_no_number_of_a_lost_task() -> None:
     assert min(r.task for r in after if isinstance(r, LeaseAssigned)) > 1000
 
 
-def test_a_killed_process_gives_back_its_lock_and_writes_nothing_more(tmp_path: Path) -> None:
+def test_killed_process_returns_its_lock_and_writes_no_more(tmp_path: Path) -> None:
     world = World(0)
     disk = SimulatedDisk(world.random, lambda kind: None, world.clock)
     first, second = world.process("first", "n"), world.process("second", "n")
@@ -266,9 +267,7 @@ def test_a_doubled_line_of_a_journal_is_named_wherever_it_is(mode: dict[str, boo
 
 
 @pytest.mark.parametrize("skipped", ["none", pytest.param("new checkpoint", marks=pytest.mark.slow), "checkpoints"])
-def test_a_checkpoint_outlasts_a_power_cut_as_its_folders_are_synced(
-    skipped: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_outlasts_a_power_cut_by_synced_folders(skipped: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulated disk forgets names in folders that were not synced, so that a folder left out shows."""
     synced = SimulatedFiles.sync_folder
 

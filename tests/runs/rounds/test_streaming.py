@@ -56,7 +56,7 @@ def test_one_fragment_without_delay_is_lock_step_bit_for_bit(outer: tuple[str, .
     assert lock_step.controller.state.evals == streamed.controller.state.evals
 
 
-def test_leases_go_on_from_each_other_and_mix_in_the_round_before() -> None:
+def test_leases_follow_each_other_and_mix_in_the_last_round() -> None:
     assigned = of(run(streaming(2, 2, 0.5)), LeaseAssigned)
     of_round = {r.task: r.round + r.early for r in assigned}
     owners = {r.task: (r.worker, of_round[r.task]) for r in assigned}
@@ -67,7 +67,7 @@ def test_leases_go_on_from_each_other_and_mix_in_the_round_before() -> None:
     assert all(r.mixes == of_round[r.task] - 1 for r in later)
 
 
-def test_a_worker_that_has_contributed_goes_on_before_its_round_closes() -> None:
+def test_contributor_goes_on_before_its_round_closes() -> None:
     """It pauses after τ steps, so that nobody is further ahead; without a delay nobody is ahead at all."""
     cluster = run(streaming(2, 2, 0.5))
     early = [r for r in of(cluster, LeaseAssigned) if r.early]
@@ -86,7 +86,7 @@ def test_workers_with_leases_ahead_still_evaluate_what_is_due(overlap: str) -> N
     assert any(r.early for r in of(cluster, LeaseAssigned))
 
 
-def test_early_leases_are_taken_back_where_their_round_needs_the_workers() -> None:
+def test_early_leases_are_taken_back_for_their_round() -> None:
     """Two of three workers are away for a minute, and the third is needed for the quorum of two."""
     lost = [Fault(at_s=6.5, kind="partition", worker=worker, seconds=60.0) for worker in (1, 2)]
     cluster = run(streaming(2, 2, 0.5, "fabric.quorum=2"), lost)
@@ -94,7 +94,8 @@ def test_early_leases_are_taken_back_where_their_round_needs_the_workers() -> No
     assert early & {r.task for r in of(cluster, LeaseReturned) if r.to == "pool"}
 
 
-def test_a_worker_that_comes_back_begins_at_the_shared_values_of_all_fragments() -> None:
+def test_returning_worker_begins_at_the_shared_fragments() -> None:
+    """A worker that comes back begins at the shared values of all fragments."""
     cluster = run(streaming(2, 2, 0.5), [Fault(at_s=8.0, kind="kill_worker", worker=1, seconds=0.0)])
     journal = cluster.journal
     [back] = [i for i, r in enumerate(journal) if isinstance(r, WorkerJoined) and r.worker == "node-1/0"][1:]

@@ -100,14 +100,14 @@ def test_relayed_updates_survive_more_random_faults(given: tuple[str, ...]) -> N
     assert any(isinstance(record, RunResumed) for run in runs for record in run.journal)
 
 
-def test_a_small_model_is_sent_whole_where_the_payloads_are_larger() -> None:
+def test_small_model_is_sent_whole_beside_larger_payloads() -> None:
     forms = relayed(run_schedule(4501, given=RELAY))
     assert forms["whole"] > forms["relay"]
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("given", [RELAY, EAGER_RELAY], ids=["none", "eager"])
-def test_a_worker_that_computes_other_bits_is_sent_whole_parameters(
+def test_worker_with_other_bits_is_sent_whole_parameters(
     given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, of a version in the middle of the run: the version before stays, and the worker trains on after it."""
@@ -168,7 +168,7 @@ def test_eager_overlap_survives_more_random_faults() -> None:
     assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 27), overlap=True, given=EAGER).records[RunResumed] > 0
 
 
-def test_eager_rounds_begin_with_the_workers_own_part_of_the_one_before() -> None:
+def test_eager_round_begins_with_the_workers_own_part() -> None:
     cluster = run_schedule(4203, overlap=True, given=EAGER)
     assigned = [r for r in cluster.journal if isinstance(r, LeaseAssigned)]
     ahead = [r for r in assigned if r.ahead]

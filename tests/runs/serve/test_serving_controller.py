@@ -202,7 +202,7 @@ def test_a_worker_that_is_ready_with_old_weights_gets_no_call() -> None:
     assert list(fabric.calls) == [session]
 
 
-def test_a_cancelled_text_gets_nothing_more_and_its_pages_are_free() -> None:
+def test_cancelled_text_ends_and_frees_its_pages() -> None:
     fabric = Fabric()
     session = fabric.join("a/0")
     fabric.post(Submit(SequenceRequest(number=1, prompt=(1,) * 40, most=20)))

@@ -57,7 +57,7 @@ def take(made: ComposerMachine, steps: int) -> list:
     return found
 
 
-def test_it_publishes_when_due_fits_and_saves_at_refreshes_and_never_waits(tmp_path: Path) -> None:
+def test_composer_publishes_and_saves_on_time_without_waits(tmp_path: Path) -> None:
     made = machine(tmp_path)
     assert take(made, 1) == [TakeStep()]
     assert take(made, 1) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2), Keep(), TakeStep()]
@@ -66,7 +66,8 @@ def test_it_publishes_when_due_fits_and_saves_at_refreshes_and_never_waits(tmp_p
     assert take(made, 1) == [Fit(), Publish(BACKBONE, 0, 4), Keep(), TakeStep()]
 
 
-def test_a_merge_that_comes_late_keeps_what_was_learned_since_and_the_next_counts_those_steps(tmp_path: Path) -> None:
+def test_late_merge_keeps_later_progress_for_the_next(tmp_path: Path) -> None:
+    """A merge that comes late keeps what was learned since and the next counts those steps."""
     made = machine(tmp_path)
     take(made, 3)
     assert made.handle(MergeArrived(ROUTER, 1, (0, 1)))
@@ -74,7 +75,7 @@ def test_a_merge_that_comes_late_keeps_what_was_learned_since_and_the_next_count
     assert Publish(ROUTER, 1, 2) in take(made, 1)  # steps 3 and 4: those since the publication
 
 
-def test_a_merge_without_ones_own_publication_replaces_what_one_has(tmp_path: Path) -> None:
+def test_merge_without_own_publication_replaces_ones_own(tmp_path: Path) -> None:
     made = machine(tmp_path)
     take(made, 3)
     assert made.handle(MergeArrived(ROUTER, 1, (1,)))
@@ -110,7 +111,8 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
     assert Publish(ROUTER, 0, 6) in take(made, 2)
 
 
-def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is_one(tmp_path: Path) -> None:
+def test_disconnected_composer_goes_on_and_saves_later(tmp_path: Path) -> None:
+    """Without a connection it goes on and saves its state as soon as there is one."""
     made = machine(tmp_path)
     made.handle(ConnectionLost())
     assert take(made, 2) == [Fit(), TakeStep()]
@@ -136,7 +138,8 @@ def test_it_ends_when_the_gateway_reports_all_steps(
     assert made.handle(StepBoundary()) == []
 
 
-def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tmp_path: Path) -> None:
+def test_lock_step_waits_for_merges_and_surrogates(tmp_path: Path) -> None:
+    """In lock step it waits for merges and surrogates and saves after them."""
     made = machine(tmp_path, pace="lockstep")
     assert take(made, 2) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2)]
     assert made.waits_for() == "the merge of router fragment 0"
@@ -186,9 +189,10 @@ def test_surrogates_are_as_old_as_their_fit_whenever_they_came(tmp_path: Path, f
     assert made.surrogate_age == age + 1
 
 
-def test_the_age_is_of_surrogates_of_experts_that_are_not_its_own_where_these_have_several_owners(
+def test_age_counts_surrogates_of_foreign_experts_only(
     tmp_path: Path,
 ) -> None:
+    """The age is of surrogates of experts that are not its own where these have several owners."""
     made = ComposerMachine(make_plan(tmp_path, steps=100, composers=4, batch_size=8, replicas=2), [ROUTER])
     made.handle(GrantArrived(1, 1, 0, {}))
     for _ in range(20):
@@ -210,7 +214,8 @@ def test_one_fit_serves_all_shards_that_a_composer_speaks_for(tmp_path: Path) ->
     assert made.speaks == (0, 1)
 
 
-def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_every_layer(tmp_path: Path) -> None:
+def test_offloading_composer_waits_for_first_of_each_layer(tmp_path: Path) -> None:
+    """A composer whose experts are improved elsewhere waits for the first of every layer."""
     plan = make_plan(tmp_path, steps=40, per_round=10, sketches="owner", rank=0)
     made = ComposerMachine(replace(plan, model=replace(plan.model, n_layer=2)), [ROUTER, LATENT, BACKBONE])
     made.handle(GrantArrived(0, 1, 0, {}))
@@ -255,7 +260,7 @@ def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("pace", ["free", "lockstep"])
-def test_after_a_lost_connection_sketches_wait_for_the_gateways_report(tmp_path: Path, pace: str) -> None:
+def test_sketches_wait_for_the_report_after_a_lost_link(tmp_path: Path, pace: str) -> None:
     made = machine(tmp_path, sketches="owner", pace=pace)
     made.handle(SketchesAnswered(0, -1, ()))
     made.handle(ConnectionLost())

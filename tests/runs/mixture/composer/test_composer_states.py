@@ -57,7 +57,7 @@ def machine(folder: Path) -> ComposerMachine:
     return made
 
 
-def test_events_of_gateway_and_connection_are_legal_in_every_state() -> None:
+def test_gateway_and_link_events_are_legal_in_every_state() -> None:
     for phase in ComposerPhase:
         for event in (GRANTED, RESUMED, STOOD_DOWN, LOST):
             after = ComposerPhase(COMPOSER[phase, event])

@@ -147,9 +147,8 @@ def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) 
     assert "of composer_gradients' is" in lacking
 
 
-def test_a_device_without_the_memory_for_a_composer_can_be_an_expert_worker(
-    offloading: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_short_of_memory_can_be_an_expert_worker(offloading: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without the memory for a composer can be an expert worker."""
     invoke = offloading.device.invoke
 
     def small(function: str, arguments: Sequence[Any]) -> list[Any]:
@@ -171,7 +170,7 @@ def test_a_worker_runs_the_functions_of_its_roles_only(offloading: Machine, role
 
 
 @pytest.mark.slow
-def test_a_second_start_on_the_same_device_does_not_run_the_check_again(machine: Machine) -> None:
+def test_second_start_on_a_device_skips_the_check(machine: Machine) -> None:
     machine.role().close()
     machine.device.calls.clear()
     machine.role().close()

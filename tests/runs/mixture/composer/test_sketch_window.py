@@ -175,7 +175,8 @@ def watched(cluster: MixtureStage, reached: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_composer_that_comes_back_again_and_again_still_has_one_window_of_sketches_out(tmp_path: Path) -> None:
+def test_returning_composer_still_has_one_sketch_window(tmp_path: Path) -> None:
+    """A composer that comes back again and again still has one window of sketches out."""
     cluster, a, b = offloaded(tmp_path, 60, 3)
     for times in range(5):
         done = a.machine.done
@@ -228,7 +229,7 @@ def test_unasked_experts_free_no_place_in_the_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_result_that_cannot_be_used_is_no_answer_while_others_may_try(tmp_path: Path) -> None:
+def test_unusable_result_is_no_answer_while_others_may_try(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 40, 8)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 4)
     shard, waiting = a.machine.shard, unanswered(cluster, a, 0)
@@ -282,7 +283,8 @@ def test_work_that_the_queue_drops_frees_a_place_in_the_window(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_work_that_was_given_away_before_the_gateway_was_restarted_is_given_again_at_once(tmp_path: Path) -> None:
+def test_work_given_before_a_restart_is_given_again_at_once(tmp_path: Path) -> None:
+    """Work that was given away before the gateway was restarted is given again at once."""
     cluster, a, b = offloaded(tmp_path, 60, 11, window=1)
     w = cluster.start("w")
     w.hang()  # as one that hangs

@@ -115,7 +115,8 @@ def pair(tmp_path: Path) -> Pair:
     return Pair(tmp_path, **COPIES)
 
 
-def test_only_layers_with_news_are_copied_and_a_bank_that_steps_compute_with_never_changes(tmp_path: Path) -> None:
+def test_only_changed_layers_are_copied_and_banks_in_use_stay(tmp_path: Path) -> None:
+    """Only layers with news are copied and a bank that steps compute with never changes."""
     plan = make_plan(tmp_path, steps=4, **COPIES)
     plan = replace(plan, model=replace(plan.model, n_layer=2), owners=plan.owners * 2)
     before = empty_bank(plan)
@@ -145,7 +146,7 @@ def test_the_steps_thread_only_swaps_the_bank(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_changes_that_wait_are_put_onto_each_other_in_their_order(pair: Pair) -> None:
+def test_waiting_changes_are_merged_in_order(pair: Pair) -> None:
     for step in (2, 3, 4):
         pair.refresh(pair.there, 1, step)
         pair.relay(pair.there.said[-1])
@@ -199,9 +200,8 @@ def test_a_fit_is_newer_than_arrivals_of_its_shard_meanwhile(pair: Pair) -> None
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["under way", "not taken yet"])
-def test_a_fit_for_a_connection_that_is_lost_is_not_published_and_the_next_one_is_whole(
-    pair: Pair, ended: bool
-) -> None:
+def test_fit_for_a_lost_link_is_dropped_and_the_next_is_whole(pair: Pair, ended: bool) -> None:
+    """A fit for a connection that is lost is not published and the next one is whole."""
     pair.refresh(pair.here, 0, 3)
     pair.background.run(10 if ended else 0)
     pair.here.disconnect()
@@ -229,7 +229,7 @@ def test_a_fit_from_another_connection_is_published_whole(pair: Pair) -> None:
     assert (one.step, one.change) == (5, "")
 
 
-def test_a_fit_under_way_at_a_new_speaker_assignment_is_published_whole(pair: Pair) -> None:
+def test_fit_under_way_at_a_new_assignment_is_published_whole(pair: Pair) -> None:
     """The gateway says so where it cannot use a change."""
     pair.refresh(pair.here, 0, 3)
     pair.here.speak_for((0,))
@@ -239,7 +239,7 @@ def test_a_fit_under_way_at_a_new_speaker_assignment_is_published_whole(pair: Pa
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["under way", "not taken yet"])
-def test_a_replaced_speaker_publishes_nothing_and_takes_its_successors_surrogates(pair: Pair, ended: bool) -> None:
+def test_replaced_speaker_publishes_nothing(pair: Pair, ended: bool) -> None:
     """No peer knows the fit, so its version does not count."""
     other = Composer(pair.plan, pair.steps, 0)
     other.steps_until(2)
@@ -254,7 +254,8 @@ def test_a_replaced_speaker_publishes_nothing_and_takes_its_successors_surrogate
     assert pair.here.machine.versions[0] == 2
 
 
-def test_changes_of_a_lost_connection_still_apply_and_later_ones_need_a_whole(pair: Pair) -> None:
+def test_changes_of_a_lost_link_apply_and_later_need_a_whole(pair: Pair) -> None:
+    """Changes of a lost connection still apply and later ones need a whole."""
     for step in (2, 3):
         pair.refresh(pair.there, 1, step)
     pair.relay(pair.there.said[-2])
@@ -283,7 +284,7 @@ def test_a_defect_of_an_arrival_is_raised_at_a_boundary(pair: Pair) -> None:
     assert pair.here.traffic.bank is bank
 
 
-def test_a_composer_takes_no_step_while_more_has_arrived_than_the_background_can_take(tmp_path: Path) -> None:
+def test_composer_pauses_while_arrivals_exceed_the_background(tmp_path: Path) -> None:
     """Each of these is as large as a shard, and would stay in memory."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=400, **COPIES), seed=5)
     a, b = cluster.start("a"), cluster.start("b")

@@ -133,7 +133,7 @@ def test_nothing_of_a_bad_result_stays(
 
 @pytest.mark.parametrize("count", [-1, 2**31 - 1, 3, 5])
 @pytest.mark.parametrize("training", [TRAINING, MUON], ids=["adam", "muon"])
-def test_a_count_that_is_not_that_of_the_steps_refuses_the_whole_result(training: MoeTraining, count: int) -> None:
+def test_foreign_step_count_refuses_the_whole_result(training: MoeTraining, count: int) -> None:
     before, improved = experts(training)
     name = next(name for name in before.moments if name.endswith(".count"))
     bad = replace(improved, moments={**improved.moments, name: np.array(count, np.int32)})
@@ -144,7 +144,8 @@ def test_a_count_that_is_not_that_of_the_steps_refuses_the_whole_result(training
     assert accept(before, bad, more)[1] == (["accepted"] * 2 if count == 5 else ["moments"] * 2)
 
 
-def test_a_refused_result_leaves_the_count_of_steps_and_an_old_one_is_refused() -> None:
+def test_refused_result_keeps_the_count_and_old_ones_fail() -> None:
+    """A refused result leaves the count of steps and an old one is refused."""
     before, improved = experts(TRAINING)
     late, said = accept(before, improved, TRAINING, versions=(5, 2))
     assert said == ["stale", "stale"]
@@ -217,9 +218,10 @@ def wrong(group: str, name: str, value: float) -> Callable[[Improved], Improved]
     ],
 )
 @pytest.mark.slow
-def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothing_had_been(
+def test_honest_worker_is_unaffected_by_impossible_state(
     tmp_path: Path, form: Any, bad: tuple[str, str, float], reason: str
 ) -> None:
+    """After a worker with impossible state an honest one goes on as if nothing had been."""
     options = {"sketches": "owner", "acceptance": Policy(norm_ratio=10), "update_form": form}
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40, **options), seed=9)
     for one in "abw":
@@ -244,7 +246,8 @@ def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothin
     check_streams(cluster)
 
 
-def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_word(tmp_path: Path) -> None:
+def test_refused_update_makes_no_version(tmp_path: Path) -> None:
+    """A refused update makes no version and brings composers nothing but the word."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, w = (cluster.start(name) for name in "abw")
@@ -268,9 +271,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
 
 
 @pytest.mark.slow
-def test_work_that_lags_behind_by_more_than_the_window_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_lagging_beyond_the_window_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Composers that were told a wider window than the gateway's, while no expert worker is there."""
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=3)
@@ -305,7 +306,8 @@ def test_work_that_lags_behind_by_more_than_the_window_is_refused(
     check_streams(cluster)
 
 
-def test_an_update_of_another_shape_is_refused_before_anything_of_that_shape_is_made() -> None:
+def test_update_of_another_shape_is_refused_before_allocation() -> None:
+    """An update of another shape is refused before anything of that shape is made."""
     before, _ = experts(LOSSY)
     parts = np.zeros(1, np.uint32), np.ones(1, np.float32)
     large = {"up": Delta("topk", (200_000, 4, 64, 64), parts)}  # of 12 GiB
@@ -316,7 +318,7 @@ def test_an_update_of_another_shape_is_refused_before_anything_of_that_shape_is_
 
 
 @pytest.mark.slow
-def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_path: Path) -> None:
+def test_lock_step_lags_nowhere_even_before_experts_come(tmp_path: Path) -> None:
     """Without surrogates nothing makes a composer wait for them with its first step."""
     policy = Policy(norm_ratio=10, window=0)
     plan = make_plan(tmp_path, steps=8, pace="lockstep", rank=0, sketches="owner", acceptance=policy)
@@ -327,7 +329,7 @@ def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_
     assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
 
 
-def test_failed_work_ends_a_run_in_lock_step_and_is_answered_otherwise(
+def test_failed_work_ends_lock_step_and_is_answered_otherwise(
     tmp_path: Path,
 ) -> None:
     for pace in ("lockstep", "free"):
@@ -361,7 +363,8 @@ def test_failed_work_ends_a_run_in_lock_step_and_is_answered_otherwise(
             assert failed == plan.owners[gone.layer].count(gone.shard)
 
 
-def test_a_journal_in_which_refused_updates_made_versions_is_read_as_it_was() -> None:
+def test_old_journal_with_refused_versions_is_read_unchanged() -> None:
+    """A journal in which refused updates made versions is read as it was."""
     state = MixtureState(steps_per_round=4)
     state.experts[0, 0] = Experts("before", 4, 3)
     refused = {"shard": 0, "layer": 0, "step": 5, "worker": "w", "accepted": 0, "refused": {"no gain": 2}, "change": ""}

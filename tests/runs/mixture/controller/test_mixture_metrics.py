@@ -18,7 +18,8 @@ from planetary.runs.mixture.records import FragmentAdvanced, ShardKept, Surrogat
 from planetary.runs.mixture.training.replicas import held_shards
 
 
-def test_the_time_that_a_merge_takes_does_not_begin_with_a_publication_that_was_refused(tmp_path: Path) -> None:
+def test_merge_time_does_not_begin_with_a_refused_publication(tmp_path: Path) -> None:
+    """The time that a merge takes does not begin with a publication that was refused."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=6)
     a, _ = cluster.start("a"), cluster.start("b")
     held = cluster.controller.state.fragments
@@ -102,7 +103,8 @@ def test_a_speaker_reports_the_progress_at_its_fit(tmp_path: Path) -> None:
     assert [s.surrogate_progress for s in cluster.controller.state.shards] == restarted
 
 
-def test_surrogates_that_expert_workers_fit_are_as_old_as_the_sketches_that_they_used(tmp_path: Path) -> None:
+def test_fitted_surrogates_are_as_old_as_their_sketches(tmp_path: Path) -> None:
+    """Surrogates that expert workers fit are as old as the sketches that they used."""
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=16, pace="lockstep", fitted_by="expert-workers", **options)
     cluster = MixtureStage(tmp_path, plan)
@@ -157,7 +159,8 @@ def test_status_and_rounds_have_each_composers_own_steps(tmp_path: Path) -> None
     assert {line.inner_steps for line in cluster.lines} == {4}  # the mean
 
 
-def test_a_run_that_is_stopped_while_its_last_model_is_evaluated_evaluates_it_when_it_goes_on(tmp_path: Path) -> None:
+def test_stopped_evaluation_of_the_last_model_is_resumed(tmp_path: Path) -> None:
+    """A run that is stopped while its last model is evaluated evaluates it when it goes on."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8))
     for name in "ab":
         cluster.start(name)

@@ -24,7 +24,8 @@ def first(patience: Patience) -> float:
     return min(wait.until for wait in patience.waits())
 
 
-def test_before_anything_is_known_of_its_kind_twenty_times_the_least_is_granted() -> None:
+def test_unknown_kind_is_granted_twenty_times_the_least() -> None:
+    """Before anything is known of its kind twenty times the least is granted."""
     patience = Patience(10.0)
     patience.observe({WORK}, LIVE, 100.0, nothing)
     assert first(patience) == 300.0

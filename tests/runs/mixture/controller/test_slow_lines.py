@@ -21,7 +21,8 @@ def waiting(worker: Worker, *kinds: type[m.Message]) -> int:
 
 
 @pytest.mark.slow
-def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_its_way(tmp_path: Path) -> None:
+def test_slow_line_carries_one_state_and_one_set_of_surrogates(tmp_path: Path) -> None:
+    """A composer on a slow line has one state and one set of surrogates on its way."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=48), seed=31)
     cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)  # less than a state is under way
     a, b = cluster.start("a"), cluster.start("b")
@@ -57,7 +58,8 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
 
 
 @pytest.mark.slow
-def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhile(tmp_path: Path) -> None:
+def test_composer_receiving_its_state_slowly_is_not_restarted(tmp_path: Path) -> None:
+    """A composer that gets its state on a slow line is not restarted meanwhile."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=120), seed=32)
     cluster.start("a")
     b = cluster.start("b")
@@ -78,7 +80,7 @@ def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhil
     check_streams(cluster)
 
 
-def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_path: Path) -> None:
+def test_idle_composer_with_its_state_is_restarted(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=33)
     cluster.start("a")
     b = cluster.start("b")
@@ -92,7 +94,7 @@ def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_slow_line_gets_the_newest_state_and_no_queue_of_old_ones(tmp_path: Path) -> None:
+def test_slow_line_gets_the_newest_state_and_no_queue(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=60, delta_rank=1)
     cluster = MixtureStage(tmp_path, plan, seed=34)
     a, b = cluster.start("a"), cluster.start("b")
@@ -120,7 +122,8 @@ def test_a_slow_line_gets_the_newest_state_and_no_queue_of_old_ones(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_left(tmp_path: Path) -> None:
+def test_slow_composer_offers_a_sketch_when_the_last_has_left(tmp_path: Path) -> None:
+    """A composer on a slow line offers a sketch of a layer when the last has left."""
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=35)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
@@ -138,7 +141,7 @@ def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_
     assert sum(updates) > 0
 
 
-def test_views_of_a_round_are_kept_until_the_slowest_state_is_saved(tmp_path: Path) -> None:
+def test_round_views_are_kept_until_the_slowest_state_is_saved(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=36)
     a, _ = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: a.machine.done >= 2)

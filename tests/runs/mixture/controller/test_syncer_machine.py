@@ -49,7 +49,8 @@ def rejection(said: list[Instruction]) -> str:
     return said[0].why
 
 
-def test_composers_get_shards_in_the_order_of_joining_and_a_third_stands_by() -> None:
+def test_shards_go_in_order_of_joining_and_a_third_stands_by() -> None:
+    """Composers get shards in the order of joining and a third stands by."""
     machine = SyncerMachine(POLICY)
     assert machine.handle(Joined("a"), 0) == [GrantOwnership("a", 0, 1, "it has no owner")]
     assert machine.handle(Joined("b"), 0) == [GrantOwnership("b", 1, 1, "it has no owner")]
@@ -124,7 +125,8 @@ def test_a_publication_of_an_older_version_is_refused() -> None:
     assert machine.handle(published("a", base=1), 3) == []
 
 
-def test_a_merge_begins_with_the_first_publication_that_counts_and_not_with_one_that_was_refused() -> None:
+def test_merge_begins_with_the_first_counted_publication() -> None:
+    """A merge begins with the first publication that counts and not with one that was refused."""
     machine = two()
     machine.handle(published("a"), 1)
     (merge,) = machine.handle(published("b"), 4)
@@ -140,7 +142,8 @@ def test_a_merge_begins_with_the_first_publication_that_counts_and_not_with_one_
     assert merge.first_at == 20
 
 
-def test_a_repetition_counts_once_and_a_restarted_composers_later_one_replaces_it() -> None:
+def test_repetition_counts_once_and_a_later_one_replaces_it() -> None:
+    """A repetition counts once and a restarted composer's later one replaces it."""
     machine = two()
     machine.handle(published("a"), 1)
     machine.handle(published("a", payload="later"), 2)
@@ -149,7 +152,7 @@ def test_a_repetition_counts_once_and_a_restarted_composers_later_one_replaces_i
     assert [p.payload for p in merge.publications] == ["later", "p"]
 
 
-def test_a_failed_merge_leaves_the_version_and_may_be_published_again() -> None:
+def test_failed_merge_keeps_the_version_for_a_new_publication() -> None:
     machine = two()
     machine.handle(published("a"), 1)
     machine.handle(published("b"), 1)
@@ -160,7 +163,8 @@ def test_a_failed_merge_leaves_the_version_and_may_be_published_again() -> None:
     assert machine.handle(published("a"), 3) == []
 
 
-def test_a_lost_owner_that_comes_back_in_time_gets_its_shard_under_a_new_epoch() -> None:
+def test_returning_owner_gets_its_shard_under_a_new_epoch() -> None:
+    """A lost owner that comes back in time gets its shard under a new epoch."""
     machine = two()
     machine.handle(Lost("b"), 5)
     assert machine.owners() == ["a", "b"]
@@ -168,7 +172,8 @@ def test_a_lost_owner_that_comes_back_in_time_gets_its_shard_under_a_new_epoch()
     assert machine.next_deadline() is None
 
 
-def test_a_shard_goes_to_a_replacement_once_the_grace_time_is_over_and_the_old_owner_stands_by() -> None:
+def test_shard_moves_after_the_grace_time() -> None:
+    """A shard goes to a replacement once the grace time is over and the old owner stands by."""
     machine = two()
     machine.handle(Joined("c"), 1)
     machine.handle(Lost("b"), 5)
@@ -214,7 +219,8 @@ def copy_of(composer: str, shard: int) -> Publication:
     return replace(published(composer), tier=Tier.EXPERTS, fragment=shard)
 
 
-def test_copies_of_experts_are_merged_from_their_owners_alone_and_announced_to_them() -> None:
+def test_expert_copies_are_merged_from_their_owners_alone() -> None:
+    """Copies of experts are merged from their owners alone and announced to them."""
     machine = three()
     assert "c owns no copy of the experts of shard 0" in rejection(machine.handle(copy_of("c", 0), 1))
     assert machine.handle(copy_of("b", 0), 1) == []
@@ -225,7 +231,8 @@ def test_copies_of_experts_are_merged_from_their_owners_alone_and_announced_to_t
     assert said == [Announce("a", Tier.EXPERTS, 0, 1), Announce("b", Tier.EXPERTS, 0, 1)]
 
 
-def test_the_next_owner_speaks_until_the_first_owners_shard_is_composed_again() -> None:
+def test_next_owner_speaks_until_the_first_shard_is_composed() -> None:
+    """The next owner speaks until the first owner's shard is composed again."""
     machine = three()
     machine.handle(Lost("a"), 1)
     assert machine.handle(Tick(), 10) == []  # the shard is kept for it
@@ -239,7 +246,8 @@ def test_the_next_owner_speaks_until_the_first_owners_shard_is_composed_again() 
     assert machine.handle(CaughtUp(0), 13) == [Speak(0, 0, "it comes before shard 1")]
 
 
-def test_a_replacement_that_is_there_at_once_speaks_without_another_in_between() -> None:
+def test_present_replacement_speaks_at_once() -> None:
+    """A replacement that is there at once speaks without another in between."""
     machine = three()
     machine.handle(Joined("d"), 1)
     machine.handle(Lost("a"), 1)
@@ -247,7 +255,7 @@ def test_a_replacement_that_is_there_at_once_speaks_without_another_in_between()
     assert machine.handle(Tick(), 11) == []
 
 
-def test_after_a_restart_speakers_go_on_until_an_earlier_owner_joins() -> None:
+def test_speakers_stay_after_a_restart_until_the_owner_joins() -> None:
     machine = SyncerMachine(TWICE)
     machine.go_on({}, [("a", 1, 1), ("b", 1, 1), ("c", 1, 2)], 0)
     assert machine.handle(Tick(), 0) == []
@@ -341,9 +349,8 @@ class Schedule:
 
 
 @pytest.mark.parametrize(("block", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 2)])
-def test_under_random_faults_versions_and_epochs_have_one_order_and_everything_goes_on_after_them(
-    block: int, replicas: int
-) -> None:
+def test_versions_and_epochs_have_one_order_under_faults(block: int, replicas: int) -> None:
+    """Under random faults versions and epochs have one order and everything goes on after them."""
     deaths = spoken = 0
     for seed in range(block * 50, block * 50 + 50):
         schedule = Schedule(seed, replicas)

@@ -49,9 +49,10 @@ def test_finished_work_is_the_owners_and_stays_finished(queue: WorkQueue) -> Non
     assert queue.counts(100) == QueueCounts(ready=1, done=1)
 
 
-def test_a_lease_that_ran_out_goes_to_another_worker_and_the_first_ones_result_no_longer_counts(
+def test_expired_lease_moves_and_the_late_result_is_void(
     queue: WorkQueue,
 ) -> None:
+    """A lease that ran out goes to another worker and the first one's result no longer counts."""
     queue.offer(some(1))
     first = one(queue, "slow", 0)
     assert queue.lease("quick", now=9.9, lease_s=10) == []
@@ -100,7 +101,7 @@ def test_work_that_is_over_is_not_leased_again(queue: WorkQueue) -> None:
     assert queue.offer(some(1)) == 0
 
 
-def test_a_repeated_step_with_newer_experts_replaces_unleased_work(queue: WorkQueue) -> None:
+def test_repeated_step_replaces_unleased_work(queue: WorkQueue) -> None:
     queue.offer(some(3, version=4))
     assert queue.offer(some(1, version=3)) == 0
     assert queue.offer(some(1, version=5)) == 1
@@ -146,7 +147,7 @@ def test_old_work_is_dropped_unless_it_is_leased(queue: WorkQueue) -> None:
     assert queue.counts(0) == QueueCounts(ready=2)
 
 
-def test_work_is_forgotten_as_well_when_its_owner_has_taken_as_many_steps(queue: WorkQueue) -> None:
+def test_work_is_forgotten_after_as_many_owner_steps(queue: WorkQueue) -> None:
     queue.offer(
         [ExpertWork(layer, owner, step, ("x",), 7, 0) for step in (0, 3) for owner in (0, 1) for layer in (0, 1)]
     )

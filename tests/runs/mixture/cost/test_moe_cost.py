@@ -94,14 +94,15 @@ def test_the_numbers_of_section_5_2() -> None:
     assert f"{cost.worker_state_bytes(REPORT_20B) / 1e6:.1f}" == "75.5"
 
 
-def test_the_input_gradient_doubles_the_owned_experts_cost_under_offload() -> None:
+def test_input_gradient_doubles_expert_cost_under_offload() -> None:
     for shape in (REPORT_20B, REPORT_176B):
         counted, honest = cost.rho_offload(shape, 8), cost.rho_offload_with_input_gradient(shape, 8)
         assert honest - counted == pytest.approx(1 / 24)
     assert f"{1 / cost.rho_offload_with_input_gradient(REPORT_20B, 8):.1f}" == "11.2"
 
 
-def test_sketches_of_the_20b_model_with_8_composers_are_1_6_gb_a_step_before_scales_ids_and_gates() -> None:
+def test_sketches_of_the_20b_model_are_1_6_gb_a_step() -> None:
+    """Sketches of the 20B model with 8 composers are 1.6 GB a step before scales ids and gates."""
     numbers, everything = cost.sketch_bytes(REPORT_20B, 1024 * 1024 // 8)
     assert f"{numbers / 1e9:.1f}" == "1.6"
     assert everything == numbers + 16 * 131072 * (2 * 4 + 16 * 3)
@@ -118,7 +119,7 @@ def test_sketches_are_as_large_as_the_cost_model_says(precision: Precision, late
 
 
 @pytest.mark.parametrize("ternary", [False, True])
-def test_experts_on_their_way_are_as_large_as_the_cost_model_says(ternary: bool) -> None:
+def test_experts_in_transit_have_the_cost_models_size(ternary: bool) -> None:
     config = replace(TINY, n_latent=32, n_hidden=128, ternary=ternary)
     shape = shape_of("x", config, rank=0)
     trainer = MoeTrainer(config, replace(BASE, rank=0), optimise=False)
@@ -131,7 +132,7 @@ def test_experts_on_their_way_are_as_large_as_the_cost_model_says(ternary: bool)
     assert cost.worker_traffic_bytes(shape) / 2 == pytest.approx(given, rel=0.05)
 
 
-def test_totals_from_the_shape_differ_from_the_reports_rounded_ones() -> None:
+def test_totals_differ_from_the_reports_rounded_ones() -> None:
     assert REPORT_20B.layers * REPORT_20B.experts * cost.one_expert_params(REPORT_20B) == 19_327_352_832
     assert REPORT_176B.layers * REPORT_176B.experts * cost.one_expert_params(REPORT_176B) == 171_798_691_840
 
@@ -214,7 +215,7 @@ def test_arithmetic_of_a_small_shape_by_hand() -> None:
     assert cost.train_flops(attached, cost.rho_direct(attached, 2)) == pytest.approx(12960 + 1152 + 192)
 
 
-def test_a_swiglu_expert_has_three_matrices_and_its_surrogate_two() -> None:
+def test_swiglu_expert_has_three_matrices_its_surrogate_two() -> None:
     shape = shape_of("swiglu", replace(TINY, activation="swiglu"), rank=3)
     assert cost.one_expert_params(shape) == 3 * 8 * 12
     assert cost.train_flops(shape) == 12960 + 2 * 18 * 96
@@ -322,7 +323,7 @@ def test_operations_have_four_digits_and_a_prefix() -> None:
 
 @pytest.mark.parametrize("rank", [3, TINY.n_hidden])
 @pytest.mark.slow
-def test_changes_of_surrogates_in_four_bits_cost_what_a_refresh_sends(rank: int) -> None:
+def test_four_bit_surrogate_changes_cost_what_a_refresh_sends(rank: int) -> None:
     _, _, (report,) = train(1, TINY, cadence=Cadence(refresh=1), rank=rank, refresh_form="4bit")
     sent_to_all = report.surrogate_bytes  # once for all receivers
     each = cost.surrogate_four_bit_bytes(shape_of("tiny", TINY, rank=rank), 2)

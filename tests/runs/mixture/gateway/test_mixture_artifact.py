@@ -26,9 +26,7 @@ def said(text: str) -> str:
 
 
 @pytest.mark.compiles
-def test_a_mixtures_program_has_a_manifest_and_is_checked_by_its_digest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_program_has_a_manifest_checked_by_its_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, cache = worker().program, f"--cache={tmp_path}"
     spec = ProgramSpec("latent_moe", dict(program.functions), TINY.vocab_size, program.digest)
     target = CompileTarget("cpu", "host", host_features())

@@ -62,9 +62,7 @@ def test_the_same_program_is_read_back_for_any_length_and_rate(folder: Folder) -
     assert folder.prepare("moe.rank=3")[1]
 
 
-def test_a_run_keeps_its_own_program_whatever_became_of_the_packages(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_keeps_its_program_whatever_became_of_packages(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = folder.prepare()
     kept = msgspec.json.decode(msgspec.json.encode(first.record), type=ProgramRecord)
     monkeypatch.setattr(prepared_steps, "environment", lambda: "another package was installed")

@@ -35,9 +35,8 @@ def test_the_rotation_is_orthonormal(width: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "width"), [(0, 32), (1, 32), (7, 32), (7, 48)])
-def test_a_rotation_adds_and_subtracts_one_by_one_so_that_all_machines_have_the_same_bits(
-    count: int, width: int
-) -> None:
+def test_rotation_adds_one_by_one_for_equal_bits(count: int, width: int) -> None:
+    """A rotation adds and subtracts one by one so that all machines have the same bits."""
     rows = normal(count, width)
     given = rows.copy()
     expected = rows.reshape(-1, block_width(width)[1]).copy()
@@ -54,7 +53,7 @@ def test_a_rotation_adds_and_subtracts_one_by_one_so_that_all_machines_have_the_
     assert (rows == given).all()
 
 
-def test_the_grid_is_symmetric_and_a_fixed_point_of_lloyds_iteration() -> None:
+def test_grid_is_symmetric_and_a_fixed_point_of_lloyd() -> None:
     assert (-GRID[::-1] == GRID).all()
     sample = np.random.default_rng(1).standard_normal(2_000_000)
     codes = np.searchsorted((GRID[1:] + GRID[:-1]) / 2, sample)
@@ -76,7 +75,8 @@ def test_a_row_with_one_spike_is_kept_as_well_as_a_gaussian_one() -> None:
     np.testing.assert_allclose(decode_rows(encode_rows(rows)), rows, atol=1e-5)
 
 
-def test_zero_rows_come_back_as_zeros_and_bytes_are_half_a_byte_a_number_and_a_scale() -> None:
+def test_zero_rows_stay_zero_at_half_a_byte_and_a_scale() -> None:
+    """Zero rows come back as zeros and bytes are half a byte a number and a scale."""
     stored = encode_rows(np.zeros((3, 768), np.float32))
     assert (decode_rows(stored) == 0).all()
     assert stored.nbytes == 3 * (768 // 2 + 4)
@@ -124,14 +124,14 @@ def test_error_feedback_delivers_the_whole_sum_of_many_updates(form: str) -> Non
         assert np.abs(residual).max() > 0
 
 
-def test_the_largest_elements_leave_no_more_than_the_reports_bound() -> None:
+def test_largest_elements_meet_the_reports_bound() -> None:
     update = normal(20, 50)
     for keep in (0.1, 0.5, 1.0):
         _, residual = compress(update, None, "topk", keep=keep)
         assert np.sum(residual**2) <= (1 - keep) * np.sum(update**2) + 1e-6
 
 
-def test_a_low_rank_delta_is_the_best_one_and_whole_where_that_is_smaller() -> None:
+def test_low_rank_delta_is_best_and_whole_where_smaller() -> None:
     update = normal(32, 8)
     message, residual = low_rank(update, None, 2)
     values = np.linalg.svd(update, compute_uv=False)

@@ -27,7 +27,7 @@ def some_sketch() -> Sketch:
 
 
 @pytest.mark.parametrize("precision", ["f32", "4bit"])
-def test_a_sketch_comes_out_of_the_store_with_the_bits_that_went_in(precision: Precision) -> None:
+def test_stored_sketch_keeps_its_bits(precision: Precision) -> None:
     store = PayloadStore(f"memory://moe-{precision}", {"sketch": 60.0})
     sent = encode(some_sketch(), precision)
     name = store.put("sketch", payloads.sketch_bytes(sent))

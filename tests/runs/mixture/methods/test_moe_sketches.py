@@ -34,7 +34,8 @@ def some_sketch(tokens: int = 50) -> Sketch:
     return sketch_from_gates((3, 7, 1), normal(tokens, 32), normal(tokens, 32) * 1e-5, routed(tokens, 8, 2), 2)
 
 
-def test_gates_survive_the_sketch_and_one_row_serves_all_experts_of_a_token() -> None:
+def test_gates_survive_and_one_row_serves_a_tokens_experts() -> None:
+    """Gates survive the sketch and one row serves all experts of a token."""
     gates = routed(50, 8, 2)
     sketch = sketch_from_gates((0, 0, 0), normal(50, 32), normal(50, 32), gates, 2)
     assert (dense_gates(sketch, 8) == gates).all()
@@ -42,7 +43,8 @@ def test_gates_survive_the_sketch_and_one_row_serves_all_experts_of_a_token() ->
     assert len(sketch.inputs) == 50
 
 
-def test_an_uncompressed_sketch_comes_back_bit_for_bit_and_a_compressed_one_nearly() -> None:
+def test_uncompressed_sketch_is_exact_and_compressed_is_near() -> None:
+    """An uncompressed sketch comes back bit for bit and a compressed one nearly."""
     sketch = some_sketch()
     same = decode(encode(sketch, "f32"))
     for field in ("inputs", "output_gradients", "ids", "gates"):

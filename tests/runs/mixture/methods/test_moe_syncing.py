@@ -21,14 +21,14 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def test_the_merged_delta_has_the_mean_length_and_the_mean_direction() -> None:
+def test_merged_delta_has_mean_length_and_mean_direction() -> None:
     a, b = np.array([3.0, 0.0]), np.array([0.0, 1.0])
     found = radial_average([a, b], [1.0, 3.0])
     assert np.linalg.norm(found) == pytest.approx((1 * 3 + 3 * 1) / 4)
     np.testing.assert_allclose(found / np.linalg.norm(found), np.array([1.0, 3.0]) / np.sqrt(10))
 
 
-def test_equal_deltas_merge_to_themselves_and_opposite_ones_to_their_mean() -> None:
+def test_equal_deltas_merge_unchanged_and_opposite_to_the_mean() -> None:
     delta = normal(4, 5).astype(np.float64)
     np.testing.assert_allclose(radial_average([delta, delta], [1.0, 2.0]), delta)
     np.testing.assert_allclose(radial_average([delta, -delta], [1.0, 1.0]), 0 * delta, atol=1e-12)
@@ -42,7 +42,7 @@ def test_a_composer_alone_gets_its_parameters_back_bit_for_bit() -> None:
     assert (found["w"] == after["w"]).all()
 
 
-def test_embedding_like_tensors_and_plain_merges_take_the_weighted_mean() -> None:
+def test_embeddings_and_plain_merges_take_the_weighted_mean() -> None:
     before = {"embedding.weight": normal(4, 2), "w": normal(4, 2)}
     ends = [{name: normal(4, 2) for name in before} for _ in range(3)]
     published = [PublishedParameters(i, ends[i], 10 * (i + 1), 2) for i in range(3)]
@@ -56,7 +56,8 @@ def test_embedding_like_tensors_and_plain_merges_take_the_weighted_mean() -> Non
     assert np.abs(radial["w"] - mean["w"]).max() > 0.01
 
 
-def test_the_outer_step_is_nesterovs_and_the_order_of_arrival_does_not_matter() -> None:
+def test_outer_step_is_nesterov_in_any_order_of_arrival() -> None:
+    """The outer step is Nesterov's and the order of arrival does not matter."""
     before, velocity = {"w": normal(3, 3)}, {"w": normal(3, 3)}
     published = [PublishedParameters(i, {"w": normal(3, 3)}, 10, 1) for i in range(3)]
     rule = FragmentMergeRule(rate=0.7, momentum=0.5)
@@ -109,7 +110,8 @@ def test_fragments_hold_every_tensor_once_and_about_equal_bytes() -> None:
     assert all(fragments_by_bytes([TensorSpec(f"e{i}", "f32", (0,)) for i in range(3)], 3))
 
 
-def test_tiers_are_due_at_their_horizons_and_backbone_fragments_one_after_the_other() -> None:
+def test_tiers_are_due_at_horizons_and_fragments_in_turn() -> None:
+    """Tiers are due at their horizons and backbone fragments one after the other."""
     cadence = Cadence(router=1, latent=2, backbone=8, backbone_fragments=4)
     due = {step: cadence.due(step) for step in range(1, 25)}
     assert due[1] == ((Tier.ROUTER, 0),)

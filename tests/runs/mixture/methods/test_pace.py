@@ -27,7 +27,9 @@ def test_a_pace_travels_as_its_name(name: str) -> None:
     assert msgspec.json.decode(data, type=AnyPace) == PACES[name]
 
 
-def test_only_lock_step_waits_and_asks_no_further_than_for_the_first_missing() -> None:
+def test_only_lock_step_waits_for_the_first_missing() -> None:
+    """Only lock step waits and asks no further than for the first missing."""
+
     def missing() -> object:
         yield "the merge"
         raise AssertionError("asked for more")
@@ -46,7 +48,7 @@ def test_progress_is_the_mean_of_all_shards() -> None:
     assert LOCKSTEP.may_finish(False)
 
 
-def test_merges_are_adopted_before_a_publication_and_in_lock_step_after_it() -> None:
+def test_merges_are_adopted_before_a_free_publication() -> None:
     assert FREE.exchange(lambda: ["adopt"], lambda: ["publish"]) == ["adopt", "publish"]
     assert LOCKSTEP.exchange(lambda: ["adopt"], lambda: ["publish"]) == ["publish", "adopt"]
     assert not any(FREE.fits_after_merges(replicas) for replicas in (1, 2))
@@ -60,7 +62,7 @@ def test_uploads_and_sketches_are_left_out_at_a_free_pace_only() -> None:
     assert all(LOCKSTEP.may_offer(room) for room in (True, False))
 
 
-def test_versions_and_surrogates_of_another_step_matter_at_one_pace_each() -> None:
+def test_versions_and_surrogates_of_other_steps_fit_one_pace() -> None:
     assert (FREE.made_with(7, 3), LOCKSTEP.made_with(7, 3)) == (3, 7)
     assert not FREE.holds_back(fitted=9, done=8)
     assert LOCKSTEP.holds_back(fitted=9, done=8)
@@ -89,7 +91,8 @@ def test_a_sketch_alone_is_its_own_composers_work() -> None:
     assert OwnSketches().add(sketch(1, 5, version=3)) == [SketchBatch(1, 3, ("1@5/0",))]
 
 
-def test_sketches_of_a_step_become_work_of_all_shards_when_the_last_has_arrived() -> None:
+def test_sketches_become_work_when_the_last_has_arrived() -> None:
+    """Sketches of a step become work of all shards when the last has arrived."""
     pool = LOCKSTEP.pool(2, refresh=5)
     assert isinstance(pool, StepSketches)
     assert pool.add(sketch(1, 5, version=3)) == pool.add(sketch(0, 5, layer=1)) == pool.add(sketch(1, 6)) == []
@@ -100,7 +103,8 @@ def test_sketches_of_a_step_become_work_of_all_shards_when_the_last_has_arrived(
     assert pool.add(sketch(0, 5)) == []  # of a composer that went back
 
 
-def test_at_a_free_pace_a_sketch_takes_the_newest_of_the_others_that_are_near() -> None:
+def test_free_pace_sketch_takes_the_newest_near_ones() -> None:
+    """At a free pace a sketch takes the newest of the others that are near."""
     pool = FREE.pool(3, refresh=2)
     assert isinstance(pool, RecentSketches)
     pool.add(sketch(1, 1))

@@ -83,7 +83,7 @@ def test_a_low_rank_change_is_added_in_one_order_everywhere() -> None:
         ({"refresh_form": "4bit"}, (8 * 2 + 8 * 4) + (3 * 4 + 3 * 4)),  # rows of 3 are padded to 4; a scale for each
     ],
 )
-def test_a_change_gives_the_owners_bits_to_holders_of_its_base_alone(
+def test_change_gives_the_owners_bits_to_holders_of_its_base(
     tmp_path: Path, form: dict[str, Any], numbers: int
 ) -> None:
     plan = make_plan(tmp_path, steps=4, **form)
@@ -118,7 +118,7 @@ def test_a_change_gives_the_owners_bits_to_holders_of_its_base_alone(
 
 @FORMS
 @pytest.mark.slow
-def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path: Path, form: dict[str, Any]) -> None:
+def test_surrogates_travel_as_changes_after_the_first_refresh(tmp_path: Path, form: dict[str, Any]) -> None:
     cluster, *_ = started(tmp_path, form)
     assert cluster.finish().ok
     said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates)]
@@ -161,7 +161,7 @@ def test_an_unchangeable_surrogate_is_sent_whole_once(tmp_path: Path, lost: str,
     check_streams(cluster)
 
 
-def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_path: Path) -> None:
+def test_damaged_or_wrong_change_does_not_count(tmp_path: Path) -> None:
     cluster, a, _ = started(tmp_path, {"delta_rank": 1})
     said = next(s for s in reversed(cluster.sent) if isinstance(s, mm.PublishSurrogates) and s.shard == 0)
     change = cluster.store.get(said.change)
@@ -186,9 +186,8 @@ def refreshed(tmp_path_factory: pytest.TempPathFactory) -> MixtureStage:
 
 
 @pytest.mark.parametrize("wrong", ["shape", "type", "twice", "missing", "another's", "NaN"])
-def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(
-    refreshed: MixtureStage, wrong: str
-) -> None:
+def test_surrogates_must_be_all_experts_of_their_shard(refreshed: MixtureStage, wrong: str) -> None:
+    """Surrogates that are not those of all experts of a shard are refused."""
     cluster = refreshed
     said = next(s for s in reversed(cluster.sent) if isinstance(s, mm.PublishSurrogates) and s.of == 0)
     ones = [
@@ -240,7 +239,7 @@ def test_a_former_speaker_is_sent_surrogates_whole(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
-def test_a_copy_behind_four_bit_changes_stays_as_close_as_the_last_change_was_large() -> None:
+def test_four_bit_copy_stays_within_the_last_change() -> None:
     """What a change drops is in the next one: errors do not add up, and once nothing changes they vanish."""
     cadence = Cadence(backbone=2, refresh=1)
     trainer, states, _ = train(6, cadence=cadence, **COPIES)

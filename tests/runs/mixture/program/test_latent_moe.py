@@ -50,7 +50,7 @@ def test_the_reports_shapes_fit_together_from_tokens_to_loss(preset: str) -> Non
     assert found.shape == ()
 
 
-def test_gates_are_a_softmax_over_all_experts_renormalised_over_the_best() -> None:
+def test_gates_are_a_renormalised_softmax_over_the_best() -> None:
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((8, 5)).astype(np.float32), rng.standard_normal((30, 5)).astype(np.float32)
     gates, _ = latent_experts.router_gates(weight, x, 3, "topk")
@@ -65,7 +65,8 @@ def test_gates_are_a_softmax_over_all_experts_renormalised_over_the_best() -> No
 
 
 @pytest.mark.slow
-def test_a_composer_that_owns_everything_computes_the_ordinary_model_bit_for_bit() -> None:
+def test_sole_composer_equals_the_ordinary_model_bit_for_bit() -> None:
+    """A composer that owns everything computes the ordinary model bit for bit."""
     alone = build(TINY, slots=TINY.n_expert, rank=3)
     plain = build(TINY, slots=TINY.n_expert, rank=0)
     for one in (alone, plain):
@@ -106,7 +107,8 @@ def test_gradients_after_export_are_jaxs_and_the_detach_survives(half: Built, mo
     assert np.abs(ours["gradient.layers.0.latent.down"] - without).max() > 1e-3 * np.abs(without).max()
 
 
-def test_the_gradient_that_a_worker_computes_from_a_sketch_is_the_composers_bit_for_bit(half: Built) -> None:
+def test_workers_sketch_gradient_is_the_composers_bit_for_bit(half: Built) -> None:
+    """The gradient that a worker computes from a sketch is the composer's, bit for bit."""
     direct = half.gradients()
     for i in range(TINY.n_layer):
         found = worker()("gradients", half.worker_inputs(i, direct))
@@ -116,7 +118,7 @@ def test_the_gradient_that_a_worker_computes_from_a_sketch_is_the_composers_bit_
             assert (found[f"gradient.{name}"] == expected).all()
 
 
-def test_the_proxy_is_the_inner_product_of_output_gradients_and_outputs(half: Built) -> None:
+def test_proxy_is_the_product_of_gradients_and_outputs(half: Built) -> None:
     direct = half.gradients()
     inputs = half.worker_inputs(0, direct)
     found = worker()("proxy", inputs)["proxy"]
@@ -142,7 +144,7 @@ def test_ternary_swiglu_experts_have_gradients() -> None:
 
 @pytest.mark.parametrize("rank", [3, TINY.n_hidden], ids=["surrogates", "copies"])
 @pytest.mark.slow
-def test_slots_with_room_for_all_tokens_equal_the_dense_mixture_forward_and_backward(rank: int) -> None:
+def test_slots_for_all_tokens_equal_the_dense_mixture(rank: int) -> None:
     """Copies are computed in slots, as the experts are that they stand for."""
     dense, roomy = (
         build(msgspec.structs.replace(TINY, capacity=c), slots=2, rank=rank, detach=False) for c in (0.0, 100.0)

@@ -20,7 +20,7 @@ from planetary.runtime.program_runner import Program, open_program
 from vulkan_device import known_to_be_wrong, missing_vulkan
 
 
-def test_a_composer_takes_the_backend_ordinal_and_threads_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composer_takes_its_workers_device_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     program = worker().program
     asked: list[Any] = []
     real = pjrt_executor.open_devices

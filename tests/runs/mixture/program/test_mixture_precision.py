@@ -83,7 +83,7 @@ def test_bf16_rounds_the_factors_and_nothing_else(tensors: dict[str, np.ndarray]
     assert 1e-4 < apart({name: found[name] for name in gradients}, gradients) < 0.1
 
 
-def test_an_expert_workers_gradients_are_rounded_and_its_proxy_is_not() -> None:
+def test_expert_gradients_are_rounded_and_the_proxy_is_not() -> None:
     program = expert_program(MODEL, 2, MODEL.batch_size * MODEL.sequence_length, replace(OPTIONS, precision="bf16"))
     assert factors(program, "gradients") == {"bf16"}
     assert factors(program, "proxy") == {"f32"}
@@ -95,9 +95,10 @@ def test_f16_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_rematerialised_gradients_are_the_same_and_computed_from_fewer_kept_values(
+def test_rematerialised_gradients_equal_with_fewer_kept_values(
     tensors: dict[str, np.ndarray],
 ) -> None:
+    """Rematerialised gradients are the same and computed from fewer kept values."""
     kept, again = composer(), composer(remat="blocks")
     barriers: list[ir.Operation] = []
     with ir.new_context():

@@ -117,7 +117,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.slow
-def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run: Path) -> None:
+def test_losses_per_choice_of_experts_are_the_reported_ones(run: Path) -> None:
+    """Losses with every choice of experts are those that the run reported."""
     found = evaluate_run(run, run.parent / "cache")
     assert (found.steps, found.round, found.tokens) == (STEPS, 2, (3, 2, TINY.sequence_length))
     assert found.losses.real == pytest.approx(found.reported.real, rel=1e-6)
@@ -154,7 +155,7 @@ def test_ownership_is_read_from_the_journal(run: Path, saved: SavedTraining) -> 
     assert owners_of_run(run.parent) is None
 
 
-def test_the_table_of_an_unfinished_run_without_surrogates_says_so() -> None:
+def test_table_of_an_unfinished_run_notes_missing_surrogates() -> None:
     found = RunEvaluation("mine", 7, 0, (1, 2, 8), MixtureLosses(2.5), Reported(None, (None, None), (None, None)))
     head, _, *rows = losses_table(found)
     assert head.startswith("mine after step 7: held-out loss")
@@ -163,9 +164,10 @@ def test_the_table_of_an_unfinished_run_without_surrogates_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has_it(
+def test_run_generates_with_real_surrogate_or_composed_experts(
     run: Path, saved: SavedTraining, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A run generates with real experts with surrogates and as a composer has it."""
     loaded = {which: load_trained(run, experts=which) for which in ("surrogates", "composer:0", "composer:1")}
     found = {which: scores(model) for which, model in loaded.items()}
     for which, expected in (
@@ -180,7 +182,7 @@ def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has
 
 
 @pytest.mark.slow
-def test_an_exported_run_has_its_surrogates_beside_the_real_model(
+def test_exported_run_has_surrogates_beside_the_model(
     run: Path, saved: SavedTraining, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     merged = tmp_path / "merged"
@@ -256,7 +258,7 @@ def test_models_that_cannot_run_are_refused_with_the_reason(
         read_run(tmp_path, config)
 
 
-def test_a_payload_that_is_gone_or_damaged_is_named_with_its_composer(run: Path, tmp_path: Path) -> None:
+def test_lost_or_damaged_payload_is_named_with_its_composer(run: Path, tmp_path: Path) -> None:
     config = load_config(run / "config.toml")
     store = PayloadStore(tmp_path / PAYLOADS, dict.fromkeys(KEPT_KINDS, 60.0))
     whole = PayloadStore(run / PAYLOADS, {})

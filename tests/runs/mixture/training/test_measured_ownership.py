@@ -65,9 +65,10 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.mark.slow
-def test_a_run_is_planned_with_the_loads_of_its_first_tokens_unless_its_journal_knows_better(
+def test_run_is_planned_with_first_loads_or_its_journals(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run is planned with the loads of its first tokens unless its journal knows better."""
     monkeypatch.setattr(initial_training, "LOAD_TOKENS", 300)
     data = prepare(config, tmp_path / "cache")
     plan = plan_of(config, data)

@@ -19,7 +19,8 @@ def test_overlap_and_divergence_of_a_case_worked_by_hand() -> None:
     assert (same.overlap, same.divergence) == (1.0, 0.0)
 
 
-def test_an_expert_that_one_composer_never_chooses_gives_a_finite_divergence() -> None:
+def test_unchosen_expert_gives_a_finite_divergence() -> None:
+    """An expert that one composer never chooses gives a finite divergence."""
     found = routing_agreement([np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])], 1)
     assert found.overlap == 0
     assert 50 < found.divergence < 100

@@ -22,7 +22,8 @@ from planetary.runs.mixture.training.participant_states import TrainingState, me
 from planetary.runs.mixture.training.trainer import MoeTrainer
 
 
-def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_bit() -> None:
+def test_float_offload_equals_direct_ownership_bit_for_bit() -> None:
+    """Offload from the owners' float sketches equals direct ownership bit for bit."""
     cadence = Cadence(backbone=2, refresh=2)
     _, direct, _ = train(4, cadence=cadence)
     _, offload, reports = train(4, cadence=cadence, sketches="owner")
@@ -33,7 +34,7 @@ def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_
 
 
 @pytest.mark.slow
-def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> None:
+def test_ternary_experts_learn_the_same_when_offloaded() -> None:
     """But for rounding: under offload composers get the scales, which their program would add up in another order."""
     config = replace(TINY, ternary=True)
     _, direct, _ = train(6, config)
@@ -64,7 +65,7 @@ def test_exact_copies_without_horizons_are_end_to_end_training() -> None:
         assert np.linalg.norm(model_of(two[-1])[name] - value) < 1e-4 * travelled, name
 
 
-def test_tiers_are_merged_at_their_horizons_and_the_router_never_differs() -> None:
+def test_tiers_merge_at_horizons_and_routers_never_differ() -> None:
     _, states, reports = train(4, cadence=Cadence(router=1, latent=2, backbone=4, refresh=3))
     assert [report.merged for report in reports] == [
         (),
@@ -85,7 +86,8 @@ def test_tiers_are_merged_at_their_horizons_and_the_router_never_differs() -> No
     assert (states[3].surrogates.versions == 3).all()
 
 
-def test_a_warm_start_is_training_with_every_horizon_1_and_merges_start_from_its_end() -> None:
+def test_warm_start_is_training_with_every_horizon_1() -> None:
+    """A warm start is training with every horizon 1 and merges start from its end."""
     cadence = Cadence(backbone=2, refresh=3)
     trainer, warm, reports = train(4, cadence=replace(cadence, warm_start=2))
     _, together, _ = train(2, cadence=TOGETHER)
@@ -108,7 +110,7 @@ def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
     assert all((value == expected[name]).all() for name, value in model_of(again).items())
 
 
-def test_refused_updates_leave_experts_and_moments_and_are_counted() -> None:
+def test_refused_updates_leave_experts_and_are_counted() -> None:
     _, states, reports = train(2, sketches="owner", acceptance=Policy(norm_ratio=1e-6))
     experts = TINY.n_layer * TINY.n_expert
     assert all(len(report.verdicts) == experts for report in reports)
@@ -133,7 +135,7 @@ def test_more_inner_steps_go_further_and_trust_holds_them_back() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
-def test_one_composer_takes_the_steps_of_the_ordinary_train_step_bit_for_bit(optimizer: str) -> None:
+def test_one_composer_takes_ordinary_steps_bit_for_bit(optimizer: str) -> None:
     """Without clipping: an ordinary step clips all gradients by one norm, a composer each tier by its own.
 
     Interpreted, because XLA fuses the two programs differently.
@@ -171,7 +173,8 @@ def test_four_bit_sketches_have_the_cost_models_bytes() -> None:
     assert reports[0].sketch_bytes == 2 * cost.sketch_bytes(shape, tokens)[1]
 
 
-def test_lossy_updates_and_sketches_of_some_tokens_still_train_and_send_less() -> None:
+def test_lossy_updates_still_train_and_send_less() -> None:
+    """Lossy updates and sketches of some tokens still train and send less."""
     _, exact, reports = train(3, sketches="owner")
     _, lossy, fewer = train(3, sketches="owner", update_form="topk", update_keep=0.25, sketch_fraction=0.5)
     assert fewer[0].update_bytes == reports[0].update_bytes * 0.25 * 2  # an index beside each number
@@ -182,7 +185,8 @@ def test_lossy_updates_and_sketches_of_some_tokens_still_train_and_send_less() -
     assert 0 < moved[1] < 2 * moved[0]
 
 
-def test_surrogates_refreshed_by_low_rank_deltas_send_less_and_follow_the_whole_ones() -> None:
+def test_low_rank_surrogates_send_less_and_follow_whole_ones() -> None:
+    """Surrogates refreshed by low rank deltas send less and follow the whole ones."""
     cadence = Cadence(backbone=2, refresh=1)
     _, whole, full = train(3, cadence=cadence)
     _, parts, fewer = train(3, cadence=cadence, delta_rank=1)
@@ -200,7 +204,8 @@ def test_surrogates_refreshed_by_low_rank_deltas_send_less_and_follow_the_whole_
         replace(BASE, delta_rank=-1)
 
 
-def test_a_mixture_that_the_composers_cannot_share_evenly_trains_all_its_experts() -> None:
+def test_unevenly_shared_mixture_trains_all_its_experts() -> None:
+    """A mixture that the composers cannot share evenly trains all its experts."""
     trainer = MoeTrainer(TINY, BASE, np.array([[1, 0, 1]], np.int32), optimise=False)
     first = trainer.initial()
     after, _ = trainer.step(first, *batch(0))

@@ -121,7 +121,7 @@ def test_the_exported_model_is_the_ordinary_one_and_generates(
     assert capsys.readouterr().out.startswith("\t\n")
 
 
-def test_weights_that_are_no_whole_model_or_not_finite_are_refused(
+def test_partial_or_infinite_weights_are_refused(
     trained: tuple[MoeTrainer, SavedTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, saved = trained

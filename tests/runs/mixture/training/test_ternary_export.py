@@ -57,7 +57,7 @@ def test_only_ternary_weights_are_packed() -> None:
         pack_ternary(np.zeros(4, np.float32))
 
 
-def test_computed_experts_are_ternary_and_gradients_are_the_masters() -> None:
+def test_computed_experts_are_ternary_with_master_gradients() -> None:
     weights = normal(4, 24, 40)
     found = np.asarray(jax.jit(straight_through_ternary)(weights))
     for matrix in found:
@@ -94,7 +94,7 @@ def loss(folder: Path) -> tuple[np.ndarray, float]:
     return np.asarray(logits), float(cross_entropy(logits, TOKENS))
 
 
-def test_a_packed_model_has_the_float_ones_logits_and_loss_bit_for_bit(exported: tuple[Path, Path]) -> None:
+def test_packed_model_equals_the_float_one_bit_for_bit(exported: tuple[Path, Path]) -> None:
     (expected, wanted), (found, got) = (loss(folder) for folder in exported)
     np.testing.assert_array_equal(found, expected)
     assert got == wanted
@@ -128,7 +128,8 @@ def test_the_file_has_two_bits_a_weight_and_a_scale_a_matrix(exported: tuple[Pat
     assert sizes[1] == matrices * (TINY.n_latent * TINY.n_hidden // 4 + 4)
 
 
-def test_a_run_starts_from_packed_weights_without_making_them_ternary_again(exported: tuple[Path, Path]) -> None:
+def test_packed_weights_are_not_made_ternary_again(exported: tuple[Path, Path]) -> None:
+    """A run starts from packed weights without making them ternary again."""
     plain, packed = (load_config(folder / "config.toml") for folder in exported)
     assert plain.model.options["ternary"] is True
     assert packed.model.options["ternary"] is False
@@ -218,6 +219,6 @@ def test_a_damaged_packed_model_is_refused(exported: tuple[Path, Path], tmp_path
         load_trained(exported[1], path)
 
 
-def test_a_shape_that_fits_the_codes_and_not_the_scales_is_refused() -> None:
+def test_shape_that_fits_codes_but_not_scales_is_refused() -> None:
     with pytest.raises(TrustError, match="need codes"):
         unpack_ternary(TernaryMatrices((1, 8, 6), GOOD.codes, GOOD.scale))

@@ -39,14 +39,15 @@ def test_a_countdown_is_right_whatever_the_order() -> None:
     assert reward("", "__import__('os')", meta) == 0.0
 
 
-def test_prompts_are_functions_of_seed_and_number_and_held_out_ones_of_the_number() -> None:
+def test_prompts_depend_on_seed_and_number_alone() -> None:
+    """Prompts are functions of seed and number and held-out ones of the number."""
     one, other = (DrawnProblems(TASKS["reverse"], seed, 4) for seed in (0, 1))
     assert one.train(7) == DrawnProblems(TASKS["reverse"], 0, 4).train(7)
     assert one.train(7) != other.train(7) != other.train(8)
     assert [one.held_out(i) for i in range(4)] == [other.held_out(i) for i in range(4)]
 
 
-def test_a_file_of_prompts_keeps_some_apart_and_is_shuffled_every_epoch(tmp_path: Path) -> None:
+def test_prompt_file_holds_some_out_and_is_shuffled_each_epoch(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(json.dumps({"prompt": f"p{i}", "answer": i, "level": i % 2}) for i in range(10)))
     problems = problems_of("mine.py:reward", str(path), seed=1, held_out=3)

@@ -19,7 +19,7 @@ from planetary.runs.rl.objectives.terms import NEVER, TERMS, LossTerms
 REWARDS = np.array([1.0, 0.0, 0.5, 0.5])
 
 
-def test_grpo_and_dapo_divide_by_the_deviation_and_the_others_do_not() -> None:
+def test_only_grpo_and_dapo_divide_by_the_deviation() -> None:
     centred = REWARDS - 0.5
     for name in ("importance", "dr-grpo"):
         assert np.array_equal(advantages_of(OBJECTIVES[name], REWARDS), centred)

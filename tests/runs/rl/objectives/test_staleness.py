@@ -15,7 +15,7 @@ def weighed(bounds: StalenessBounds, ratio: np.ndarray = RATIO) -> list[float]:
     return bounds.weigh(EVERY, (sampled + np.log(ratio)).astype(np.float32), sampled).round(6).tolist()
 
 
-def test_tapered_weights_are_one_above_zero_and_at_most_the_ratio_below() -> None:
+def test_tapered_weights_are_one_above_zero_and_bounded_below() -> None:
     assert weighed(TAPERED) == [2.0, 2.0, -2.0, -0.5, 0.0]
 
 

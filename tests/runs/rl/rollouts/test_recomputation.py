@@ -136,7 +136,8 @@ def test_texts_of_other_weights_are_found() -> None:
     assert "was sent as" in recomputation().defect(dialogues, weights(1.2), greedy=False)
 
 
-def test_a_copied_completion_is_found_by_its_seed_although_its_log_probabilities_are_right() -> None:
+def test_copied_completion_is_found_by_its_seed() -> None:
+    """A copied completion is found by its seed although its log probabilities are right."""
     asked = texts().to_sample(False, (1, 2))
     sent = answered(asked)
     ends = np.cumsum(sent["lengths"])
@@ -178,7 +179,7 @@ def test_what_is_refused_is_sampled_again_from_where_it_was() -> None:
     assert bytes(held.to_sample(False, (1, 2))) == before
 
 
-def test_a_dialogue_goes_on_after_a_reply_and_counts_its_own_tokens_only() -> None:
+def test_dialogue_goes_on_after_a_reply_with_own_tokens_only() -> None:
     held, dialogues = taken()
     for one in dialogues:  # so that there is room for a second turn
         assert len(one.completions) == 1
@@ -197,7 +198,8 @@ def test_a_dialogue_goes_on_after_a_reply_and_counts_its_own_tokens_only() -> No
         assert {version for version in one.versions if version >= 0} == {4, 5}
 
 
-def test_packing_has_advantages_weights_and_log_probabilities_at_their_tokens() -> None:
+def test_packing_puts_advantages_and_weights_at_their_tokens() -> None:
+    """Packing has advantages weights and log probabilities at their tokens."""
     held, dialogues = taken()
     rewards = [1.0, 0.0, None, 0.5, 0.25, 0.75]
     held.settle(dialogues, [Judged(reward=reward) for reward in rewards])

@@ -35,7 +35,7 @@ def hello(*codecs: str) -> m.Hello:
     )
 
 
-def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> None:
+def test_worker_without_a_codec_is_refused_with_both_lists() -> None:
     plain = small_policy(rounds=1, workers=1)
     policy = msgspec.structs.replace(plain, compression=m.Compression(up="sparse", down="int4"))
     refusal = refuse(hello("bf16", "int4"), policy, ControllerState(), {})
@@ -46,7 +46,7 @@ def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> Non
     assert refuse(hello(), plain, ControllerState(), {}) is None
 
 
-def test_a_gateway_without_irees_compiler_takes_pjrt_workers_only() -> None:
+def test_gateway_without_irees_compiler_takes_pjrt_only() -> None:
     policy = msgspec.structs.replace(small_policy(rounds=1, workers=1), iree_version="")
     refusal = refuse(hello(), policy, ControllerState(), {})
     assert refusal is not None
@@ -73,7 +73,7 @@ def test_codecs_that_do_not_go_with_the_rest_are_refused(
         config_from_tables({"sync": sync, "outer": outer})
 
 
-def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
+def test_worker_gets_a_change_only_from_its_version() -> None:
     bench = Bench(workers=2)
     star = bench.controller.topology
     first, late = bench.join("a"), bench.join("b")
@@ -107,7 +107,7 @@ RELAYED = RelayedChange(
 )
 
 
-def test_the_form_of_a_relayed_version_is_chosen_by_its_bytes_and_journalled() -> None:
+def test_relayed_form_is_chosen_by_bytes_and_journalled() -> None:
     """A worker gets the payloads of the others; whole parameters where those are fewer bytes, or it has no base."""
     bench = Bench(workers=3)
     star = bench.controller.topology
@@ -138,7 +138,8 @@ def test_the_form_of_a_relayed_version_is_chosen_by_its_bytes_and_journalled() -
     ]
 
 
-def test_after_a_resume_workers_of_a_relaying_run_are_sent_whole_parameters() -> None:
+def test_resumed_relay_sends_whole_parameters() -> None:
+    """After a resume workers of a relaying run are sent whole parameters."""
     policy = small_policy(rounds=3, workers=1)
     change = unchanged(m.Compression(up="sign", down="relay"), policy.spec.params)
     offer = change.offer(2, 1, ())

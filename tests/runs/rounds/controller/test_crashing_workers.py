@@ -34,7 +34,7 @@ def crash(bench: Bench, session: int, *, lived_s: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_worker_that_crashes_in_a_row_is_given_up_with_the_signal(local: bool) -> None:
+def test_worker_crashing_in_a_row_is_given_up_with_the_signal(local: bool) -> None:
     bench = Bench(local=local)
     session = supervised(bench, "a")
     for _ in range(MOST_CRASHES - 1):

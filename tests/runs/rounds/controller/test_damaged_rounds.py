@@ -126,7 +126,7 @@ class Rounds(Bench):
         return True
 
 
-def test_what_is_refused_does_not_count_and_the_others_make_the_round() -> None:
+def test_refused_results_do_not_count_and_others_end_the_round() -> None:
     bench = Rounds("a", "b", "c", "liar")
     bench.deltas_of["liar"] = [1e6, 0.0]
     bench.play(1)
@@ -151,7 +151,7 @@ def test_who_is_refused_in_three_rounds_is_not_used_any_more() -> None:
     assert "cosine" in reason
 
 
-def test_a_single_refusal_costs_a_worker_its_work_and_nothing_more() -> None:
+def test_single_refusal_costs_only_the_refused_work() -> None:
     bench = Rounds("a", "b", "c")
     bench.deltas_of["c"] = [-1.0, 0.0]
     bench.play(1)
@@ -162,7 +162,8 @@ def test_a_single_refusal_costs_a_worker_its_work_and_nothing_more() -> None:
     assert len(counted) >= 4
 
 
-def test_a_round_with_a_ruinous_loss_is_taken_back_and_the_next_ones_are_cautious() -> None:
+def test_ruinous_round_is_taken_back_and_the_next_are_cautious() -> None:
+    """A round with a ruinous loss is taken back and the next ones are cautious."""
     bench = Rounds("a", "b")
     bench.held_out = lambda worker, version: 50.0 if version == 3 else 5.0 - 0.05 * version
     bench.play(4)
@@ -215,7 +216,8 @@ def test_nan_that_follows_from_the_parameters_is_nobodys_fault() -> None:
     assert bench.lost() == set()
 
 
-def test_who_alone_gets_nan_waits_until_others_have_shown_whose_fault_it_is() -> None:
+def test_lone_nan_waits_until_others_show_the_fault() -> None:
+    """Who alone gets NaN waits until others have shown whose fault it is."""
     bench = Rounds("a", "b", "c")
     bench.play(2)
     bench.held_out = lambda worker, version: 4.9
@@ -233,7 +235,7 @@ def test_who_alone_gets_nan_waits_until_others_have_shown_whose_fault_it_is() ->
     assert bench.restores == []
 
 
-def test_nan_from_parameters_whose_loss_is_known_is_the_workers_own() -> None:
+def test_nan_after_a_known_loss_is_the_workers_own() -> None:
     bench = Rounds("a", "b", "c")
     bench.play(2)
     for _ in range(bench.policy.max_strikes):
@@ -246,7 +248,7 @@ def test_nan_from_parameters_whose_loss_is_known_is_the_workers_own() -> None:
     assert bench.restores == []
 
 
-def test_a_run_that_comes_to_the_same_end_every_time_stops_and_says_why() -> None:
+def test_run_with_the_same_end_every_time_stops_with_the_reason() -> None:
     bench = Rounds("a", "b")
     bench.held_out = lambda worker, version: 5.0 if version < 2 else 9.0 * version
     for _ in range(MOST_RETREATS):
@@ -270,7 +272,8 @@ def test_the_gateway_that_cannot_go_back_ends_the_run() -> None:
     assert "Input/output error" in bench.finish.reason
 
 
-def test_a_false_held_out_loss_is_found_out_by_others_and_the_run_does_not_go_back() -> None:
+def test_false_held_out_loss_is_found_by_others() -> None:
+    """A false held-out loss is found out by others and the run does not go back."""
     bench = Rounds("a", "b", "c", "liar")
     bench.held_out = lambda worker, version: 500.0 if worker == "liar" else 5.0 - 0.05 * version
     bench.play(12)
@@ -281,7 +284,8 @@ def test_a_false_held_out_loss_is_found_out_by_others_and_the_run_does_not_go_ba
     assert bench.state().refusals.keys() == {"liar/0"}
 
 
-def test_the_checkpoint_of_the_best_loss_is_kept_and_the_last_line_says_that_it_rose() -> None:
+def test_best_checkpoint_is_kept_and_the_rise_is_reported() -> None:
+    """The checkpoint of the best loss is kept and the last line says that it rose."""
     bench = Rounds("a")
     bench.held_out = lambda worker, version: 4.0 if version == 5 else 4.5
     bench.play(8)

@@ -40,7 +40,8 @@ def test_a_worker_that_is_asked_to_go_is_not_lost(kind: Leave) -> None:
     assert replay([bench.started, *bench.journal], begun) == state
 
 
-def test_a_restart_by_the_operator_is_not_a_loss_and_its_lease_is_free_again() -> None:
+def test_operators_restart_is_no_loss_and_frees_its_lease() -> None:
+    """A restart by the operator is not a loss and its lease is free again."""
     bench = Bench()
     session = bench.join("a")
     bench.tell(e.RestartRequested("a/0", "restarted by the test"))
@@ -63,7 +64,7 @@ def test_every_loss_has_its_kind() -> None:
     assert left(bench) == []
 
 
-def test_a_run_waits_longer_for_workers_that_were_moved_or_drained() -> None:
+def test_run_waits_longer_for_moved_or_drained_workers() -> None:
     """It tells for which, until the desertion of a lost worker counts."""
     bench = Bench()
     for kind in ("drained", "moved"):
@@ -83,7 +84,7 @@ def test_a_run_waits_longer_for_workers_that_were_moved_or_drained() -> None:
     assert bench.finish.kind == "deserted"
 
 
-def test_a_run_whose_drained_worker_never_comes_back_is_deserted_at_last() -> None:
+def test_run_of_a_lost_drained_worker_is_deserted_at_last() -> None:
     bench = Bench()
     session = bench.join("a")
     bench.tell(e.LetGo("a/0", "the operator needs it", "drained"))

@@ -81,7 +81,7 @@ def test_foreign_result_replaces_nothing(given: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["progress", "failure", "evaluation"])
-def test_reports_on_a_foreign_task_are_counted_and_ban_the_machine(kind: str) -> None:
+def test_foreign_reports_are_counted_and_ban_the_machine(kind: str) -> None:
     bench, owner, liar = begun()
     task = bench.task_of(owner)
     report = {

@@ -96,14 +96,15 @@ def test_a_name_belongs_to_the_machine_that_joined_with_it() -> None:
     assert not bench.controller.membership.banned
 
 
-def test_a_name_that_is_connected_and_has_not_joined_is_not_taken_by_another_machine() -> None:
+def test_connected_name_is_not_taken_by_another_machine() -> None:
+    """A name that is connected and has not joined is not taken by another machine."""
     bench, invite = attended(), token()
     loading = bench.connect("a", identity=HONEST, token=invite)
     assert refusal(bench, bench.connect("a", identity=OTHER, token=invite)).code == "busy"
     assert loading in bench.controller.desk.workers
 
 
-def test_names_and_bans_for_lies_outlast_a_resume_and_other_bans_do_not() -> None:
+def test_names_and_bans_for_lies_outlast_a_resume() -> None:
     bench, invite = attended(), token()
     honest = bench.join("a", identity=HONEST, token=invite)
     leave(bench, honest)
@@ -126,13 +127,13 @@ def test_a_liar_is_not_taken_under_another_name() -> None:
     assert is_taken(bench, bench.connect("honest", identity=HONEST, token=invite))
 
 
-def test_a_ban_that_is_not_for_lies_is_of_one_worker_of_a_machine() -> None:
+def test_other_bans_are_of_one_worker_of_a_machine() -> None:
     bench, invite = attended(), token()
     ban(bench, bench.join("gpus", identity=OTHER, token=invite), lasting=False)
     assert is_taken(bench, bench.connect("more-gpus", identity=OTHER, token=invite))
 
 
-def test_an_invite_that_brought_several_liars_brings_no_new_machine() -> None:
+def test_invite_of_several_liars_brings_no_new_machine() -> None:
     bench, invite = attended(), token()
     known = bench.join("known", identity=HONEST, token=invite)
     leave(bench, known)
@@ -146,7 +147,8 @@ def test_an_invite_that_brought_several_liars_brings_no_new_machine() -> None:
     assert is_taken(bench, bench.connect("new", identity=OTHER, token=token()))
 
 
-def test_an_invite_for_one_node_is_good_for_that_node_only_and_ends_with_its_first_lie() -> None:
+def test_node_invite_is_for_that_node_and_ends_with_a_lie() -> None:
+    """An invite for one node is good for that node only and ends with its first lie."""
     bench, invite = attended(), token("mine")
     refused = refusal(bench, bench.connect("yours", identity=OTHER, token=invite))
     assert (refused.code, f"invite token {read(invite).id} is for node mine, not for yours" in refused.reason) == (

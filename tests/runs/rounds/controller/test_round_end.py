@@ -27,7 +27,7 @@ def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[An
     return stamped, finished
 
 
-def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
+def test_checkpoint_ends_the_round_left_open_by_the_journal() -> None:
     journal, finished = journal_until_closed(3)
     state = replay(journal, ControllerState())
     late = finished_by_checkpoint(journal, state.open, state.tokens_total, 3)
@@ -49,7 +49,7 @@ def without_time(record: RoundFinished) -> RoundFinished:
     return msgspec.structs.replace(record, t=0.0, seconds=0.0, compute_fraction=0.0, contributions=contributions)
 
 
-def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None:
+def test_overlapping_round_counts_from_the_previous_end() -> None:
     journal, finished = journal_until_closed(3, overlap=True)
     state = replay(journal, ControllerState())
     assert state.closing is not None
@@ -62,7 +62,8 @@ def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None
     assert (late.tokens_total, late.loss) == (finished.tokens_total, finished.loss)
 
 
-def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile() -> None:
+def test_checkpoint_ignores_the_round_in_training() -> None:
+    """A checkpoint remembers nothing of the round that is trained meanwhile."""
     journal, _ = journal_until_closed(3, overlap=True)
     state = replay(journal, ControllerState())
     assert state.open is not None
@@ -79,7 +80,8 @@ def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile()
         state.apply(RoundClosed(round=2, contributions=3, why=""))
 
 
-def test_lines_that_were_not_written_are_those_of_the_last_end_of_each_round() -> None:
+def test_missing_lines_are_those_of_the_last_round_ends() -> None:
+    """Lines that were not written are those of the last end of each round."""
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
     assert cluster.run(LIMIT_S)
     lines = unreported(cluster.journal, {1, 3}, 4, 4)

@@ -21,7 +21,7 @@ def times(worker: str, seconds: float, *, transfer_s: float = 0.0, waited_s: flo
     )
 
 
-def test_a_worker_whose_steps_take_longer_is_slow_and_says_by_how_much() -> None:
+def test_slow_worker_is_named_with_its_factor() -> None:
     found = slow_workers([times("a", 10.0), times("b", 40.0), times("c", 11.0)], 40.0)
     assert found == {"b": "its inner steps take 4 s, those of the others 1.05 s"}
 
@@ -31,7 +31,7 @@ def test_short_steps_are_in_milliseconds() -> None:
     assert found == {"b": "its inner steps take 50 ms, those of the others 10 ms"}
 
 
-def test_slow_transfers_are_named_where_they_cost_a_share_of_the_round() -> None:
+def test_slow_transfers_are_named_by_their_share_of_the_round() -> None:
     slow = [times("a", 10.0, transfer_s=0.5), times("b", 10.0, transfer_s=8.0)]
     assert slow_workers(slow, 18.0) == {
         "b": "its transfers take 8 s of a round of 18 s, those of the others 0.5 s",
@@ -80,7 +80,7 @@ def replayed_lines(cluster: SimCluster) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_stopped_most_of_the_time_is_named_until_it_recovers() -> None:
+def test_mostly_stopped_worker_is_named_until_it_recovers() -> None:
     """Steps that take four times as long are those of a process that is stopped for 75 % of the time."""
     cluster = SimCluster(0, small_training(rounds=12, workers=3, inner_steps=20), 3)
     node, seen, waited_for, stages = cluster.nodes[1], set(), set(), set()

@@ -52,7 +52,7 @@ def test_a_slow_but_normal_start_is_no_stall() -> None:
     assert bench.records(Stalled) == []
 
 
-def test_a_gateway_without_workers_is_stalled_once_they_could_have_started() -> None:
+def test_gateway_without_workers_is_stalled_after_the_start() -> None:
     bench = SlowBench()
     bench.wait(bench.startup_s + 0.9 * bench.grace_s)
     assert bench.records(Stalled) == []
@@ -70,7 +70,7 @@ def test_a_worker_that_does_not_finish_loading_is_a_stall() -> None:
     assert [record.why for record in bench.records(Stalled)] == ["waiting for a/0 to load the training step"]
 
 
-def test_the_grace_time_begins_when_the_last_preparing_worker_is_lost() -> None:
+def test_grace_begins_when_the_last_preparing_worker_is_lost() -> None:
     bench = SlowBench()
     session = bench.connect("a")
     bench.wait(2 * bench.startup_s)
@@ -82,7 +82,7 @@ def test_the_grace_time_begins_when_the_last_preparing_worker_is_lost() -> None:
     assert [record.why for record in bench.records(Stalled)] == ["waiting for a worker to connect"]
 
 
-def test_the_loss_of_every_ready_worker_is_a_stall_after_the_grace_time() -> None:
+def test_loss_of_all_ready_workers_stalls_after_the_grace() -> None:
     bench = SlowBench()
     session = bench.connect("a")
     bench.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))

@@ -46,7 +46,8 @@ def test_shares_stay_equal_while_finish_times_nearly_are() -> None:
     assert MeasuredShares(30).of(["a", "b"]) == EqualShares(30).of(["a", "b"]) == {"a": 30, "b": 30}
 
 
-def test_a_newcomer_counts_as_the_median_and_nobody_gets_more_than_the_most() -> None:
+def test_newcomer_counts_as_the_median_up_to_the_most() -> None:
+    """A newcomer counts as the median and nobody gets more than the most."""
     shares = measured(10, a=(1.0, 0.0), b=(1.0, 0.0), c=(0.001, 0.0)).of(["a", "b", "c", "d"])
     assert shares["c"] == 37
     assert {shares[worker] for worker in "abd"} == {1}
@@ -81,7 +82,7 @@ def of(cluster: SimCluster, kind: type[R]) -> list[R]:
     return [record for record in cluster.journal if isinstance(record, kind)]
 
 
-def test_speeds_of_one_and_four_reach_nine_tenths_of_the_sum_of_their_rates() -> None:
+def test_speeds_of_one_and_four_reach_nine_tenths_of_their_sum() -> None:
     """The rest is what every round of the simulator takes beside its steps, 0.8 s of 10."""
     cluster = unequal((1.0, 4.0), MEASURED, inner_steps=120)
     later = [r for r in of(cluster, DeltaAccepted) if r.round >= 3]
@@ -114,7 +115,8 @@ def test_equal_speeds_train_the_bits_of_equal_leases(topology: str) -> None:
     assert [r.tokens_total for r in of(equal, RoundFinished)] == [r.tokens_total for r in of(by_speed, RoundFinished)]
 
 
-def test_steps_that_are_trained_at_the_deadline_count_and_the_others_go_to_a_later_round() -> None:
+def test_steps_at_the_deadline_count_and_the_rest_come_later() -> None:
+    """Steps that are trained at the deadline count and the others go to a later round."""
     slow = Fault(at_s=20.0, kind="slow_worker", worker=1)
     cluster = unequal((1.0, 1.0), MEASURED, "fabric.round_deadline_s=20", plan=(slow,))
     assert cluster.struck == ["slow_worker"]
@@ -127,7 +129,8 @@ def test_steps_that_are_trained_at_the_deadline_count_and_the_others_go_to_a_lat
     assert set(cut[0].untrained) <= set(trained)  # later
 
 
-def test_orphans_are_divided_among_all_and_fill_the_time_until_the_others_end() -> None:
+def test_orphans_are_divided_to_fill_the_remaining_time() -> None:
+    """Orphans are divided among all and fill the time until the others end."""
     shares = measured(30, a=(0.1, 0.0), b=(0.4, 0.0))
     assert shares.of_orphans("a", 30, 7, 0.0) == 5
     assert shares.of_orphans("a", 30, 7, 2.05) == 20

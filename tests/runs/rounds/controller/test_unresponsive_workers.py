@@ -81,7 +81,8 @@ def test_any_report_is_a_sign_and_a_late_one_too() -> None:
     assert not bench.records(WorkerLost)
 
 
-def test_an_unresponsive_worker_in_an_evaluation_gets_no_more_until_that_ends() -> None:
+def test_silent_evaluator_gets_no_more_until_it_ends() -> None:
+    """An unresponsive worker in an evaluation gets no more until that ends."""
     bench = ShortRounds()
     bench.play(1)
     still = bench.controller.desk.workers[bench.still]
@@ -91,7 +92,8 @@ def test_an_unresponsive_worker_in_an_evaluation_gets_no_more_until_that_ends() 
     assert [worker.worker for worker in bench.controller.desk.ready_workers()] == ["busy/0", "still/0"]
 
 
-def test_time_without_a_sign_adds_up_over_leases_and_connections_until_the_process_is_restarted() -> None:
+def test_silence_adds_up_until_the_process_is_restarted() -> None:
+    """Time without a sign adds up over leases and connections until the process is restarted."""
     bench = ShortRounds()
     while not any("made no progress" in record.reason for record in bench.records(WorkerLost)):
         assert bench.controller.state.round < 20

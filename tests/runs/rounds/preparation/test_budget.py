@@ -17,7 +17,7 @@ CONFIG = load_config(Path(__file__).parents[4] / "examples" / "stdlib.toml")
     ("step_ms", "round_ms", "rounds"),
     [(280, 300, 18), (75, 150, 63), (55, 120, 90), (26, 60, 180), (8, 20, 360)],
 )
-def test_a_run_ends_within_five_minutes_on_slow_and_fast_machines(step_ms: int, round_ms: int, rounds: int) -> None:
+def test_run_ends_within_five_minutes_on_any_machine(step_ms: int, round_ms: int, rounds: int) -> None:
     chosen = fit(CONFIG, MachineSpeed(step_ms / 1e3, round_ms / 1e3))
     assert chosen.config.train.rounds == rounds
     assert chosen.seconds <= 300
@@ -34,7 +34,7 @@ def test_the_warm_up_stays_the_same_part_of_the_run() -> None:
     assert slowest.config.optimizer.warmup_steps < slowest.config.total_inner_steps
 
 
-def test_a_fitted_configuration_is_fixed_and_the_same_mathematics() -> None:
+def test_fitted_configuration_is_fixed_with_equal_mathematics() -> None:
     chosen = fit(CONFIG, MachineSpeed(0.075, 0.15)).config
     assert chosen.train.target_minutes == 0
     full = fit(CONFIG, MachineSpeed(0.026, 0.06)).config
@@ -57,7 +57,8 @@ def test_what_compiles_slowly_trains_shorter() -> None:
     assert slow.seconds <= 300
 
 
-def test_a_machine_on_which_the_fewest_rounds_take_too_long_trains_the_smaller_model() -> None:
+def test_too_slow_machine_trains_the_smaller_model() -> None:
+    """A machine on which the fewest rounds take too long trains the smaller model."""
     assert smaller(CONFIG, MachineSpeed(0.28, 0.3)) is None
     slow = MachineSpeed(0.8, 0.7, made_s=60)
     config = smaller(CONFIG, slow)
@@ -78,7 +79,8 @@ def test_a_configuration_without_a_smaller_model_keeps_its_own() -> None:
     assert smaller(only, MachineSpeed(100.0, 0.5)) is None
 
 
-def test_a_disturbed_timing_is_repeated_until_one_is_undisturbed_and_the_faster_stays() -> None:
+def test_disturbed_timing_is_repeated_and_the_faster_stays() -> None:
+    """A disturbed timing is repeated until one is undisturbed and the faster stays."""
     disturbed = KeptSpeed(MachineSpeed(0.4, 0.9, made_s=25), busy=0.45)
     quiet = KeptSpeed(MachineSpeed(0.2, 0.5, made_s=0.0), busy=0.98)
     assert not disturbed.is_settled
@@ -96,6 +98,6 @@ def test_a_step_that_never_keeps_its_threads_busy_is_timed_twice() -> None:
     assert idle.beside(KeptSpeed(MachineSpeed(0.206, 0.5), busy=0.6)).is_settled
 
 
-def test_two_timings_under_the_same_load_agree_and_are_not_settled() -> None:
+def test_timings_under_equal_load_agree_without_settling() -> None:
     loaded = KeptSpeed(MachineSpeed(0.4, 0.9), busy=0.25)
     assert not loaded.beside(loaded).is_settled

@@ -75,7 +75,7 @@ def test_what_was_published_needs_no_process_again(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("code", [-11, None])
-def test_a_refusal_outlives_a_search_that_crashes_or_takes_too_long(
+def test_refusal_outlives_a_crashed_or_slow_search(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None
 ) -> None:
     with pytest.raises(CompileError, match=r"^it is wrong$"):

@@ -78,7 +78,7 @@ def test_a_model_of_the_tokenizers_size_passes(here: Path, kind: str) -> None:
         *(pytest.param(*case, marks=pytest.mark.slow) for case in ((7, "fill"), (3, "one-hot"), (3, "small-targets"))),
     ],
 )
-def test_a_tokenizer_larger_than_the_model_is_refused_with_both_sizes(here: Path, kind: str, vocab: int) -> None:
+def test_tokenizer_larger_than_the_model_is_refused(here: Path, kind: str, vocab: int) -> None:
     with pytest.raises(UserError) as caught:
         prepare(here, configured(here, kind, vocab))
     text = str(caught.value)

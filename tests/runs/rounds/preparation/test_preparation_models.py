@@ -83,7 +83,8 @@ module {
 """
 
 
-def test_a_bare_files_buffer_gets_its_role_and_value_from_the_configuration(tmp_path: Path) -> None:
+def test_buffer_gets_role_and_value_from_the_configuration(tmp_path: Path) -> None:
+    """A bare file's buffer gets its role and value from the configuration."""
     (tmp_path / "model.mlir").write_text(BARE)
     table = np.arange(16, dtype=np.float32)
     save_file({"arg0": table}, tmp_path / "values.safetensors")
@@ -104,7 +105,7 @@ def test_a_model_may_take_its_tokens_in_any_integer_type(inputs: str, targets: s
 
 
 @pytest.mark.parametrize("dtype", ["i8", "f32"])
-def test_other_types_of_tokens_are_refused_with_those_that_are_known(dtype: str, tmp_path: Path) -> None:
+def test_other_token_types_are_refused_with_the_known_ones(dtype: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"of type i32, i64, ui16 or ui32; it takes .*: {dtype}\[2, 16\]"):
         prepare_run(bare(tmp_path, dtype, "i32"), tmp_path / "cache", lambda _: None)
 

@@ -82,7 +82,7 @@ def test_the_same_step_is_read_back_for_any_length_and_rate(folder: Folder) -> N
         assert folder.prepare(other)[1], other
 
 
-def test_a_changed_model_is_exported_again_and_a_run_keeps_its_own_step(folder: Folder) -> None:
+def test_changed_model_is_exported_anew_and_runs_keep_their_own(folder: Folder) -> None:
     first, _ = folder.prepare()
     assert str(folder.model) in first.record.sources
     folder.model.write_text(MODEL.replace("FACTOR * p", "-FACTOR * p"))
@@ -161,7 +161,7 @@ def test_every_deciding_part_of_the_package_is_there() -> None:
         assert any((Path(planetary.__file__).parent / part).rglob("*.py")), part
 
 
-def test_the_compiler_counts_among_the_sources_and_the_fleet_does_not(folder: Folder) -> None:
+def test_compiler_counts_among_the_sources_and_fleet_does_not(folder: Folder) -> None:
     """In a checkout; an installed package counts by its version alone."""
     sources = {Path(path) for path in folder.prepare()[0].record.sources}
     package = Path(planetary.__file__).parent

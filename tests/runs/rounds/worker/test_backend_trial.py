@@ -54,7 +54,7 @@ def choose(folder: Path, plays: Mapping[str, str], step: str = STEP) -> tuple[Ba
     return asyncio.run(trial.choose()), begun
 
 
-def test_the_fastest_candidate_is_chosen_and_remembered_for_the_step(tmp_path: Path) -> None:
+def test_fastest_candidate_is_remembered_for_the_step(tmp_path: Path) -> None:
     plays = {"cpu": "20", "pjrt:cpu": "10"}
     choice, begun = choose(tmp_path, plays)
     assert choice == BackendChoice("pjrt:cpu", "cpu 20 ms, pjrt:cpu 10 ms a step: taking pjrt:cpu")
@@ -71,9 +71,7 @@ def test_candidates_that_fail_are_left_out_with_their_reasons(tmp_path: Path) ->
     assert choice.why == "cpu 20 ms a step: taking cpu; cuda: 'head' is off; pjrt:cpu: exited with status 3"
 
 
-def test_a_slow_candidate_is_not_waited_for_and_nothing_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_candidate_is_neither_awaited_nor_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_trial, "PATIENCE_S", 0.2)
     plays = {"cpu": "20", "pjrt:cpu": "hangs"}
     choice, _ = choose(tmp_path, plays)

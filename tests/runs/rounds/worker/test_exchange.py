@@ -77,7 +77,7 @@ def task(number: int, start: Tensors, ends: Tensors) -> Trained:
     ("up", "down"),
     [("int4", "int4"), ("sparse", "sparse"), ("sign", "sign"), ("float32", "bf16"), ("fp4", "none"), ("sign", "relay")],
 )
-def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down: str) -> None:
+def test_worker_and_gateway_have_equal_bits_after_each_change(up: str, down: str) -> None:
     server = gateway(up, down)
     workers = [exchange_of(SPECS, m.Compression(up=up, down=down)) for _ in range(2)]
     params = [taken(worker, m.Parameters(version=0), server.of_version(0)) for worker in workers]
@@ -109,7 +109,7 @@ def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
     np.testing.assert_allclose(taken(worker, *sent_to(server, 1))["w"], ends["w"], rtol=1e-6)
 
 
-def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() -> None:
+def test_master_is_the_sum_of_deltas_for_any_broadcast() -> None:
     """The broadcast's rounding is never in the master copy, and what workers have stays near it."""
     server, worker = gateway("float32", "int4"), exchange_of(SPECS, m.Compression(up="float32", down="int4"))
     params = taken(worker, m.Parameters(version=0), server.of_version(0))
@@ -126,7 +126,7 @@ def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() 
     assert 0 < far < 0.3 * np.linalg.norm(trained(params, 0)["w"] - params["w"])
 
 
-def test_a_delta_that_was_altered_is_named_and_nothing_of_it_kept() -> None:
+def test_altered_delta_is_named_and_dropped() -> None:
     server, worker = gateway("int8", "none"), CodedUpdates(SPECS, m.Compression(up="int8"))
     sent = worker.give(task(1, START, trained(START, 1)))
     defect, tensors = server.read(result(1, "0" * 32), sent.tensors)
@@ -136,7 +136,7 @@ def test_a_delta_that_was_altered_is_named_and_nothing_of_it_kept() -> None:
     assert server.read(result(1, sent.digest), {}) == ("it came without its delta", {})
 
 
-def test_a_change_that_was_altered_or_is_for_another_version_is_refused() -> None:
+def test_altered_or_foreign_change_is_refused() -> None:
     worker = CodedUpdates(SPECS, m.Compression(up="int4", down="int4"))
     payload = PayloadForm("int4", SPECS).encode({"w": START["w"], "b": np.ones(40, np.float32)})
     change = m.Parameters(version=3, since=2, digest=payload_digest(payload))
@@ -240,7 +240,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["ahead", "at the border"])
-def test_no_task_begins_from_the_version_before_one_that_could_not_be_read(beside: bool, tmp_path: Path) -> None:
+def test_no_task_begins_before_an_unreadable_version(beside: bool, tmp_path: Path) -> None:
     """Whatever the error is, and whichever thread it was in."""
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
     states, start = InnerStates(tmp_path, ()), {"w": np.ones(8, np.float32)}
@@ -307,7 +307,7 @@ def test_an_eager_start_has_the_delta_and_the_error_feedback() -> None:
     np.testing.assert_array_equal(worker.start((6,), 4)["w"], expected.astype(np.float32))
 
 
-def test_an_eager_start_has_the_root_of_its_share_under_radial_averaging() -> None:
+def test_eager_start_takes_the_root_of_its_share_radially() -> None:
     """That is the coefficient of one of M orthogonal deltas; embeddings take the mean."""
     specs = (TensorSpec("w", "f32", (4,)), TensorSpec("embed", "f32", (4,)))
     worker = CodedUpdates(specs, m.Compression(up="float32"), eager_rate=1.0, eager_radial=True)
@@ -319,7 +319,7 @@ def test_an_eager_start_has_the_root_of_its_share_under_radial_averaging() -> No
     np.testing.assert_array_equal(begins["embed"], np.full(4, 1.0 + 0.25 * 2.0, np.float32))
 
 
-def test_an_eager_worker_forgets_what_the_newest_version_contains() -> None:
+def test_eager_worker_forgets_contents_of_the_newest_version() -> None:
     worker = CodedUpdates(SPECS, m.Compression(up="float32"), eager_rate=1.0)
     taken(worker, m.Parameters(version=0), START)
     worker.give(task(5, START, trained(START, 1)))
@@ -385,7 +385,8 @@ def test_a_chain_without_fragments_is_refused() -> None:
             worker.mix(START, 1)
 
 
-def test_a_fragment_that_begins_at_zero_is_judged_by_the_length_of_all_parameters() -> None:
+def test_zero_fragment_is_judged_by_the_length_of_all() -> None:
+    """A fragment that begins at zero is judged by the length of all parameters."""
     zero = {"w": START["w"], "b": to_bfloat16(np.zeros(40, np.float32))}
     server = ParameterVersions(SPECS, initial_state(SPECS, zero), 0, m.Compression(up="float32"), fragments=2)
     part = server.attach({"b": np.ones(40, np.float32)})
@@ -412,7 +413,7 @@ def test_initial_parameters_in_a_codec_are_those_of_the_run() -> None:
         worker.take(offer.message, {PAYLOAD: sent[PAYLOAD] ^ 1})
 
 
-def test_a_relayed_version_without_one_of_its_payloads_is_refused() -> None:
+def test_relayed_version_lacking_a_payload_is_refused() -> None:
     codecs = m.Compression(up="sign", down="relay")
     server, worker = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs), exchange_of(SPECS, codecs)
     with pytest.raises(RemoteProtocolError, match="as a change since 0, which this worker has not"):

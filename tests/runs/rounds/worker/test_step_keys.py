@@ -60,7 +60,7 @@ def test_a_lease_that_is_trained_again_has_the_same_keys() -> None:
     assert trained(5, 30, task=1) == trained(5, 30, task=99)
 
 
-def test_leases_of_one_round_and_runs_of_other_seeds_share_no_key() -> None:
+def test_leases_and_seeds_share_no_key() -> None:
     keys = [key for found in (trained(5, 30), trained(6, 30), trained(5, 33), trained(5, 30, seed=8)) for key in found]
     assert len(set(keys)) == 12
 
@@ -80,7 +80,7 @@ def test_a_step_without_random_numbers_gets_its_batch_alone() -> None:
     assert [len(batch) for _, batch in executor.given] == [2, 2, 2]
 
 
-def test_a_worker_loads_again_for_another_seed_only_where_it_matters() -> None:
+def test_worker_loads_again_for_another_seed_where_needed() -> None:
     def job(spec: StepSpec, seed: int) -> m.TrainingJob:
         return m.TrainingJob(
             run="r", artifact="a" * 64, buffers="", spec=spec, inner_state="persist", schedule=Schedule(), seed=seed

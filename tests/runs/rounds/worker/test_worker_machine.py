@@ -73,7 +73,7 @@ def test_a_wrong_blob_ends_the_worker() -> None:
     assert out == [e.Send(1, m.Goodbye(reason="the digest is wrong")), e.Exit(False, "the digest is wrong", TrustError)]
 
 
-def test_a_wrong_device_is_told_to_the_gateway_and_ends_the_worker() -> None:
+def test_wrong_device_is_reported_and_ends_the_worker() -> None:
     worker = machine()
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
@@ -105,7 +105,7 @@ def test_tasks_are_done_in_the_order_of_arrival() -> None:
     assert out == [e.Send(1, result, e.EndParametersOf(7)), w.UseParameters(1), w.StartEvaluating(evaluate)]
 
 
-def test_a_coded_version_is_read_beside_the_lease_that_is_trained() -> None:
+def test_coded_version_is_read_beside_the_trained_lease() -> None:
     """But not where a task that was sent before it begins from an older one."""
     worker = machine()
     job = msgspec.structs.replace(JOB, compression=m.Compression(up="sign", down="sign"))
@@ -209,7 +209,8 @@ def test_a_worker_that_is_not_wanted_ends_as_what_it_failed_with(kind: str, erro
     assert worker.handle(e.Received(1, told), 1.0) == [e.Exit(False, "of no use", error)]
 
 
-def test_a_worker_that_comes_back_after_it_was_turned_away_ends_in_the_same_way() -> None:
+def test_worker_turned_away_twice_ends_in_the_same_way() -> None:
+    """A worker that comes back after it was turned away ends in the same way."""
     worker = machine()
     worker.handle(e.Tick(), 0.0)
     closed = e.Closed(1, "not used any more", refused=True, kind="compile")
@@ -240,7 +241,8 @@ def reduce(round_: int) -> m.Reduce:
     return m.Reduce(round=round_, attempt=round_, group=1, peers=2, own={7: 40}, contributions=1, tokens=40)
 
 
-def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version() -> None:
+def test_reduction_ends_during_the_next_older_round() -> None:
+    """A reduction ends while the next round is trained from the older version."""
     worker = ring_worker(overlap=True)
     assert worker.handle(e.Received(1, train_task(7)), 1.0) == [
         w.UseParameters(0),
@@ -292,7 +294,7 @@ def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:
     assert out[1:] == [w.UseOuterState(5, (5, 0))]  # version 0 is what the queued evaluation needs
 
 
-def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
+def test_lost_connection_leaves_the_ring_and_keeps_the_state() -> None:
     worker = ring_worker(overlap=True)
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, reduce(1)), 1.1)

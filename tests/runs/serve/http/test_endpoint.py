@@ -65,7 +65,8 @@ def test_a_completion_and_its_stream_are_the_same_text() -> None:
     run(test)
 
 
-def test_an_embedding_is_the_scaled_mean_of_hidden_states_also_after_a_lost_worker() -> None:
+def test_embedding_is_the_scaled_mean_even_after_a_loss() -> None:
+    """An embedding is the scaled mean of hidden states also after a lost worker."""
     text = "embed this text of more than two chunks of sixteen tokens, please, once"
 
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
@@ -132,7 +133,9 @@ def test_a_worker_that_is_lost_in_a_stream_is_not_seen() -> None:
     run(test)
 
 
-def test_a_chat_goes_through_the_template_and_has_log_probabilities_of_every_token() -> None:
+def test_chat_uses_the_template_with_all_log_probabilities() -> None:
+    """A chat goes through the template and has log probabilities of every token."""
+
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         asked: Any = {"model": "hash", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
         found = await client.chat.completions.create(**asked, max_tokens=12, logprobs=True, top_logprobs=3)
@@ -311,7 +314,7 @@ def test_without_workers_it_is_live_and_not_healthy(path: str) -> None:
     asyncio.run(whole())
 
 
-def test_pages_of_other_sites_are_refused_and_preflights_answered() -> None:
+def test_foreign_pages_are_refused_and_preflights_answered() -> None:
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         body = {"prompt": "a", "max_tokens": 1}
         asked = {"access-control-request-method": "POST"}
@@ -354,7 +357,8 @@ def byte_level() -> JsonTokenizer:
     return JsonTokenizer(made.to_str().encode(), "t")
 
 
-def test_tokens_are_bytes_with_their_spaces_and_prompts_begin_as_the_tokenizer_says() -> None:
+def test_tokens_are_bytes_with_spaces_and_the_prompts_start() -> None:
+    """Tokens are bytes with their spaces and prompts begin as the tokenizer says."""
     tokenizer = byte_level()
     compass = tokenizer.encode("\U0001f9ed".encode()).tolist()
     old = tokenizer.encode(b" old").tolist()[0]
@@ -406,7 +410,7 @@ def test_tokens_are_bytes_with_their_spaces_and_prompts_begin_as_the_tokenizer_s
     asyncio.run(whole())
 
 
-def test_keys_are_needed_and_end_what_uses_them_when_they_are_removed(tmp_path: Path) -> None:
+def test_keys_are_needed_and_their_removal_ends_requests(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# people\nann key-1\nbob key-2\n")
 

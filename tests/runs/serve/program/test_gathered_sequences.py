@@ -114,7 +114,7 @@ def decoding(first_page: int) -> ComputeCall:
     )
 
 
-def test_the_copy_of_other_texts_takes_the_place_of_the_one_before() -> None:
+def test_copy_of_other_texts_replaces_the_previous() -> None:
     device = Device(SMALL)
     model = LoadedModel(device, SMALL, {})  # type: ignore[arg-type]
     model.compute(decoding(1))
@@ -141,7 +141,7 @@ def test_a_device_that_fails_once_computes_again(fails: int) -> None:
     model.compute(decoding(1))
 
 
-def test_a_job_of_a_deep_model_with_narrow_weights_fits_into_a_message() -> None:
+def test_job_of_a_deep_narrow_model_fits_into_a_message() -> None:
     """SmolLM2-135M in int8: 30 layers of seven matrices with scales, every function of a window of 1,024."""
     shape = ServingShape(
         vocabulary=49_152,

@@ -11,7 +11,7 @@ from planetary.runs.serve.program.likeliest import top_k
 
 @pytest.mark.parametrize(("width", "count"), [(7, 7), (256, 64), (1024, 20), (1500, 64), (20_000, 64)])
 @pytest.mark.parametrize("levels", [0, 3, 100])
-def test_the_largest_numbers_come_in_order_with_the_first_of_equals_first(width: int, count: int, levels: int) -> None:
+def test_largest_numbers_come_in_stable_order(width: int, count: int, levels: int) -> None:
     rows = np.random.default_rng(width).standard_normal((2, 3, width), np.float32)
     if levels:  # so that many are equal
         rows = np.round(rows * levels) / levels

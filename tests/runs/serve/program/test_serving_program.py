@@ -114,9 +114,8 @@ class Device:
 
 
 @pytest.mark.parametrize(("module", "changes"), MODELS)
-def test_chunks_and_single_tokens_give_the_log_probabilities_of_the_whole_text(
-    module: ModuleType, changes: dict[str, Any]
-) -> None:
+def test_chunks_and_tokens_give_whole_log_probabilities(module: ModuleType, changes: dict[str, Any]) -> None:
+    """Chunks and single tokens give the log probabilities of the whole text."""
     device = Device(module, changes)
     texts = np.random.default_rng(1).integers(0, device.shape.vocabulary, (2, WINDOW)).tolist()
     whole = [device.whole(text) for text in texts]

@@ -35,13 +35,13 @@ def test_the_last_token_is_never_shared() -> None:
     assert pool.shared(list(range(2 * PAGE + 1))) == pages
 
 
-def test_a_page_with_the_same_tokens_after_another_beginning_is_another() -> None:
+def test_page_after_another_beginning_is_another() -> None:
     pool = PagePool(10)
     known_text(pool, [1] * PAGE + [2] * PAGE)
     assert pool.shared([3] * PAGE + [2] * PAGE + [0]) == []
 
 
-def test_idle_pages_are_taken_the_longest_unused_first_and_forgotten() -> None:
+def test_idle_pages_are_taken_least_recently_used_first() -> None:
     pool = PagePool(3)
     old, new = known_text(pool, [1] * PAGE), known_text(pool, [2] * PAGE)
     pool.release(old)

@@ -50,7 +50,8 @@ MEMORIES = {
     ("memory", "seed"),
     [("pages", seed) for seed in range(30)] + [(m, s) for m in ("together", "state", "nothing") for s in range(8)],
 )
-def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(memory: str, seed: int) -> None:
+def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int) -> None:
+    """No token is lost doubled or changed under losses and cancellations."""
     shape, make = MEMORIES[memory]
     rng = np.random.default_rng(seed)
     scheduler, workers, sessions = Scheduler(shape, VOCABULARY), {}, 0
@@ -131,7 +132,8 @@ def test_prompts_of_one_size_are_taken_together() -> None:
     assert worker.batches[:2] == [3, 3]
 
 
-def test_texts_are_continued_together_while_a_long_prompt_is_taken_in_turns() -> None:
+def test_texts_continue_while_a_long_prompt_takes_turns() -> None:
+    """Texts are continued together while a long prompt is taken in turns."""
     scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
     scheduler.join(1)
     for number in (1, 2):
@@ -145,7 +147,7 @@ def test_texts_are_continued_together_while_a_long_prompt_is_taken_in_turns() ->
     assert functions == ["prefill_s64_p8", "decode_b2_p2", "prefill_s64_p8"]
 
 
-def test_users_get_equal_shares_however_much_one_of_them_asks_for() -> None:
+def test_users_get_equal_shares_however_much_one_asks() -> None:
     scheduler = Scheduler(SHAPE, VOCABULARY)
     for number in range(1, 9):
         scheduler.submit(SequenceRequest(number=number, user="greedy", prompt=(1,), most=9))

@@ -23,6 +23,6 @@ def test_messages_of_roles_count_for_the_next_metrics() -> None:
     assert traffic.of_round(1) == (30, 100)
     traffic.add_down(RunProgress(steps=(1,)), 7)
     assert traffic.of_round(1) == (30, 107)  # the metrics of a round that was evaluated are written again
-    traffic.add_down(SampleRollouts(task=1, version=1, greedy=False, ends=()), 9)
+    traffic.add_down(SampleRollouts(task=1, version=1, greedy=False, ends=(), vocabulary=9), 9)
     assert traffic.of_round(2) == (0, 9)
     assert (traffic.up, traffic.down) == (30, 116)

@@ -11,8 +11,8 @@ import numpy as np
 from small_policy import SmallPolicy
 
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.config import Config
+from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS
 from planetary.fleet.preparation.compiling import PublishedArtifact
@@ -26,7 +26,7 @@ from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.gateway import PolicyGateway
 from planetary.runs.rl.loader import PolicyLoader
-from planetary.runs.rl.messages import REINFORCEMENT, SAMPLED_ROLLOUTS, PolicyJob, RolloutsSampled
+from planetary.runs.rl.messages import REINFORCEMENT, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
 from planetary.runs.rl.records import ReinforcementRecord
 from planetary.runtime.device_program import Handle
@@ -148,12 +148,11 @@ class DoubtfulLoader(PolicyLoader):
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         return super().load(job, replace(place, send=partial(self._send, place)))
 
-    def _send(self, place: Workplace, message: m.Message, packed: Packed | None) -> None:
+    def _send(self, place: Workplace, message: m.Message, tensors: Tensors | None) -> None:
         lie = self._lies.get(self._number)
-        if isinstance(message, RolloutsSampled) and packed is not None and lie in ("logprobs", "copied_rollouts"):
-            _, arrays = unpack_arrays(packed, SAMPLED_ROLLOUTS)
-            packed = pack_arrays(SAMPLED_ROLLOUTS, None, forged(lie, arrays))
-        place.send(message, packed)
+        if isinstance(message, RolloutsSampled) and tensors is not None and lie in ("logprobs", "copied_rollouts"):
+            tensors = forged(lie, tensors)
+        place.send(message, tensors)
 
 
 class DoubtfulProgram(TimedProgram):

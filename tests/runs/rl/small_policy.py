@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.config import Config
@@ -39,7 +38,7 @@ from planetary.models.context import CacheSizes
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.tasks import Problem
 from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
-from planetary.runs.rl.messages import SAMPLED_ROLLOUTS, LearnRollouts
+from planetary.runs.rl.messages import LearnRollouts
 from planetary.runs.rl.objectives.objective import IMITATION
 from planetary.runs.rl.objectives.terms import LossTerms
 from planetary.runs.rl.preparation import PreparedPolicy, objective_of
@@ -318,18 +317,17 @@ class SmallPolicy:
             )
             return policy.learn(message, arrays).parameters
 
-    def _sampled(self, policy: LoadedPolicy, texts: Rollouts, group: int) -> memoryview:
+    def _sampled(self, policy: LoadedPolicy, texts: Rollouts, group: int) -> dict[str, np.ndarray]:
         starts = [
             RolloutStart(tuple(one.tokens), seed, most)
             for one, seed, most in zip(texts.going_on(False, (group,)), *texts.drawings(False, (group,)), strict=True)
         ]
         found = sample(policy.sampling, self.prepared.shape.serving, VOCABULARY, starts, ends=(END,))
-        arrays = {
+        return {
             "tokens": np.array([token for one in found for token in one.tokens], np.int32),
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
             "lengths": np.array([len(one.tokens) for one in found], np.int32),
         }
-        return pack_arrays(SAMPLED_ROLLOUTS, None, arrays)
 
 
 def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:

@@ -77,6 +77,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "held_out": 3,
         "goal": 0.0,
         "ends": (0,),
+        "vocabulary": 50,
         "teaches": False,
         "staleness": None,
         "refers": False,

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import msgspec
 
-from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -65,7 +64,7 @@ class Workplace:
         options: of the process.
         store: has the blobs of the job.
         post: hands an event to the worker's machine, which passes it to the role's; from any thread.
-        send: sends a message with one payload or none; from any thread.
+        send: sends a message with named arrays or none, which must not change any more; from any thread.
         is_ending: whether the process ends.
         system: the machine.
     """
@@ -73,7 +72,7 @@ class Workplace:
     options: WorkerOptions
     store: BlobStore
     post: Callable[[Event], None]
-    send: Callable[[m.Message, Packed | None], None]
+    send: Callable[[m.Message, Tensors | None], None]
     is_ending: Callable[[], bool]
     system: System
 

@@ -14,12 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.extension_points import CODECS
-from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.child import on_stop_signals
@@ -211,7 +210,7 @@ class WorkerShell:
             self._shell.tensors = self._role.tensors
         return w.JobLoaded(job, self._role.machine)
 
-    def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:
-        source = None if payload is None else lambda: {"payload": np.frombuffer(payload, np.uint8)}
+    def _send_from_thread(self, message: m.Message, tensors: Tensors | None) -> None:
+        source = None if tensors is None else lambda: tensors
         with contextlib.suppress(RuntimeError):  # the loop may have ended with the process
             self._loop.call_soon_threadsafe(self._shell.send, message, source)

@@ -377,7 +377,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             group.advance("task")
         self.sampling[worker.session] = SamplingTask(task, worker, groups, held_out, self.version, now)
         numbers = tuple(group.number for group in groups)
-        message = SampleRollouts(task=task, version=self.version, greedy=held_out, ends=self.desk.policy.ends)
+        policy = self.desk.policy
+        message = SampleRollouts(
+            task=task, version=self.version, greedy=held_out, ends=policy.ends, vocabulary=policy.vocabulary
+        )
         self.desk.send(worker.session, message, RolloutsOf(task, held_out, numbers))
 
     def _idle(self, role: str) -> list[WorkerSession]:

@@ -46,13 +46,13 @@ class RolloutsJudged(e.Event, frozen=True):
 
 
 class PolicyWeightsOf(e.Payload, frozen=True):
-    """The packed parameters of a version."""
+    """The parameters of a version."""
 
     version: int
 
 
 class ReferenceWeights(e.Payload, frozen=True):
-    """The packed parameters of the reference policy."""
+    """The parameters of the reference policy."""
 
 
 class RolloutsOf(e.Payload, frozen=True):
@@ -114,6 +114,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         held_out: prompts of an evaluation.
         goal: mean reward of held-out prompts that ends the run; 0: none does.
         ends: tokens after which a completion has ended.
+        vocabulary: tokens below it can be drawn.
         teaches: whether advantages come from the reference's log-probabilities.
         staleness: how tokens of older versions are weighed.
         refers: whether the loss has a term of the reference policy.
@@ -141,6 +142,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     held_out: int
     goal: float
     ends: tuple[int, ...]
+    vocabulary: int
     teaches: bool
     staleness: StalenessBounds | None
     refers: bool

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -42,10 +41,7 @@ from planetary.runs.rl.events import (
     RolloutsOf,
 )
 from planetary.runs.rl.messages import (
-    BATCHES,
-    END_PARAMETERS,
     REINFORCEMENT,
-    WEIGHTS_OF,
     RolloutsLearned,
     RolloutsSampled,
 )
@@ -62,6 +58,9 @@ from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
+
+_SAMPLED: Mapping[str, str] = {"tokens": "i32", "logprobs": "f32", "lengths": "i32"}
+"""Element types of the tensors of `RolloutsSampled`, by name."""
 
 Prepare = Callable[[Config, Callable[[str], None]], PreparedPolicy]
 """As `prepare_policy`, with the functions that load models."""
@@ -101,7 +100,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         self._rollouts_turn = asyncio.Lock()  # rollouts are used by one thread at a time
         self._judges: Judges | None = None
         self._recomputation: Recomputation | None = None
-        self._sampled: dict[int, Packed] = {}  # attachment -> packed `RolloutsSampled`
+        self._sampled: dict[int, Tensors] = {}  # attachment -> tensors of a `RolloutsSampled`
         self._attachments = 0
         self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
         self._reference: Tensors | None = None
@@ -179,11 +178,14 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
     def _limits(self) -> Limits:
         assert self.prepared is not None
         total = 4 * self.prepared.param_count
-        return Limits(tensor_bytes=total + 64 * MIB, tensors=1, messages_under_way=2)
+        count = len(self.prepared.model.specs) + len(_SAMPLED)
+        return Limits(tensor_bytes=total + 64 * MIB, tensors=count, messages_under_way=2)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        expected = isinstance(message, RolloutsSampled | RolloutsLearned)
-        if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+        assert self.prepared is not None
+        learned = isinstance(message, RolloutsLearned) and spec in self.prepared.model.specs
+        sampled = isinstance(message, RolloutsSampled) and _SAMPLED.get(spec.name) == spec.dtype
+        if not learned and not sampled:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
             )
@@ -193,28 +195,21 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return self._read
 
     async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
-        message, packed = received.message, b""
-        if "payload" in received.tensors:
-            packed = received.tensors["payload"].data
+        message, tensors = received.message, received.tensors
         match message:
             case RolloutsSampled():
                 self._attachments += 1
                 # Negative: the numbers above 0 are those of end parameters.
-                self._sampled[-self._attachments] = packed
+                self._sampled[-self._attachments] = tensors
                 return e.Received(session, message, "", -self._attachments)
             case RolloutsLearned():
-                return await self._read_learned(session, message, packed)
+                return await self._read_learned(session, message, tensors)
             case _:
                 return e.Received(session, message)
 
-    async def _read_learned(self, session: int, message: RolloutsLearned, packed: Packed) -> e.Event:
+    async def _read_learned(self, session: int, message: RolloutsLearned, tensors: Tensors) -> e.Event:
         prepared, start, _ = self._parts
-        defect, tensors = "", {}
-        try:
-            _, tensors = unpack_arrays(packed, END_PARAMETERS)
-            defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
-        except RemoteProtocolError as error:
-            defect = str(error)
+        defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
         steps, tokens = self._batches.pop(message.task, (0, 0))
         if not defect and (message.steps, message.tokens) != (steps, tokens):
             defect = (
@@ -259,28 +254,28 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         match payload:
             case PolicyWeightsOf():
                 params = start.parameters.of_version(payload.version)
-                return lambda: _payload(pack_arrays(WEIGHTS_OF, None, params))
+                return lambda: params
             case ReferenceWeights():
                 assert self._reference is not None
                 reference = self._reference
-                return lambda: _payload(pack_arrays(WEIGHTS_OF, None, reference))
+                return lambda: reference
             case RolloutsOf():
                 # Now, on the event loop: rollouts change when others of them are judged.
-                packed = rollouts.to_sample(payload.held_out, payload.groups)
-                return lambda: _payload(packed)
+                to_sample = rollouts.to_sample(payload.held_out, payload.groups)
+                return lambda: to_sample
             case BatchesOf():
                 batches = self._batches_of(payload)
-                return lambda: _payload(batches)
+                return lambda: batches
         return super()._source(payload)
 
-    def _batches_of(self, payload: BatchesOf) -> memoryview:
+    def _batches_of(self, payload: BatchesOf) -> dict[str, np.ndarray]:
         prepared, _, rollouts = self._parts
         groups = rollouts.answered(payload.groups) if payload.imitates else rollouts.trained(payload.groups)
         objective = IMITATION if payload.imitates else prepared.objective
         batches = pack(groups, objective, prepared.shape, self.config.rl.max_tokens)
         self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
         names = batches[0].arrays
-        return pack_arrays(BATCHES, None, {name: np.stack([one.arrays[name] for one in batches]) for name in names})
+        return {name: np.stack([one.arrays[name] for one in batches]) for name in names}
 
     def _keep_reference(self) -> None:
         _, start, _ = self._parts
@@ -325,21 +320,21 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
     # --- judgement --------------------------------------------------------------------------------------------
 
-    async def _judge(self, instruction: JudgeRollouts, packed: Packed, weights: Tensors) -> None:
+    async def _judge(self, instruction: JudgeRollouts, sampled: Tensors, weights: Tensors) -> None:
         try:
-            self._post(await self._judged(instruction, packed, weights))
+            self._post(await self._judged(instruction, sampled, weights))
         except PlanetaryError as error:
             self._post(RolloutsJudged(instruction.task, broken=str(error)))
         except Exception as error:
             log.exception("the rollouts of task %d cannot be judged", instruction.task)
             self._post(RolloutsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
 
-    async def _judged(self, instruction: JudgeRollouts, packed: Packed, weights: Tensors) -> RolloutsJudged:
+    async def _judged(self, instruction: JudgeRollouts, sampled: Tensors, weights: Tensors) -> RolloutsJudged:
         _, _, rollouts = self._parts
         assert self._judges is not None
         task, held_out, groups = instruction.task, instruction.held_out, instruction.groups
         try:
-            dialogues = rollouts.take(held_out, groups, instruction.version, packed)
+            dialogues = rollouts.take(held_out, groups, instruction.version, sampled)
         except RemoteProtocolError as error:
             return RolloutsJudged(task, defect=str(error))
         chosen = self._chosen(dialogues)
@@ -385,10 +380,6 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         prepared, _, _ = self._parts
         return await self._compile_policy(prepared, target, self.options.cache)
-
-
-def _payload(packed: Packed) -> dict[str, np.ndarray]:
-    return {"payload": np.frombuffer(packed, np.uint8)}
 
 
 def _seen(worker: WorkerSession, controller: ReinforcementController) -> WorkerStatus:

@@ -13,13 +13,6 @@ from planetary.fleet.protocol import messages as m
 from planetary.runs.rl.objectives.staleness import StalenessBounds
 from planetary.runs.rl.program.shape import PolicyShape
 
-WEIGHTS_OF = "weights of a policy"
-ROLLOUTS_TO_SAMPLE = "rollouts to sample"
-SAMPLED_ROLLOUTS = "sampled rollouts"
-BATCHES = "batches of rollouts"
-END_PARAMETERS = "end parameters of a policy"
-"""Kinds of packed payloads."""
-
 
 class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
     """The worker holds a policy, and samples or trains as it is asked to.
@@ -59,14 +52,14 @@ class PolicyReady(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
-    """The parameters of one version, or of the reference policy; a packed payload follows."""
+    """The parameters of one version, or of the reference policy, which follow as tensors."""
 
     version: int
     reference: bool = False
 
 
 class SampleRollouts(m.RoleMessage, frozen=True, kw_only=True):
-    """Continue rollouts with the newest weights; answer with `RolloutsSampled`. The rollouts follow, packed.
+    """Continue rollouts with the newest weights; answer with `RolloutsSampled`. The rollouts follow as tensors.
 
     They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` u32 and `most` i32, one a rollout.
     """
@@ -75,10 +68,11 @@ class SampleRollouts(m.RoleMessage, frozen=True, kw_only=True):
     version: int  # version of the newest weights
     greedy: bool  # always the likeliest token, in place of a draw
     ends: tuple[int, ...]  # tokens after which a rollout has ended; the last of its completion
+    vocabulary: int  # tokens below it can be drawn
 
 
 class RolloutsSampled(m.RoleMessage, frozen=True, kw_only=True):
-    """The completions, packed: `tokens` i32 and `logprobs` f32 of all, and `lengths` i32, one a completion."""
+    """The completions, as tensors: `tokens` i32 and `logprobs` f32 of all, and `lengths` i32, one a completion."""
 
     task: int
     version: int
@@ -86,7 +80,7 @@ class RolloutsSampled(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class LearnRollouts(m.RoleMessage, frozen=True, kw_only=True):
-    """Train from the newest weights, a step a batch; answer with `RolloutsLearned`. The batches follow, packed.
+    """Train from the newest weights, a step a batch; answer with `RolloutsLearned`. The batches follow as tensors.
 
     Their arrays are those of the training step but for the reference, each with a first dimension more: [steps, …].
     """
@@ -102,7 +96,7 @@ class LearnRollouts(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class RolloutsLearned(m.RoleMessage, frozen=True, kw_only=True):
-    """A finished task of training; the parameters after the last step follow, packed."""
+    """A finished task of training; the parameters after the last step follow as tensors."""
 
     task: int
     round: int

@@ -237,6 +237,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         held_out=prepared.problems.held_out_count,
         goal=rl.goal,
         ends=prepared.limits.ends,
+        vocabulary=prepared.limits.vocabulary,
         teaches=objective.teacher,
         staleness=objective.staleness,
         refers=objective.terms.reference > 0,

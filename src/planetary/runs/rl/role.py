@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
@@ -20,11 +19,6 @@ from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
 from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
 from planetary.runs.rl.messages import (
-    BATCHES,
-    END_PARAMETERS,
-    ROLLOUTS_TO_SAMPLE,
-    SAMPLED_ROLLOUTS,
-    WEIGHTS_OF,
     LearnRollouts,
     PolicyJob,
     PolicyReady,
@@ -37,9 +31,9 @@ from planetary.runs.rounds.worker.inner_state import InnerStates
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[m.Message, Packed | None], None]
-MOST_PAYLOAD = 4 << 30
-"""Bytes that come with one message."""
+Send = Callable[[m.Message, Tensors | None], None]
+MOST_BYTES = 4 << 30
+"""Bytes of a tensor that comes with a message."""
 
 
 def load(job: PolicyJob, program: CheckedProgram, place: Workplace) -> Role:
@@ -79,13 +73,12 @@ class PolicyRole:
         raise LocalProtocolError(f"this role's machine sends no tensors, and was asked for those of {payload}")
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        fits = isinstance(message, PolicyWeights | SampleRollouts | LearnRollouts) and tensor.nbytes <= MOST_PAYLOAD
-        return TensorSpec("payload", "ui8", tensor.shape) if fits and tensor.name == "payload" else None
+        fits = isinstance(message, PolicyWeights | SampleRollouts | LearnRollouts) and tensor.nbytes <= MOST_BYTES
+        return tensor if fits else None
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
         if isinstance(message, PolicyWeights | SampleRollouts | LearnRollouts):
-            payload = tensors["payload"].tobytes() if "payload" in tensors else b""
-            self._compute.submit(self._work, self._connection, message, payload)
+            self._compute.submit(self._work, self._connection, message, tensors)
 
     def sent(self, message: m.Message) -> None: ...
 
@@ -94,55 +87,51 @@ class PolicyRole:
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
-    def _work(self, connection: int, message: m.Message, payload: bytes) -> None:
+    def _work(self, connection: int, message: m.Message, tensors: Tensors) -> None:
         if connection != self._connection:
             return
         try:
-            self._do(message, payload)
+            self._do(message, tensors)
         except Exception as error:
             log.exception("%s failed", type(message).__name__)
             number = message.task if isinstance(message, SampleRollouts | LearnRollouts) else 0
             reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
             self._send(m.TaskFailed(task=number, kind=_kind_of(error), reason=reason), None)
 
-    def _do(self, message: m.Message, payload: bytes) -> None:
+    def _do(self, message: m.Message, tensors: Tensors) -> None:
         match message:
             case PolicyWeights():
-                _, weights = unpack_arrays(payload, WEIGHTS_OF)
                 if message.reference:
-                    self._policy.use_reference(weights)
+                    self._policy.use_reference(tensors)
                 else:
-                    self._policy.use(message.version, weights)
+                    self._policy.use(message.version, tensors)
             case SampleRollouts():
-                self._sample(message, payload)
+                self._sample(message, tensors)
             case LearnRollouts():
-                self._learn(message, payload)
+                self._learn(message, tensors)
             case _:
                 pass
 
-    def _sample(self, message: SampleRollouts, payload: bytes) -> None:
+    def _sample(self, message: SampleRollouts, arrays: Tensors) -> None:
         began = self._clock.monotonic()
         self._policy.require(message.version)
-        fields, arrays = unpack_arrays(payload, ROLLOUTS_TO_SAMPLE)
-        vocabulary = int(bytes(fields))
         borders = np.cumsum(arrays["lengths"])[:-1]
         rollouts = np.split(arrays["tokens"], borders)
         starts = [
             RolloutStart(tuple(int(token) for token in rollout), int(seed), int(most))
             for rollout, seed, most in zip(rollouts, arrays["seeds"], arrays["most"], strict=True)
         ]
-        shape = self._policy.shape.serving
-        found = sample(self._policy.sampling, shape, vocabulary, starts, ends=message.ends, greedy=message.greedy)
+        model, shape = self._policy.sampling, self._policy.shape.serving
+        found = sample(model, shape, message.vocabulary, starts, ends=message.ends, greedy=message.greedy)
         results = {
             "tokens": np.array([token for one in found for token in one.tokens], np.int32),
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
             "lengths": np.array([len(one.tokens) for one in found], np.int32),
         }
         done = RolloutsSampled(task=message.task, version=message.version, seconds=self._clock.monotonic() - began)
-        self._send(done, pack_arrays(SAMPLED_ROLLOUTS, None, results))
+        self._send(done, results)
 
-    def _learn(self, message: LearnRollouts, payload: bytes) -> None:
-        _, batches = unpack_arrays(payload, BATCHES)
+    def _learn(self, message: LearnRollouts, batches: Tensors) -> None:
         found = self._policy.learn(message, batches)
         done = RolloutsLearned(
             task=message.task,
@@ -156,7 +145,7 @@ class PolicyRole:
             entropy=found.entropy,
             reference_divergence=found.reference_divergence,
         )
-        self._send(done, pack_arrays(END_PARAMETERS, None, found.parameters))
+        self._send(done, found.parameters)
 
 
 def _kind_of(error: Exception) -> Literal["numerics", "resource", "internal"]:

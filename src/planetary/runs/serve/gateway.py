@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Demand, Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.status import base_status, ended_as, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
@@ -68,6 +68,12 @@ log = logging.getLogger(__name__)
 LoadModel = Callable[[Config], ServedModel]
 
 _TRIAL = "trial of a served model 1 "  # prefix of digests of a program and of parameters: the key of their trial
+
+_RESULTS: Mapping[str, str] = {
+    **dict.fromkeys((VALUES, ROW, SCORES, SCORE_VALUES, HIDDEN), "f32"),
+    **dict.fromkeys((IDS, SCORE_IDS), "i32"),
+}
+"""Element types of a call's results, by name."""
 
 RATE_S = 10.0
 """The displayed tokens per second are of so long."""
@@ -333,12 +339,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             + shape.chunks[-1] * (4 + 8 * shape.candidates)
             + 4 * shape.hidden
             + MIB,
-            tensors=1,
+            tensors=len(_RESULTS),
             messages_under_way=MOST_EXTRA_STEPS + 2,
         )
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        if not isinstance(message, Computed) or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+        if not isinstance(message, Computed) or _RESULTS.get(spec.name) != spec.dtype:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
             )
@@ -351,9 +357,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         message = received.message
         if not isinstance(message, Computed):
             return e.Received(session, message)
-        packed = received.tensors["payload"].data if "payload" in received.tensors else b""
         try:
-            rows = results_of(packed, self.prepared.shape if self.prepared is not None else None)
+            rows = results_of(received.tensors, self.prepared.shape if self.prepared is not None else None)
         except RemoteProtocolError as error:
             return e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error)))
         return CallComputed(session, message.call, message.seconds, Results(rows), message.last)
@@ -374,9 +379,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         )
 
 
-def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[Candidates, ...]:
+def results_of(arrays: Tensors, shape: ServingShape | None) -> tuple[Candidates, ...]:
     """Return the results of a call, one entry a text. Raises `RemoteProtocolError` for anything else."""
-    _, arrays = unpack_arrays(packed, "results")
     values, ids, row = arrays.get(VALUES), arrays.get(IDS), arrays.get(ROW)
     fits = (
         values is not None

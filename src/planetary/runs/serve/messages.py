@@ -100,7 +100,7 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class Computed(m.RoleMessage, frozen=True, kw_only=True):
-    """A call's results, as packed arrays: `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for.
+    """A call's results; its tensors are `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for.
 
     A scoring call's also are `scores` f32 [B, S], and of the likeliest tokens `score_values` f32 and `score_ids` i32
     [B, S, L].

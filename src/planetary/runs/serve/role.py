@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
@@ -44,7 +44,7 @@ from planetary.runtime.program_runner import Runner
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[m.Message, Packed | None], None]
+Send = Callable[[m.Message, Tensors | None], None]
 
 
 def load(job: ServingJob, place: Workplace) -> Role:
@@ -238,7 +238,7 @@ class ServingRole:
             self._send(m.TaskFailed(task=message.call, kind=kind, reason=reason), None)
             return None
         done = Computed(call=message.call, seconds=seconds, last=following is None)
-        self._send(done, pack_arrays("results", None, found))
+        self._send(done, found)
         return following
 
 

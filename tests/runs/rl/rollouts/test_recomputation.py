@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 from policy_model import DECODE, LENGTH, PARAMS, ROWS, SERVING, SHAPE, SPECS, VOCABULARY, program
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError, UserError
 from planetary.core.tensors import Tensors
 from planetary.models.initial import flat_names
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.tasks import Problem
 from planetary.runs.rl.loaded_policy import RolloutStart, sample
-from planetary.runs.rl.messages import ROLLOUTS_TO_SAMPLE, SAMPLED_ROLLOUTS
 from planetary.runs.rl.objectives.objective import IMITATION, OBJECTIVES
 from planetary.runs.rl.rollouts.dialogues import Dialogue, RolloutLimits, Rollouts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
@@ -72,9 +70,8 @@ def texts() -> Rollouts:
     return Rollouts(Words(), Letters(), LIMITS, seed=3, completions=3)
 
 
-def answered(asked: memoryview, *, greedy: bool = False) -> dict[str, np.ndarray]:
+def answered(arrays: Tensors, *, greedy: bool = False) -> dict[str, np.ndarray]:
     """What an honest worker sends for what it was asked."""
-    _, arrays = unpack_arrays(asked, ROLLOUTS_TO_SAMPLE)
     parts = np.split(arrays["tokens"], np.cumsum(arrays["lengths"])[:-1])
     starts = [
         RolloutStart(tuple(part.tolist()), int(seed), int(most))
@@ -96,7 +93,7 @@ def recomputation() -> Recomputation:
 def taken(changed: dict[str, np.ndarray] | None = None) -> tuple[Rollouts, list[Dialogue]]:
     held = texts()
     sent = changed or answered(held.to_sample(False, (1, 2)))
-    return held, held.take(False, (1, 2), 4, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
+    return held, held.take(False, (1, 2), 4, sent)
 
 
 @pytest.mark.slow
@@ -112,7 +109,7 @@ def test_honest_texts_are_found_right_and_carry_their_version() -> None:
     assert len({tuple(one.tokens) for one in dialogues}) > 4  # each has noise of its own
     sampled = held.to_sample(True, (0,))
     greedy = answered(sampled, greedy=True)
-    held_out = held.take(True, (0,), 4, pack_arrays(SAMPLED_ROLLOUTS, None, greedy))
+    held_out = held.take(True, (0,), 4, greedy)
     assert recomputation().defect(held_out, weights(), greedy=True) == ""
     assert recomputation().defect(held_out, weights(), greedy=False) != ""
 
@@ -168,15 +165,15 @@ def test_what_is_no_answer_is_refused_and_nothing_is_appended(change, why: str) 
     held = texts()
     sent = change(answered(held.to_sample(False, (1, 2))))
     with pytest.raises(RemoteProtocolError, match=why):
-        held.take(False, (1, 2), 4, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
+        held.take(False, (1, 2), 4, sent)
     assert all(not one.turns for one in held.group(False, 1))
 
 
 def test_what_is_refused_is_sampled_again_from_where_it_was() -> None:
     held, dialogues = taken()
-    before = bytes(texts().to_sample(False, (1, 2)))
+    before = texts().to_sample(False, (1, 2))
     held.untake(dialogues)
-    assert bytes(held.to_sample(False, (1, 2))) == before
+    np.testing.assert_equal(held.to_sample(False, (1, 2)), before)
 
 
 def test_dialogue_goes_on_after_a_reply_with_own_tokens_only() -> None:
@@ -191,7 +188,7 @@ def test_dialogue_goes_on_after_a_reply_with_own_tokens_only() -> None:
     assert again == short
     if short:
         sent = answered(held.to_sample(False, (1, 2)))
-        held.take(False, (1, 2), 5, pack_arrays(SAMPLED_ROLLOUTS, None, sent))
+        held.take(False, (1, 2), 5, sent)
         assert recomputation().defect(short, weights(), greedy=False) == ""
         one = short[0]
         assert one.own[one.turns[1].start - 1] is False

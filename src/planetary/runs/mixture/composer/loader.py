@@ -6,10 +6,13 @@ The code of composers and expert workers is imported by workers that have such a
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import CompileError, ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.fleet.protocol import messages as m
@@ -45,7 +48,12 @@ class MixtureLoader:
         ready = mm.MixtureReady(
             artifact=job.artifact, device=run.device_name, verified=verified, roles=roles, composer_s=seconds
         )
-        return ComposerRole(plan, run, ready, place.send, place.system)
+        return ComposerRole(plan, run, ready, partial(_send, place), place.system)
+
+
+def _send(place: Workplace, message: m.Message, packed: Packed | None) -> None:
+    """Send a message with one payload, whose bytes the gateway stores and hands on as they are."""
+    place.send(message, None if packed is None else {"payload": np.frombuffer(packed, np.uint8)})
 
 
 def roles_on(

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError, UserError
+from planetary.core.tensors import Tensors
 from planetary.data.tokenizer import Tokenizer
 from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.problems import Problems
 from planetary.runs.rl.environments.tasks import Problem
-from planetary.runs.rl.messages import ROLLOUTS_TO_SAMPLE, SAMPLED_ROLLOUTS
 from planetary.runs.rl.rollouts.packing import TrainedRollout
 
 
@@ -128,25 +127,23 @@ class Rollouts:
                     most.append(self._room(one))
         return seeds, most
 
-    def to_sample(self, held_out: bool, numbers: Sequence[int]) -> memoryview:
-        """Return the rollouts that are to be continued, packed as `SampleRollouts` describes."""
+    def to_sample(self, held_out: bool, numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        """Return the rollouts that are to be continued, as `SampleRollouts` describes them."""
         rollouts = [one.tokens for one in self.going_on(held_out, numbers)]
         seeds, most = self.drawings(held_out, numbers)
-        arrays = {
+        return {
             "tokens": np.array([token for rollout in rollouts for token in rollout], np.int32),
             "lengths": np.array([len(rollout) for rollout in rollouts], np.int32),
             "seeds": np.array(seeds, np.uint32),
             "most": np.array(most, np.int32),
         }
-        return pack_arrays(ROLLOUTS_TO_SAMPLE, self._limits.vocabulary, arrays)
 
-    def take(self, held_out: bool, numbers: Sequence[int], version: int, packed: Packed) -> list[Dialogue]:
+    def take(self, held_out: bool, numbers: Sequence[int], version: int, arrays: Tensors) -> list[Dialogue]:
         """Append sampled completions to their dialogues; return these.
 
         Raises:
             RemoteProtocolError: they are no completions of these rollouts; nothing was appended.
         """
-        _, arrays = unpack_arrays(packed, SAMPLED_ROLLOUTS)
         dialogues = self.going_on(held_out, numbers)
         tokens, logprobs, lengths = (arrays.get(name) for name in ("tokens", "logprobs", "lengths"))
         if (

@@ -8,16 +8,11 @@ as long as hundreds of megabytes take, in which no connection of the process is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 import numpy as np
 
 from planetary.core.errors import RemoteProtocolError, UserError
-from planetary.core.tensors import HOST_DTYPES, Tensors, TensorSpec, host_dtype
-
-DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in HOST_DTYPES.items() if name != "bf16"}
-"""numpy type -> element type. A bfloat16 is held as 16 raw bits, which are a type of their own."""
+from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec, host_dtype
 
 Packed = bytes | memoryview
 """Packed bytes, wherever they lie: read from a file, received, or just packed. They are never written to."""

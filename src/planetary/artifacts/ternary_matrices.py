@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.errors import LocalProtocolError, TrustError
 from planetary.core.quantisers import pack, unpack
-from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec
 
 _PARTS = {"codes": "ui8", "scale": "f32", "shape": "i64"}
 _INFIX = ".ternary."

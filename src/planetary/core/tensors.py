@@ -31,6 +31,9 @@ HOST_DTYPES: Mapping[str, np.dtype] = {
     "complex<f64>": np.dtype("<c16"),
 }
 
+DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in HOST_DTYPES.items() if name != "bf16"}
+"""numpy type -> element type. The bits of a bfloat16 have a type of their own, `ui16`."""
+
 _SPELLINGS = {
     "boolean": "i1",
     "bool": "i1",

@@ -37,7 +37,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
-from planetary.core.tensors import HOST_DTYPES, TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, HOST_DTYPES, TensorSpec
 from planetary.wire.limits import Limits
 
 MAGIC = b"PLNT"
@@ -159,9 +159,6 @@ _encoder = msgspec.json.Encoder()
 _MOST_DIMENSIONS = 32
 _LONGEST_NAME = 1024
 
-# A bfloat16 is held as 16 raw bits, so an array of them is declared as `ui16`.
-_DECLARED: Mapping[np.dtype, str] = {host: name for name, host in HOST_DTYPES.items() if name != "bf16"}
-
 
 def declare(tensors: Mapping[str, np.ndarray]) -> tuple[TensorSpec, ...]:
     """Return name, element type and shape of each array, in order.
@@ -171,11 +168,11 @@ def declare(tensors: Mapping[str, np.ndarray]) -> tuple[TensorSpec, ...]:
     """
     specs = []
     for name, array in tensors.items():
-        dtype = _DECLARED.get(array.dtype)
+        dtype = DTYPE_NAMES.get(array.dtype)
         if dtype is None:
             raise LocalProtocolError(
                 f"sending tensor {name!r}: numpy type {array.dtype.str!r} is none of "
-                f"{', '.join(host.str for host in _DECLARED)}"
+                f"{', '.join(host.str for host in DTYPE_NAMES)}"
             )
         specs.append(TensorSpec(name, dtype, tuple(array.shape)))
     return tuple(specs)

@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, load_latest
-from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
@@ -26,7 +25,7 @@ from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE,
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED

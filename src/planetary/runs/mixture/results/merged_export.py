@@ -13,13 +13,12 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.durable_files import DurableFiles
-from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.artifacts.ternary_matrices import pack_ternary, ternary_tensors
 from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
 from planetary.core.errors import NumericsError, ResourceError, UserError
-from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, Tensors, TensorSpec
 from planetary.fleet.gateway.run_files import CONFIG
 from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig

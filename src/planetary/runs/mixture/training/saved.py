@@ -21,10 +21,9 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import MARKER
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.core.errors import ResourceError, TrustError, UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.training.participant_states import TrainingState
 from planetary.runs.mixture.training.settings import MoeTraining

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.core.configuration.ranges import WeightPrecision
 from planetary.core.quantisers import absmax_codes, pack
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.traced_model import TracedModel
 

@@ -21,7 +21,13 @@ from planetary.core.extension_points import CODECS
 from planetary.core.registry import files_of
 from planetary.fleet.gateway.run_files import CHECKPOINTS, METRICS, keep_code
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import ContributionsJudged, LeaseAssigned, RoundFinished, RunFinished
+from planetary.fleet.protocol.records import (
+    ContributionsJudged,
+    LeaseAssigned,
+    ParametersSent,
+    RoundFinished,
+    RunFinished,
+)
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds.worker.role import load_code
 from planetary.simulation.rounds.cluster import SimCluster
@@ -85,6 +91,19 @@ def test_an_own_outer_optimizer_takes_the_step(tmp_path: Path) -> None:
     for name, values in final(cluster).items():
         moved = np.abs(values - started[name])
         np.testing.assert_allclose(moved, moved.reshape(-1)[0], rtol=1e-5)
+
+
+def test_workers_of_a_ring_take_the_step_of_an_own_optimizer(tmp_path: Path) -> None:
+    """All of them come to one state, whose digest the gateway compares."""
+    cluster = run(tmp_path, "sync.topology=ring", f"outer.optimizer={tmp_path}/my_outer.py:Signed", "train.rounds=2")
+    assert [record.round for record in of(cluster, RoundFinished)] == [1, 2]
+
+
+def test_workers_relay_by_an_own_merge_rule(tmp_path: Path) -> None:
+    """A worker that merged otherwise would have another digest, and fail."""
+    own = f"outer.merge={tmp_path}/my_rule.py:Nearest"
+    cluster = run(tmp_path, own, "sync.compression=sign", "sync.broadcast_compression=relay")
+    assert {record.form for record in of(cluster, ParametersSent)} >= {"relay"}
 
 
 def test_an_own_merge_rule_makes_the_result(tmp_path: Path) -> None:

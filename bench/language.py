@@ -35,7 +35,7 @@ MOST_WHAT = {"machine": 1.5, "wire": 1.5, "web": 1.0}
 """Per 1,000 words of a package, where it is not `MOST`."""
 MOST = 0.5
 MOST_THAT = {"src": 14.0, "docs": 12.0}
-MOST_ITS = {"src": 5.0, "docs": 7.0}
+MOST_ITS = {"src": 3.0, "docs": 7.0}
 MOST_CONTINUING = 0.08
 """Part of the comments behind a line."""
 

@@ -1,7 +1,6 @@
 """From an exception to one paragraph on standard error and a documented exit code.
 
-Exit codes are part of the interface: scripts and supervisors branch on them, so a number never changes its
-meaning.
+Exit codes are part of the interface: scripts and supervisors branch on them, so a number never changes meaning.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ _COMMAND_AT_END = re.compile(r"(?<=:) (planetary [a-z-]+ .*)$")
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code of an exception: that of its nearest documented class, else `EXIT_INTERNAL`."""
+    """Return the exit code of an exception: that of the nearest documented class, else `EXIT_INTERNAL`."""
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, BrokenPipeError):
@@ -100,9 +99,7 @@ def error_class_of(code: int) -> type[PlanetaryError]:
 
 
 def explain(error: BaseException) -> str:
-    """Return one paragraph for people: the failure and its remedy; empty when there is nothing to
-    report.
-    """
+    """Return one paragraph for people: the failure and the remedy; empty when there is nothing to report."""
     if isinstance(error, BrokenPipeError):
         return ""
     if isinstance(error, KeyboardInterrupt):
@@ -130,7 +127,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 
 def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = None) -> int:
-    """Print an exception for people (with its traceback when `debug`) and return the exit code."""
+    """Print an exception for people (with the traceback when `debug`) and return the exit code."""
     stream = sys.stderr if stream is None else stream
     if isinstance(error, BrokenPipeError):
         _silence_stdout()
@@ -148,9 +145,7 @@ def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = N
 
 
 def _silence_stdout() -> None:
-    """Point standard output at nothing: its reader went away, and Python flushes it once more at
-    exit.
-    """
+    """Point standard output at nothing: the reader went away, and Python flushes it once more at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

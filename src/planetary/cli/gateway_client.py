@@ -31,7 +31,7 @@ _ERRORS: dict[int, type[PlanetaryError]] = {
 
 
 class GatewayClient:
-    """Asks one gateway. Its methods raise the error in the answer, and `PeerError` without an answer.
+    """Asks one gateway. Methods raise the error in the answer, and `PeerError` without an answer.
 
     Attributes:
         url: of the gateway's root.
@@ -41,7 +41,7 @@ class GatewayClient:
     """
 
     def __init__(self, url: str, token: str) -> None:
-        """`url`: of the gateway's page; its query's token counts where `token` is ""."""
+        """`url`: of the gateway's page; the query's token counts where `token` is ""."""
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"expected the address of a gateway, such as {DEFAULT_URL}, found {url!r}")
@@ -97,7 +97,7 @@ class GatewayClient:
         return self._opener.open(request, timeout=_TIMEOUT_S)
 
     def _context(self) -> ssl.SSLContext:
-        """Return a context that trusts this gateway alone. Raises `TrustError` where its authority is another one."""
+        """Return a context that trusts this gateway alone. Raises `TrustError` where the authority is another one."""
         from planetary.net.authority import authority_in
         from planetary.net.certificates import client_context
 
@@ -166,7 +166,7 @@ def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
 
 
 def _own_token(url: str) -> tuple[str, Path | None]:
-    """Return the token of this user's gateway on this machine and its folder; no other gateway is shown it."""
+    """Return the token of this user's gateway on this machine and the folder; no other gateway is shown it."""
     from planetary.net.addresses import is_local_name
     from planetary.run.places import default_state_folder
 

@@ -24,7 +24,7 @@ _METAVARS = {"--workers": "N", "--rounds": "R", "--batch": "N", "--cache-mb": "M
 
 
 class KeyHelp(LazyHelp):
-    """The key's dotted name, which is shown as its meaning, its range and its default."""
+    """The key's dotted name, shown as meaning, range and default."""
 
     default: Any = None
     """Of a flag whose default is not the key's; None: it is."""
@@ -52,7 +52,7 @@ def default_of(key: str) -> Any:
 
 
 def required_key(key: str) -> KeyHelp:
-    """Return the help of an argument that sets a key, and that has to be given."""
+    """Return the help of a required argument for a key."""
     text = KeyHelp(key)
     text.required = True
     return text
@@ -62,7 +62,7 @@ def add_key_flag(parser: Any, flag: str, key: str, *, default: Any = None, meani
     """Add the flag of a key.
 
     Args:
-        parser: a parser, or a group of its arguments.
+        parser: a parser, or a group of arguments.
         flag: such as `"--port"`.
         key: such as `"serve.port"`.
         default: of the flag in place of the configuration's value; None: a flag that is not given is None.
@@ -97,6 +97,6 @@ def settings_of(args: argparse.Namespace, flags: Flags) -> list[str]:
 
 
 def _is_free(kind: inspect.Type) -> bool:
-    """Whether a key takes any text, or is a switch, so its range need not be named."""
+    """Whether a key takes any text, or is a switch, so the range need not be named."""
     bare = kind.type if isinstance(kind, inspect.Metadata) else kind
     return isinstance(bare, inspect.StrType | inspect.BoolType)

@@ -22,7 +22,7 @@ class ScreenObserver:
     """Shows the gateway's status; a `planetary.run.processes.local_run.RunObserver`. To be closed."""
 
     def __init__(self, folder: Path) -> None:
-        """Show the run in `folder`; the screen opens when its gateway listens."""
+        """Show the run in `folder`; the screen opens when the gateway listens."""
         self._folder = folder
         self._screen: Screen | None = None
         self._read: Callable[[], RunStatus] = status_source(str(folder))
@@ -42,7 +42,7 @@ class ScreenObserver:
 
     async def ended(self) -> None:
         """Show the last status, which only the folder has."""
-        # A gateway that failed before its run began has left no journal; its error is shown instead.
+        # A gateway that failed before the run began has left no journal; the error is shown instead.
         if (self._folder / EVENTS).exists():
             self._show(await asyncio.to_thread(status_source(str(self._folder))))
 

@@ -22,13 +22,13 @@ _DEBUG_HELP = "show the traceback of an error"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; never raises except `SystemExit` for `--help`."""
+    """Run one command and return the exit code; never raises except `SystemExit` for `--help`."""
     allow_any_text()
     spare_loopback()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    # Models are authored and checked on the CPU; a PJRT worker names its own devices. Otherwise JAX opens every GPU in
-    # every process, and takes most of its memory.
+    # Models are authored and checked on the CPU; a PJRT worker names devices itself. Otherwise JAX opens every GPU in
+    # every process, and takes most of the memory.
     os.environ["JAX_PLATFORMS"] = "cpu"
     try:
         _check_command(arguments)

@@ -105,7 +105,7 @@ def address_of(args: argparse.Namespace, host: str, port: int) -> Address:
 
 
 def read_token(args: argparse.Namespace) -> str:
-    """Return the invite token, "" without one. Raises `UserError` when its file cannot be read."""
+    """Return the invite token, "" without one. Raises `UserError` when the file cannot be read."""
     if args.token_file is None:
         return args.token
     try:
@@ -172,7 +172,7 @@ def state_folder(args: argparse.Namespace) -> Path:
 
 
 def node_name(args: argparse.Namespace) -> str:
-    """The machine's name in the run: the flag, or its host name with a suffix no other machine has.
+    """The machine's name in the run: the flag, or the host name with a suffix no other machine has.
 
     The suffix is made once and kept beside the workers' state, so the name survives restarts.
     """

@@ -59,7 +59,7 @@ def rate(text: str, flag: str) -> float:
 
 
 def port(text: str) -> int:
-    """Parse a TCP port; a type for `argparse`, which turns the `ValueError` into its message."""
+    """Parse a TCP port; a type for `argparse`, which turns the `ValueError` into the message."""
     from planetary.core.configuration.ranges import Port, convert_value
 
     return convert_value(int(text), Port)

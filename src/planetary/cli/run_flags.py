@@ -38,7 +38,7 @@ def add_preset_flag(parser: Any) -> None:
 
 
 def add_folder_flags(parser: Any) -> None:
-    """Add the flags of every command that begins a run or goes on with one: its folder, and changes of its keys."""
+    """Add the flags of every command that begins or resumes a run: the folder, and changes of keys."""
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
@@ -81,7 +81,7 @@ def with_preset(args: argparse.Namespace, command: str, overrides: Sequence[str]
     """Return the settings of `--preset`, and behind them `overrides`; `path`: the configuration, None to resume.
 
     Raises:
-        UserError: there is no such preset, or the run goes on and has its way to synchronise.
+        UserError: there is no such preset, or a resumed run has a way to synchronise.
     """
     from planetary.core.configuration.presets import preset_of
     from planetary.core.errors import UserError

@@ -1,4 +1,4 @@
-"""Flags of `planetary serve` and `planetary export --serving`: which model, and the sizes of its functions."""
+"""Flags of `planetary serve` and `planetary export --serving`: which model, and the sizes of the functions."""
 
 from __future__ import annotations
 

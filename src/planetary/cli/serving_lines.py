@@ -74,7 +74,7 @@ def example_request(url: str, model: str, keys: str) -> str:
 
     Args:
         url: of the endpoint.
-        model: its name there.
+        model: name of the model.
         keys: file of lines of a name and a key; the command reads the first key from it, so none is printed. "": no key
             is needed.
     """

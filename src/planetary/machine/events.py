@@ -1,8 +1,8 @@
 """Events and instructions that several participants' machines share.
 
-Events go into a machine, instructions come out. A session is one connection; its number is never used again. Each
-participant adds its own beside these: `fleet.protocol.events`, `collectives.master.events`,
-`collectives.peer.events`, `runs.mixture.controller.syncer_machine`, `runs.mixture.composer.events`.
+Events go into a machine, instructions come out. A session is one connection; the number is never used again. Each
+participant adds further ones: `fleet.protocol.events`, `collectives.master.events`, `collectives.peer.events`,
+`runs.mixture.controller.syncer_machine`, `runs.mixture.composer.events`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StopRequested(Event, frozen=True):
     """A person or the operating system asks for an orderly end.
 
     Attributes:
-        for_good: whether nothing goes on later: a gateway then sends its workers home.
+        for_good: the final end: a gateway then sends the workers home.
     """
 
     reason: str
@@ -92,7 +92,7 @@ class Send(Instruction, frozen=True):
 
 
 class Close(Instruction, frozen=True):
-    """Close a connection after its queued messages."""
+    """Close a connection after the queued messages."""
 
     session: int
     reason: str

@@ -1,6 +1,6 @@
-"""A journal as the durable half of a machine: its records, in order, fold to the machine's state.
+"""A journal as the durable half of a machine: the records, in order, fold to the machine's state.
 
-A machine changes its durable state only by applying a record, and its shell appends the same record to a file before it
+A machine changes durable state only by applying a record, and the shell appends the same record to a file before it
 carries out any later instruction. Reading the file again therefore gives the same state.
 """
 

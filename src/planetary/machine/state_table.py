@@ -19,7 +19,7 @@ def advance(table: Table, state: str, event: str) -> str:
 
 
 def diagram(table: Table) -> str:
-    """Return the table as a Mermaid state diagram; its first row begins with the initial state."""
+    """Return the table as a Mermaid state diagram; the first row begins with the initial state."""
     targets = set(table.values())
     sources = {state for state, _ in table}
     lines = ["stateDiagram-v2"]
@@ -33,7 +33,7 @@ def diagram(table: Table) -> str:
 
 
 def with_diagrams(page: str, tables: Mapping[str, Table]) -> str:
-    """Return a Markdown page in which every block `<!-- diagram: name -->` … `<!-- end -->` shows its table."""
+    """Return a Markdown page in which every block `<!-- diagram: name -->` … `<!-- end -->` shows a table."""
     for name, table in tables.items():
         head, mark, rest = page.partition(f"<!-- diagram: {name} -->\n")
         if not mark:

@@ -1,4 +1,4 @@
-"""A read-only page about one run, and its machine-readable siblings.
+"""A read-only page about one run, and the machine-readable siblings.
 
     /               one self-contained page that polls the two below
     /status.json    the `RunStatus`
@@ -8,7 +8,7 @@
     /health         200 while the gateway answers, else 503
     /ready          200 while workers can take part, else 503
 
-A gateway has these operations among those of its control API; `Dashboard` serves them alone, of a run folder. They
+A gateway has these operations among those of the control API; `Dashboard` serves them alone, of a run folder. They
 change nothing. On loopback they need no token; elsewhere one with the scope read, which is part of the address that is
 printed; /health and /ready need none.
 """
@@ -112,7 +112,7 @@ def _families(status: RunStatus) -> Iterator[Any]:
 
 
 _THERE = ("offered", "queued", "running", "cancelling")
-"""States of a hub's job at its site, as that reported it last; offered: it has not answered yet."""
+"""States of a hub's job at the site, as last reported; offered: it has not answered yet."""
 
 
 def _of_hub(run: str, hub: HubStatus) -> Iterator[Any]:
@@ -195,7 +195,7 @@ class PageOperations:
 
         `site_ready`: of a site, why it takes no jobs, "" while it does; None: it is one run, which is asked itself.
 
-        Both get the request: the page passes the query of its own address on.
+        Both get the request: the page passes the query of the page's address on.
         """
         self._read_status, self._files, self._is_alive = read_status, files, is_alive
         self._site_ready = site_ready
@@ -275,7 +275,7 @@ class PageOperations:
 
 
 class Dashboard:
-    """Serves the page from a daemon thread of its own between construction and `close`."""
+    """Serves the page from a daemon thread between construction and `close`."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class Dashboard:
 
 
 def page_access(host: str) -> tuple[Access, str]:
-    """Return who may read a page served on `host`, and the token its address has; "": none is needed."""
+    """Return who may read a page served on `host`, and the token in the address; "": none is needed."""
     if is_local_name(host):
         return Access(anonymous=Scope.READ), ""
     token = secrets.token_urlsafe(16)
@@ -340,7 +340,7 @@ def page_url(root: str, token: str) -> str:
 
 
 def shown_config(path: Path) -> str:
-    """Return a configuration without its secrets: webhooks, and passwords and tokens in URLs."""
+    """Return a configuration without secrets: webhooks, and passwords and tokens in URLs."""
     from planetary.core.config import load_config, to_toml
 
     return redacted_toml(to_toml(load_config(path)))
@@ -350,7 +350,7 @@ _KEEP_NOT = {"cache-control": "no-store"}
 
 
 def _unavailable(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that answers 503 when a run cannot be read; reading it asks for nothing that could be wrong."""
+    """Return a handler that answers 503 when a run cannot be read; reading it has no arguments."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -39,7 +39,7 @@ WORKER_STYLE = {
     "drained": "dim",
     "restarted": "cyan",
 }
-_MAX_WORKERS_SHOWN = 12  # more than that, and only the ones that need attention come first
+_MAX_WORKERS_SHOWN = 12  # more than that, and only those in need of attention come first
 
 
 def render(status: RunStatus, now: float, width: int = 80) -> RenderableType:

@@ -1,4 +1,4 @@
-"""`loss.png` and `reward.png`: losses of a run and its workers over tokens, and the rewards of a policy by round."""
+"""`loss.png` and `reward.png`: losses of a run and the workers over tokens, and the rewards of a policy by round."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ INK, FAINT = "#1F1F1F", "#DADADA"
 
 
 def write_picture(folder: str | os.PathLike[str], history: RunHistory) -> Path:
-    """Draw `loss.png` into the run folder and return its path. Raises `ResourceError` when it cannot be
-    written.
-    """
+    """Draw `loss.png` into the run folder and return the path. Raises `ResourceError` when it cannot be written."""
     import io
 
     buffer = io.BytesIO()
@@ -114,7 +112,7 @@ def _plot_held_out(axes: Any, metrics: Sequence[RoundMetrics], label: str, **sty
 
 
 def _mark_last(axes: Any, metrics: Sequence[RoundMetrics]) -> None:
-    """Write the final held-out loss beside its point, so it can be read without a ruler."""
+    """Write the final held-out loss beside the point, so it can be read without a ruler."""
     last = next((m for m in reversed(metrics) if m.eval_loss is not None), None)
     if last is not None and last.eval_loss is not None:
         axes.annotate(
@@ -153,7 +151,7 @@ def _title(history: RunHistory) -> str:
 
 
 def write_reward_picture(folder: str | os.PathLike[str], history: RunHistory) -> Path:
-    """Draw `reward.png` into the run folder and return its path. Raises `ResourceError` when it cannot be written."""
+    """Draw `reward.png` into the run folder and return the path. Raises `ResourceError` when it cannot be written."""
     import io
 
     buffer = io.BytesIO()

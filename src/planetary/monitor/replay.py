@@ -1,4 +1,4 @@
-"""A `RunStatus` from a run folder: the gateway's display, as far as its files tell. Pure.
+"""A `RunStatus` from a run folder: the gateway's display, as far as the files tell. Pure.
 
 Inner steps are not journaled, so a worker in training shows no step; the live gateway knows it.
 """

@@ -26,7 +26,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     lost_at: float  # Unix time in seconds
     reason: str
     lease: int | None  # lease of the lost worker; None: it was idle or evaluating
-    detected_s: float | None = None  # time from its last sign of life to its loss
+    detected_s: float | None = None  # time from the last sign of life to the loss
     reassigned_s: float | None = None  # time until the lease was given to a worker again
     trained_again_s: float | None = None  # time until that worker began the lease's first inner step
     rejoined_s: float | None = None  # time until a worker of the same name was ready again
@@ -35,8 +35,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 def recoveries(events: Iterable[Event]) -> list[Recovery]:
     """Return one entry per lost worker and lease it held, in the order they were lost.
 
-    A resumed run starts without leases: those that were open when its gateway died are not measured,
-    since that time is the operator's.
+    A resumed run starts without leases: leases open at the gateway's death are not measured, since that time is the
+    operator's.
     """
     done: list[Recovery] = []
     holder: dict[int, str] = {}  # lease -> worker that trains it
@@ -100,7 +100,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 def losses(events: Iterable[Event], inner_steps: int) -> Loss:
     """Return the cost of all faults of a run; `inner_steps` are those of a lease.
 
-    Steps of a lease that was lost count as far as its worker had reported them.
+    Steps of a lost lease count as far as the worker had reported them.
     """
     rounds = tokens = done = done_tokens = lease_tokens = 0
     under_way: dict[int, dict[int, int]] = {}  # round -> task -> tokens that were accepted
@@ -147,7 +147,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 
 
 class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker's part in a run. Means are over its contributions; None where nothing was measured."""
+    """One worker's part in a run. Means are over the contributions; None where nothing was measured."""
 
     worker: str
     address: str  # last address of the worker
@@ -158,10 +158,10 @@ class WorkerPart(msgspec.Struct, frozen=True, kw_only=True):
     transfer_s: float | None  # seconds of transfers, mean
     share: float | None  # mean fraction of the rounds' time in inner steps and transfers
     waited_s: float  # total time in which rounds waited for it alone
-    version_lag: float | None  # versions its parameters were behind the newest, mean
+    version_lag: float | None  # mean staleness of the parameters, in versions
     lost: int  # how often
     left: int  # how often it was moved, drained or restarted
-    slow_rounds: int  # rounds between a mark and its end, with the round of the mark
+    slow_rounds: int  # rounds between a mark and the mark's end, with the round of the mark
     slow: str  # why it was slow when it was marked last; "": it never was
 
 
@@ -240,7 +240,7 @@ class SpeedReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     seconds: float  # duration summed over the run's sessions, without the pauses before resumes
     training_seconds: float  # duration of the rounds
-    first_round_s: float | None  # time from the start of the run to the end of its first round
+    first_round_s: float | None  # time from the start of the run to the end of the first round
     tokens_per_s: float | None  # speed in rounds
     compute_fraction: float | None  # fraction of the workers' time in rounds that was spent in inner steps
 
@@ -269,9 +269,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     resumes: int
     rounds_lost: int  # finished ones the run went back from, or trained again after a resume
     tokens_lost: int  # tokens that were trained and do not count
-    detected: Spread  # time from the last sign of life of a lost worker to its loss at the gateway
+    detected: Spread  # time from the last sign of life of a lost worker to the loss at the gateway
     reassigned: Spread  # time until the lost worker's lease was given out again
-    trained_again: Spread  # time until its first inner step began
+    trained_again: Spread  # time until the first inner step began
     rejoined: Spread  # time until the worker itself was back
     each: tuple[Recovery, ...]
 
@@ -327,7 +327,7 @@ def build_report(history: RunHistory) -> Report:
 
 
 def write_report(folder: str | os.PathLike[str], report: Report) -> Path:
-    """Write `report.json` into the run folder and return its path. Raises `ResourceError`."""
+    """Write `report.json` into the run folder and return the path. Raises `ResourceError`."""
     path = Path(folder) / "report.json"
     write_atomically(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     return path
@@ -361,9 +361,9 @@ def _quality(metrics: Sequence[RoundMetrics], baseline: Sequence[RoundMetrics], 
 
 
 def _baseline_loss(baseline: Sequence[RoundMetrics], tokens: int) -> float | None:
-    """Return the baseline's held-out loss after `tokens` tokens, to within one of its rounds; None: it has none.
+    """Return the baseline's held-out loss after `tokens` tokens, to within one round; None: it has none.
 
-    Losses after different numbers of tokens do not compare: a run that goes on leaves its baseline behind.
+    Losses after different numbers of tokens do not compare: a run that goes on leaves the baseline behind.
     """
     equal = [m.eval_loss for m in baseline if m.eval_loss is not None and 0 <= tokens - m.tokens_total < m.tokens]
     return equal[-1] if equal else None

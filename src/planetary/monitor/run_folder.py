@@ -27,7 +27,7 @@ Event = Mapping[str, Any]
 
 EVENTS, METRICS, FACTS, BASELINE = "events.jsonl", "metrics.jsonl", "facts.json", "baseline"
 
-# The software that decides the numbers of a run, besides its configuration.
+# The software that decides the numbers of a run, besides the configuration.
 _REPORTED_PACKAGES = (
     "numpy",
     "iree-base-runtime",
@@ -67,7 +67,7 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
     """Read a run folder, of a run that ended or is under way.
 
     Raises:
-        UserError: it is no run folder, or one of its files is damaged; the text names file and line.
+        UserError: it is no run folder, or a file is damaged; the text names file and line.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -133,7 +133,7 @@ def read_facts(folder: str | os.PathLike[str]) -> RunFacts | None:
 
 
 def read_metrics(folder: Path) -> list[RoundMetrics]:
-    """Return the metrics of each round of the run in `folder`, ascending; none before its first round ended.
+    """Return the metrics of each round of the run in `folder`, ascending; none before the first round ended.
 
     Raises:
         UserError: the file is damaged; the text names file and line.
@@ -143,7 +143,7 @@ def read_metrics(folder: Path) -> list[RoundMetrics]:
 
 
 def _runs_beside(folder: Path) -> str:
-    """Name the runs that do exist next to a folder that does not."""
+    """Name the runs that do exist next to a missing folder."""
     try:
         names = sorted(entry.name for entry in folder.parent.iterdir() if (entry / EVENTS).is_file())
     except OSError:

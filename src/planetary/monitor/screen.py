@@ -29,7 +29,7 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     lines += [f"note: {note}" for note in after.notes if note not in told]
     lines += _worker_lines(before, after)
     lines += _round_lines(before, after)
-    # While a run waits, its newest message is the stage, which has a separate line.
+    # While a run waits, the newest message is the stage, which has a separate line.
     if after.message not in {"", after.stage} and (before is None or before.message != after.message):
         lines.append(f"note: {after.message}")
     lines += _stage_times(before, after)
@@ -38,7 +38,7 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
 
 
 def _stage_times(before: RunStatus | None, after: RunStatus) -> list[str]:
-    """Return how long a stage that ended took, where that was a second or more."""
+    """Return the duration of an ended stage, from one second."""
     if before is None or not before.stage_since or not before.stage or before.stage.startswith("waiting"):
         return []
     seconds = after.stage_since - before.stage_since
@@ -49,7 +49,7 @@ def _state_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     if before is not None and (before.state, before.stage) == (after.state, after.stage):
         return []
     if after.state == "training":
-        return []  # its rounds speak for it
+        return []  # the rounds speak for it
     if after.state == "waiting" and any(worker.state in _PRESENT for worker in after.workers):
         return []  # the moment between two rounds
     if after.state in FINAL_STATES:
@@ -98,7 +98,7 @@ def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
             if after.seconds_left is not None:
                 line += f", {human.duration(after.seconds_left)} left"
         lines.append(line)
-    # A held-out loss can arrive after its round was printed.
+    # A held-out loss can arrive after the round was printed.
     lines += [
         f"round {number}/{after.rounds}: eval loss {human.loss(value)}"
         for number, value in after.eval_loss
@@ -176,7 +176,7 @@ class LiveScreen:
 
         self._clock = clock or SystemClock()
         self._console = Console(file=stream)
-        # The caller decides when to draw; a thread of rich's own would draw in the middle of its work.
+        # The caller decides when to draw; rich's own thread would draw in the middle of the work.
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
         self._told: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ def is_local_name(host: str) -> bool:
 
 
 def own_address() -> str:
-    """Return the address that this machine has in its network; "" where it has none."""
+    """Return the address that this machine has in the network; "" without one."""
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # of documentation
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((somewhere, 9))  # chooses a route, and sends nothing
@@ -106,7 +106,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     family, address = resolve_listen_address(host, port)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if os.name == "posix":  # lets a restarted server have its port back; elsewhere it would let two share it
+        if os.name == "posix":  # lets a restarted server have the port back; elsewhere it would let two share it
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address[0] != "::" else 0)

@@ -1,12 +1,12 @@
-"""The gateway's own certificate authority, in a folder of files that only its user can read.
+"""The gateway's own certificate authority, in a folder of files readable only by the user.
 
     authority.pem   key and certificate of the authority: made once, never replaced
     server.pem      key and certificate that the gateway shows; made anew when it runs out
     invites.key     secret under which invite tokens are made
     invites.jsonl   the invites that a person made, and those that were revoked
 
-Every server certificate carries the authority's certificate in an extension. A client that knows only the
-authority's fingerprint, from its invite token, can therefore find the authority without asking for it.
+Every server certificate carries the authority's certificate in an extension. A client that knows only the authority's
+fingerprint, from the invite token, can therefore find the authority without asking for it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Authority:
     """An opened authority.
 
     Attributes:
-        folder: where its files are.
+        folder: folder of the files.
         certificate: the authority's certificate, PEM.
         fingerprint: SHA-256 of the certificate's DER bytes; 32 bytes.
         invite_secret: 32 bytes.
@@ -89,7 +89,7 @@ class Authority:
 def fingerprint_in(folder: Path) -> str:
     """Return the fingerprint, hexadecimal, of the authority in a folder; "" where there is none yet.
 
-    Raises `TrustError` when its file is damaged, foreign or readable by others.
+    Raises `TrustError` when a file is damaged, foreign or readable by others.
     """
     path = folder / "authority.pem"
     return fingerprint_of(load_pair(path)[1]).hex() if path.exists() else ""
@@ -102,8 +102,7 @@ def authority_in(
     source: str = "the invite token",
     remedy: str = "ask for a new token",
 ) -> str:
-    """Return the authority (PEM) that a server certificate (DER) carries, once its fingerprint is the
-    expected one.
+    """Return the authority (PEM) that a server certificate (DER) carries, once the fingerprint is the expected one.
 
     Raises `TrustError` that contains the expected and the actual value. `where` names the server in it, `source` the
     place the expected value comes from, and `remedy` what to do where host and port are right.

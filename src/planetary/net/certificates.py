@@ -71,7 +71,7 @@ def certificate_builder(
 
 
 def self_signed(name: str, *, days: int, now: float) -> tuple[bytes, bytes]:
-    """Make a key and a certificate that vouches for itself; return both as `pair_pem` does, and its fingerprint."""
+    """Make a key and a self-signed certificate; return both as `pair_pem` does, and the fingerprint."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = common_name(name)
     certificate = certificate_builder(subject, subject, key, now, days).sign(key, hashes.SHA256())

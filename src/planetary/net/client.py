@@ -19,7 +19,7 @@ from planetary.wire.streams import Allocate, allocate_any
 
 
 class Trust:
-    """A client's means to authenticate its gateway: an invite token, or nothing on this machine's own loopback.
+    """A client's means to authenticate a gateway: an invite token, or nothing on this machine's loopback.
 
     It remembers the gateway's authority once it was found, so a reconnection needs one handshake only.
     """
@@ -70,11 +70,11 @@ async def connect(
 ) -> Connection:
     """Connect to a server within `timeout_s` seconds in all.
 
-    With a token: the first time, an unverified TLS connection is opened only to look at the certificate and
-    closed again; its authority must have the fingerprint in the token. Then, and for every later connection,
-    TLS with full verification. The token is never sent here; it goes into the `Hello`.
+    With a token: the first time, an unverified TLS connection is opened only to look at the certificate and closed
+    again; the authority must have the fingerprint in the token. Then, and for every later connection, TLS with full
+    verification. The token is never sent here; it goes into the `Hello`.
 
-    `allow_unencrypted`: connect without TLS to other machines, too; the caller has warned its user.
+    `allow_unencrypted`: connect without TLS to other machines, too; the caller has warned the user.
 
     Raises `PeerError` without an answer, `TrustError` when the server is not the one the token names
     (with the expected and the actual value), `UserError` for a plain connection to anything but loopback.
@@ -102,7 +102,7 @@ async def connect(
     except OSError as error:
         # asyncio has a separate text in `strerror`: "Connect call failed ('127.0.0.1', 8080)".
         reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
-        if not reason:  # a server at its limit of strangers closes without an answer
+        if not reason:  # a server at the limit of strangers closes without an answer
             raise PeerError(f"connecting to {where}: it closed the connection at once; it may be busy") from None
         raise PeerError(f"connecting to {where}: {reason}; is the server up, and is this its address?") from None
 

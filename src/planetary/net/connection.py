@@ -32,22 +32,22 @@ Dismissal = Callable[[str], Message]
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """How patient one side of a connection is, and how much it holds for its reader."""
+    """How patient one side of a connection is, and how much it holds for the reader."""
 
     write_stall_s: float = 30.0  # the peer is lost when it takes not one byte for so long
-    linger_s: float = 1.0  # time for the peer to close its side after a goodbye
+    linger_s: float = 1.0  # time for the peer to close the connection after a goodbye
     unread_messages: int = 256  # beyond these, and
     unread_bytes: int = 256 * MIB  # these, nothing more is taken from the socket
     posted_bytes: int = 64 * MIB  # limit of posted messages' size: beyond it the peer is lost
 
 
 class Connection:
-    """Sends and receives messages. Made by `connect` or `serve`; its methods belong to the event loop's
-    thread, but `post_from_any_thread`.
+    """Sends and receives messages. Made by `connect` or `serve`; methods belong to the event loop's thread, but
+    `post_from_any_thread`.
 
-    Once the connection is over, every call raises the same error: `RemoteProtocolError` when the peer broke
-    the protocol, `PeerError` when it vanished, fell silent or stopped reading, `ClosedError` when either side
-    said goodbye. Messages that arrived before that are still handed out.
+    Once the connection is over, every call raises the same error: `RemoteProtocolError` when the peer broke the
+    protocol, `PeerError` when it vanished, fell silent or stopped reading, `ClosedError` when either side said goodbye.
+    Messages from before are still handed out.
 
     Attributes:
         peer: address and port of the peer, for people.
@@ -128,7 +128,7 @@ class Connection:
         return self._inbox.duplicates
 
     async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
-        """Send a message; return the bytes of its frames when all were handed to the operating system.
+        """Send a message; return the size of the frames when all bytes were handed to the operating system.
 
         Messages sent one after the other arrive in that order. Concurrent sends take turns chunk by chunk,
         and a message without tensors overtakes those with. The arrays must not change while this runs. A

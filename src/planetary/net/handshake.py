@@ -20,10 +20,10 @@ W = TypeVar("W", bound=Welcome | None)
 
 @dataclass(frozen=True, kw_only=True)
 class TokenCheck:
-    """How a gateway recognises its tokens.
+    """How a gateway recognises tokens.
 
-    An invite lets a machine in for the first time. Who is in stays: the key of a machine that is `known` needs no
-    invite that is still good, only one that was not revoked.
+    An invite lets a machine in for the first time. Who is in stays: the key of a machine that is `known` needs no valid
+    invite, only one not revoked.
 
     Attributes:
         known: (public key) -> whether the machine has joined before; None: the server will know that in a moment.
@@ -33,7 +33,7 @@ class TokenCheck:
     secret: bytes
     authority_fingerprint: bytes
     revoked: Container[str] = ()  # ids of invites
-    identified: bool = False  # a client has to prove the identity of its machine
+    identified: bool = False  # a client has to prove the machine's identity
     known: Callable[[str], bool | None] = lambda key: False
     lapses: bool = True
 
@@ -50,7 +50,7 @@ def judge_hello(
 ) -> W | Refused:
     """Decide whether to take a client: `welcome`, or a refusal that names the remedy.
 
-    `version` is that of the server's protocol, `software` that of its package, `server` its name for people. `tokens`
+    `version` is that of the server's protocol, `software` that of the package, `server` the name for people. `tokens`
     is None for a server without TLS, which takes clients without a token. `now` is Unix time in seconds. The server's
     other requirements, e.g. the client's version of IREE, are checked elsewhere, after this.
     """
@@ -91,7 +91,7 @@ def judge_hello(
 
 
 async def receive_hello(connection: Connection, kind: type[G], timeout_s: float) -> G:
-    """Return the client's first message, the greeting of its protocol: the gateway's side.
+    """Return the client's first message, the greeting of the protocol: the gateway's side.
 
     Raises `RemoteProtocolError` when it is another message, `PeerError` when it does not come in time.
     """
@@ -111,9 +111,8 @@ async def answer_hello(
 ) -> bool:
     """Send the gateway's decision within `timeout_s` seconds; return whether the client was taken.
 
-    A client that was taken is kept alive from then on and may send messages of every size (its tensors go
-    where `allocate` puts them, by default the server's own allocator); the connection to
-    one that was refused is closed.
+    An accepted client is kept alive from then on and may send messages of every size (tensors go where `allocate` puts
+    them, by default the server's own allocator); a refused client's connection is closed.
     """
     if isinstance(answer, Welcome):
         connection.accept_peer(allocate=allocate)  # before the client can know

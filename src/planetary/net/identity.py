@@ -1,8 +1,8 @@
-"""Who a machine is: an Ed25519 key it makes at its first join (RFC 8032).
+"""Who a machine is: an Ed25519 key made at the first join (RFC 8032).
 
-A machine proves that it has the key by signing its greeting together with the fingerprint of the server's authority.
-The greeting travels inside TLS to a server recognised before, so no third party sees the signature; and a server that
-wanted to pass it on could use it with its own authority only.
+A machine proves possession of the key by signing the greeting together with the fingerprint of the server's authority.
+The greeting travels inside TLS to a server recognised before, so no third party sees the signature; and a server could
+use it with its own authority only.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Identity:
         return cls(seed)
 
     def sign(self, hello: G, authority_fingerprint: bytes) -> G:
-        """Return the greeting with this identity and its proof."""
+        """Return the greeting with this identity and the proof."""
         hello = msgspec.structs.replace(hello, identity=self.public, proof="")
         return msgspec.structs.replace(hello, proof=self._key.sign(_statement(hello, authority_fingerprint)).hex())
 
     def __repr__(self) -> str:
-        """Name the identity without its private key."""
+        """Name the identity without the private key."""
         return f"Identity({shown(self.public)})"
 
 
 def check_proof(hello: Greeting, authority_fingerprint: bytes) -> None:
-    """Raise `TrustError` unless a greeting proves that its sender has the key it names."""
+    """Raise `TrustError` unless a greeting proves possession of the named key."""
     try:
         key, signature = bytes.fromhex(hello.identity), bytes.fromhex(hello.proof)
         if (len(key), len(signature)) != (_KEY_BYTES, _SIGNATURE_BYTES) or key.hex() != hello.identity:
@@ -75,7 +75,7 @@ def check_proof(hello: Greeting, authority_fingerprint: bytes) -> None:
 
 
 def shown(identity: str) -> str:
-    """Return an identity as people see it: the beginning of its public key; "" for none."""
+    """Return an identity as people see it: the beginning of the public key; "" for none."""
     return identity[:_SHOWN]
 
 
@@ -86,5 +86,5 @@ def _new_seed() -> bytes:
 
 
 def _statement(hello: Greeting, authority_fingerprint: bytes) -> bytes:
-    """Return the signed bytes: everything in a greeting, and its addressee."""
+    """Return the signed bytes: everything in a greeting, and the addressee."""
     return _PURPOSE + authority_fingerprint + msgspec.json.encode(msgspec.structs.replace(hello, proof="", id=0))

@@ -1,8 +1,8 @@
 """Invite tokens: all that a worker needs to join, in one line.
 
 `plt1.` and then base64url of a JSON object followed by 32 bytes of HMAC-SHA256 over `plt1.` and that JSON. The gateway
-keeps no list of tokens: it recognises its own by the MAC. The token names the gateway's certificate authority, so a
-worker that was given nothing else can tell the gateway from an impostor before it shows the token.
+keeps no list of tokens: it recognises them by the MAC. The token names the gateway's certificate authority, so a worker
+that was given nothing else can tell the gateway from an impostor before it shows the token.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def verify(
 ) -> Invite:
     """Return the contents of a token after verifying it is genuine and valid now for `role`.
 
-    `now` is Unix time in seconds, None where an invite that has expired is as good; `revoked` the ids that are no
-    longer welcome. Raises `TrustError` with the reason; the text does not contain the token.
+    `now` is Unix time in seconds, None where an expired invite is as good; `revoked` the revoked ids. Raises
+    `TrustError` with the reason; the text does not contain the token.
     """
     invite, body, mac = _split(token)
     if not hmac.compare_digest(mac, _mac(secret, body)) or not hmac.compare_digest(

@@ -52,7 +52,7 @@ class BackgroundLoop(typing.Protocol):
 
 
 class LoopThread:
-    """Runs until `stop`. Its methods may be called from any thread.
+    """Runs until `stop`. Methods may be called from any thread.
 
     Attributes:
         stopped: whether nothing more is taken.
@@ -67,7 +67,7 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the loop and wait for it, by default as long as it takes. Raises its exceptions.
+        """Run a coroutine on the loop and wait for it, by default as long as it takes. Raises the task's exceptions.
 
         `ClosedError` when the loop was stopped, meanwhile, too; `concurrent.futures.TimeoutError` after `timeout_s`
         seconds.
@@ -97,7 +97,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> None:
-        """Cancel all tasks of the loop, and wait for its end. Does nothing the second time."""
+        """Cancel all tasks of the loop, and wait for the end. Does nothing the second time."""
         with self._lock:
             if self.stopped:
                 return

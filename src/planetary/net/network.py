@@ -49,7 +49,7 @@ class Network(Protocol):
         ...
 
     async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
-        """Listen; each connection that `door` lets in gets a protocol of `make`, after its TLS handshake.
+        """Listen; each connection that `door` lets in gets a protocol of `make`, after the TLS handshake.
 
         Raises `ResourceError` and `UserError` as `planetary.net.server.serve` does.
         """
@@ -100,7 +100,7 @@ class TcpListener:
 
     async def _shake_hands(self, sock: socket.socket, place: Place) -> None:
         if sock.fileno() < 0:
-            return  # its place was given to another
+            return  # the place was given to another
         task = asyncio.current_task()
         assert task is not None
         place.end = task.cancel

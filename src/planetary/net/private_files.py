@@ -36,7 +36,7 @@ def create_once(path: Path, make: Callable[[], bytes]) -> Path:
 
 
 def write_private(beside: Path, data: bytes) -> Path:
-    """Write a private temporary file into the folder of `beside`, on the disk when this returns; return its path."""
+    """Write a private temporary file into the folder of `beside`, on the disk when this returns; return the path."""
     descriptor, name = tempfile.mkstemp(dir=beside.parent, prefix=f".{beside.name}.")  # mode 0600
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

@@ -20,7 +20,7 @@ from planetary.wire.streams import Frame, Outbox, QueuedMessage
 # Bytes handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB
 # Since 3.12 a transport keeps a view of the bytes the socket did not take at once, where 3.11 copies it. A cancelled
-# send gives its arrays back to the caller at once, so the transport must not see them.
+# send gives the arrays back to the caller at once, so the transport must not see them.
 _TRANSPORT_KEEPS_VIEWS = sys.version_info >= (3, 12)
 
 
@@ -41,7 +41,7 @@ class Sender:
         self._outbox = Outbox(protocol)
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: dict[QueuedMessage, asyncio.Future[None]] = {}
-        self._frame: Frame | None = None  # frame on its way into the transport
+        self._frame: Frame | None = None  # frame in transit into the transport
         self._pieces: deque[bytes | memoryview] = deque()  # unwritten pieces of that frame
         self._pump_due = False
         self._paused = False
@@ -72,7 +72,7 @@ class Sender:
             self._pump()
 
     async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None) -> int:
-        """Write a message; return the bytes of its frames when the operating system has all of them."""
+        """Write a message; return the size of the frames when the operating system has all of them."""
         with self._lock:
             outgoing = self._outbox.add(message, tensors)
             done = self._loop.create_future()
@@ -224,7 +224,7 @@ class Sender:
         with self._lock:
             self._waiting.pop(outgoing, None)
             if self._frame is not None and self._frame.outgoing is outgoing:
-                # The frame that was begun must be ended, but its array is the caller's again.
+                # A begun frame must be ended, but the array is the caller's again.
                 self._pieces = deque(bytes(piece) for piece in self._pieces)
             self._outbox.withdraw(outgoing)
             self._pump()

@@ -33,7 +33,7 @@ class ServerLimits:
 
 
 class Server:
-    """A listening socket and its connections. Made by `serve`.
+    """A listening socket and the connections. Made by `serve`.
 
     Attributes:
         host, port: the numeric address listened on; the port is the real one when 0 was asked for.
@@ -166,11 +166,11 @@ async def serve(
     """Listen on `host` (loopback: "127.0.0.1") and `port` (0: any free one); return the running server.
 
     `on_connection` runs as a separate task for each peer whose first message arrived; that message is still to be
-    received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer may send small
+    received. When it returns or raises, the connection is closed. Until it calls `accept_peer` the peer may send small
     messages without tensors only.
 
-    `allow_unencrypted`: listen without TLS on other addresses than loopback, too; the caller has warned its
-    user. `dismissal`: the last message to strangers that break the protocol; a goodbye by default.
+    `allow_unencrypted`: listen without TLS on other addresses than loopback, too; the caller has warned the user.
+    `dismissal`: the last message to strangers that break the protocol; a goodbye by default.
 
     Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
     used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None, unless that is

@@ -32,7 +32,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 class Refused(Message, frozen=True, kw_only=True):
     """The server refuses the connection and closes it."""
 
-    code: str  # "protocol", "token", "busy" or "finished"; a package that refuses for more reasons has its own
+    code: str  # "protocol", "token", "busy" or "finished"; a package with more reasons has its own
     reason: str  # one sentence for people: expected value, actual value, which side to upgrade
     retry: bool = False  # trying again later can help
     kind: str = ""  # kind of failure for which the client is banned
@@ -49,11 +49,11 @@ class Goodbye(Message, frozen=True, kw_only=True):
 
 
 SESSION = (Welcome, Refused, Heartbeat, Goodbye)
-"""The messages a protocol needs beside its greeting and its own."""
+"""The messages a protocol needs beside the greeting and its own."""
 
 
 def refusal_error(refused: Refused, server: str = "gateway") -> PlanetaryError:
-    """Return the error that a refusal by `server` (its name for people) is to the client.
+    """Return the client's error for a refusal by `server` (a name for people).
 
     `ClosedError` when the run is finished, `PeerError` when trying again later can help, else `TrustError`.
     """

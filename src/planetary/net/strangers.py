@@ -19,11 +19,11 @@ class StrangerLimits:
     """The limits for strangers.
 
     Attributes:
-        at_once: places, of all addresses. The next stranger gets the place of the one that has been there longest, if
-            that is `settled_s` seconds ago: who means well is no stranger for long. Else it is turned away, so of many
-            who come at once, as after a restart, some get through.
-        of_address: places of one address, unless it is this machine's own. A site behind one address has its nodes come
-            in turn: who is turned away tries again.
+        at_once: places, of all addresses. The next stranger gets the oldest stranger's place after `settled_s` seconds:
+            an honest peer is no stranger for long. Else it is turned away, so of many who come at once, as after a
+            restart, some get through.
+        of_address: places of one address, unless it is this machine's own. A site behind one address lets its nodes
+            come in turn: a refused node tries again.
         introduction_s: seconds from connecting, the TLS handshake included, to the first whole message.
         log_every_s: seconds from one line about those that were turned away to the next.
     """
@@ -42,9 +42,9 @@ class Place:
     """A stranger's place at a `Door`.
 
     Attributes:
-        host: its address.
+        host: address of the stranger.
         since: when it came (seconds of the door's clock).
-        end: ends its connection; set by its owner.
+        end: ends its connection; set by the owner.
     """
 
     def __init__(self, host: str = "", since: float = 0.0, left: Callable[[Place], None] = lambda _: None) -> None:

@@ -16,8 +16,8 @@ def baseline_of(config: Config, folder: Path) -> tuple[Config, Path] | None:
     """Return configuration and folder of the baseline of the finished run in `folder`; None if it has been trained.
 
     The same number of tokens on one worker without DiLoCo, in `baseline/` in the run folder. One worker, outer rate 1
-    and no momentum are plain training, bit for bit. A baseline of fewer tokens, of a run that went on since or of one
-    that was interrupted, is removed: the learning rates were those of a shorter training.
+    and no momentum are plain training, bit for bit. A baseline of fewer tokens, of a continued or interrupted run, is
+    removed: the learning rates were those of a shorter training.
     """
     place = folder / BASELINE
     leases = load_history(folder).metrics[-1].tokens_total // config.targets_per_slice

@@ -224,7 +224,7 @@ class Run:
         """Return text that continues `prompt`, without the prompt. Equal arguments give equal text.
 
         A server of the run with float32 weights and cache gives the same text for the same options and seed, up to the
-        end of its context.
+        end of the context.
 
         Args:
             prompt: at least one character.

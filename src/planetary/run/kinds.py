@@ -34,7 +34,7 @@ class RunKind(ABC):
         controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
         command: that has such a run on this machine.
         sections: of the configuration, that the kind alone has -> why a run of another kind has no effect of them.
-        simulated: "module:Class" of its `run.simulations.Simulation`; empty: the kind is not simulated.
+        simulated: "module:Class" of the kind's `run.simulations.Simulation`; empty: the kind is not simulated.
         loads_code: whether the gateway's process loads the model's code, although the preparation is in the cache.
     """
 

@@ -46,7 +46,7 @@ class Metrics(Sequence[RoundMetrics]):
         return [msgspec.to_builtins(line) for line in self._lines]
 
     def dataframe(self) -> Any:
-        """Return a pandas DataFrame with a row for each round; the round is its index.
+        """Return a pandas DataFrame with a row for each round; the round is the index.
 
         Raises:
             UserError: pandas is not installed.

@@ -45,7 +45,7 @@ def write_results(folder: Path) -> None:
 
 
 def picture_run(folder: Path, history: RunHistory) -> Path:
-    """Draw reward.png of a run that learns from rewards, loss.png of any other; return its path.
+    """Draw reward.png of a run that learns from rewards, loss.png of any other; return the path.
 
     Raises:
         ResourceError: it cannot be written.
@@ -83,7 +83,7 @@ def resumable(error: ResourceError, folder: Path, again: str = "") -> ResourceEr
 
 
 def failure_of(kind: EndKind, reason: str, folder: Path, again: str = "") -> PlanetaryError:
-    """Return the error that a run which did not finish ends with; its class decides the exit code.
+    """Return the error that a run which did not finish ends with; the class decides the exit code.
 
     `again`: command that resumes the run; "": `planetary train`.
     """

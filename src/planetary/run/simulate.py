@@ -1,4 +1,4 @@
-"""`planetary.simulate`: a whole run in this process, in simulated time, with its real training step."""
+"""`planetary.simulate`: a whole run in this process, in simulated time, with the real training step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TINY: Mapping[str, Any] = {
 
 START_S = 6.0  # simulated: until workers have joined and the step is compiled
 LINK_PATIENCE_S = 60.0  # the same of a round whose bytes travel over links
-PATIENCE = 50  # a simulation that takes so many times its fault-free duration does not end
+PATIENCE = 50  # limit in multiples of the fault-free duration
 
 
 class Point(NamedTuple):
@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
     Attributes:
         seconds: simulated, since the first round began.
-        moved_bytes: of all workers so far, in both directions, as the gateway counted them; of a ring, its payloads.
+        moved_bytes: of all workers so far, in both directions, as the gateway counted them; of a ring, the payloads.
         tokens: trained so far.
         loss: held out, in nats per token.
     """
@@ -67,8 +67,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
         outcome: "finished", or "stopped: " and the reason.
         metrics: the records of all finished rounds; times in them are simulated.
         events: the journal, oldest first; `t` is in simulated seconds from the start.
-        params: the parameters after the last outer step, float32, by their dotted names; of a mixture, those of its
-            last checkpoint, with all experts.
+        params: the parameters after the last outer step, float32, by dotted names; of a mixture, those of the last
+            checkpoint, with all experts.
         faults: kinds of the faults that hit something, in the order in which they did.
         seconds: simulated, until the end.
         config: the configuration, fitted to the data.
@@ -129,10 +129,10 @@ def simulate(
 ) -> Simulated:
     """Train in this process, in simulated time, with the run's real compiled functions, data and merges.
 
-    Gateway, supervisors and workers are those of a real run, with its journal and checkpoints in a temporary folder;
-    connections, processes, the clock and disk faults are simulated, and a step takes a time drawn for
-    each worker. A mixture has its composers, expert workers and payloads, too. Steps run on XLA's CPU backend, so the
-    losses are real, and hours of faults pass in seconds. Equal arguments give equal bits.
+    Gateway, supervisors and workers are those of a real run, with journal and checkpoints in a temporary folder;
+    connections, processes, the clock and disk faults are simulated, and a step takes a time drawn for each worker. A
+    mixture has composers, expert workers and payloads, too. Steps run on XLA's CPU backend, so the losses are real, and
+    hours of faults pass in seconds. Equal arguments give equal bits.
 
     Args:
         config: as of `planetary.train`; None: a small transformer on the standard library's own text.

@@ -1,4 +1,4 @@
-"""The simulated parts of each kind of run: its real functions on XLA's CPU backend, data and gateway."""
+"""The simulated parts of each kind of run: real functions on XLA's CPU backend, data and gateway."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class SimulatedRounds:
 
 
 class SimulatedMixture:
-    """A mixture; see `Simulation`. All simulated workers share one copy of its functions, which keep no state."""
+    """A mixture; see `Simulation`. All simulated workers share one copy of the functions, which keep no state."""
 
     cache: Path
 

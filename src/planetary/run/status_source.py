@@ -1,4 +1,4 @@
-"""Where the status of a run comes from: its folder, or the dashboard its gateway serves."""
+"""Where the status of a run comes from: the folder, or the gateway's dashboard."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MOST_BYTES = 16 << 20  # size of a status; far more than any real one
 def status_source(place: str) -> Callable[[], RunStatus]:
     """Return a function that reads the newest status of `place`: a run folder, or an http(s) URL.
 
-    The function raises `UserError` when the folder is no run or its files are damaged, and `PeerError` when
-    the URL does not answer with a status.
+    The function raises `UserError` when the folder is no run or files are damaged, and `PeerError` when the URL does
+    not answer with a status.
     """
     if place.startswith(("http://", "https://")):
         return lambda: _fetch(place)
@@ -33,7 +33,7 @@ def status_source(place: str) -> Callable[[], RunStatus]:
 
 
 class _FolderSource:
-    """Reads the folder again only when its files have grown."""
+    """Reads the folder again only when files have grown."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -76,7 +76,7 @@ def _fetch(place: str) -> RunStatus:
 
 
 def status_in(answer: Any, url: str) -> RunStatus:
-    """Return the status a page or gateway answered with, parsed. Raises `UserError`; `url` is for its text."""
+    """Return the status a page or gateway answered with, parsed. Raises `UserError`; `url` is for the error's text."""
     try:
         return msgspec.convert(answer, type=RunStatus)
     except msgspec.ValidationError as error:

@@ -28,7 +28,7 @@ class DeviceChoice(TypedDict):
 
 PJRT_TARGET = "stablehlo"  # a PJRT worker gets the portable artifact, and compiles it itself
 CPU_BACKENDS = ("cpu", "pjrt:cpu")  # backends whose workers share the cores of their machine
-_LISTING_S = 30.0  # time for a driver to list its devices
+_LISTING_S = 30.0  # time for a driver to list devices
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -60,8 +60,8 @@ def require_backend(backend: str, island: int = 1) -> None:
 def installed_backends() -> list[str]:
     """Return the backends that may run here, in order of preference where their steps take equally long.
 
-    GPUs are found by the entries of their kernel drivers in the file system: opening a driver to ask it would take its
-    memory in a process that runs no step. Software Vulkan devices are left out; they stand for the CPU.
+    GPUs are found by the entries of their kernel drivers in the file system: opening a driver would take memory in a
+    process without a step. Software Vulkan devices are left out; they stand for the CPU.
     """
     has_jax = importlib.util.find_spec("jax") is not None
     found = []
@@ -92,7 +92,7 @@ def check_device(backend: str, device_id: int, threads: int | None) -> None:
 
     Args:
         backend: e.g. `"cuda"`.
-        device_id: number of the device, or of the worker on its machine.
+        device_id: number of the device, or of the worker on the machine.
         threads: of a CPU device; None: not given.
     """
     if device_id < 0:
@@ -106,7 +106,7 @@ def check_device(backend: str, device_id: int, threads: int | None) -> None:
 
 
 def list_devices(backend: str) -> list[str]:
-    """Return the names of the devices of a backend of IREE, in its driver's order. Raises whatever its driver does."""
+    """Return the names of the devices of a backend of IREE, in the driver's order. Raises the driver's exceptions."""
     from planetary.runtime import iree_executor
 
     return iree_executor.list_devices(backend)

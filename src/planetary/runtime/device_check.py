@@ -130,13 +130,13 @@ def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) ->
 
 
 def key_of(artifact: str, reference: str, backend: str, device: str, functions: Iterable[str] = ()) -> str:
-    """Return the key of a check, of all that decides its result: artifact, device, runtime and driver.
+    """Return the key of a check, of everything behind the result: artifact, device, runtime and driver.
 
     Args:
-        artifact: its digest.
-        reference: its digest.
+        artifact: digest of the artifact.
+        reference: digest of the reference.
         backend: that runs it.
-        device: as its driver names it.
+        device: the driver's name.
         functions: of a program, those that are checked.
     """
     where = f"{backend} {device} {runtime_identity(backend)}"

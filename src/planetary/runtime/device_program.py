@@ -22,13 +22,13 @@ Handle = Any
 class DeviceProgram(Protocol):
     """A module loaded on a device. Used by one thread at a time.
 
-    A function overwrites an argument with the name of one of its first results (`FunctionSpec.replaced`): its handle
+    A function overwrites an argument with the name of one of its first results (`FunctionSpec.replaced`): the handle
     must not be used again.
     """
 
     @property
     def device_name(self) -> str:
-        """The device, as its driver names it."""
+        """The device, as the driver names it."""
         ...
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
@@ -36,7 +36,7 @@ class DeviceProgram(Protocol):
         ...
 
     def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        """Return a host array of its own. Raises `ResourceError`."""
+        """Return a separate host array. Raises `ResourceError`."""
         ...
 
     def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
@@ -75,7 +75,7 @@ class TransferCounter:
 
 
 def run_once(program: DeviceProgram, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-    """Return all results of a function by name; `tensors` has at least its arguments, and nothing stays there.
+    """Return all results of a function by name; `tensors` has at least the arguments, and nothing stays there.
 
     Raises:
         LocalProtocolError: there is no such function, or an argument is missing or of another shape or type.
@@ -128,12 +128,12 @@ class ResidentTensors:
     def call(
         self, function: str, names: Mapping[str, str] = _NOTHING, *, arrays: Tensors = _NOTHING
     ) -> tuple[str, ...]:
-        """Run a function; its results stay on the device.
+        """Run a function; results stay on the device.
 
         Args:
             function: of the program.
-            names: under which an argument or a result is here, where that is not its own name.
-            arrays: arguments that are not here, or that shall be others this once.
+            names: under which an argument or a result is here, if other than its own.
+            arrays: arguments missing here, or replaced for this call.
 
         Returns:
             the names under which the results are here.

@@ -34,11 +34,11 @@ class Executor(Protocol):
 
     @property
     def device_name(self) -> str:
-        """The device's name, as its driver gives it; a CPU's model."""
+        """The device's name, from the driver; a CPU's model."""
         ...
 
     def peak_memory(self) -> int:
-        """Return the most bytes allocated on the device at once; 0 where its runtime does not count."""
+        """Return the most bytes allocated on the device at once; 0 where the runtime does not count."""
         ...
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:

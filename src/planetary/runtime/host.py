@@ -28,7 +28,7 @@ _CPUINFO_KEYS = (
 
 
 def architecture() -> str:
-    """Return `"x86_64"`, `"aarch64"`, or the system's own name for its architecture."""
+    """Return `"x86_64"`, `"aarch64"`, or the system's own name for the architecture."""
     machine = platform.machine().lower()
     return _ARCHITECTURES.get(machine, machine)
 
@@ -91,7 +91,7 @@ def cpu_name() -> str:
 
 
 def target_features(backend: str, target: str) -> str:
-    """Return the features a worker on this machine reports with its target: part of its artifact's key.
+    """Return the features a worker on this machine reports with the target: part of the artifact's key.
 
     For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets are complete:
     empty.
@@ -102,7 +102,7 @@ def target_features(backend: str, target: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: those of its affinity, within the quota of its control group."""
+    """Return how many cores this process may use: the affinity's, within the control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, cpu_quota() or cores))
 

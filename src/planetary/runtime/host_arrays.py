@@ -11,7 +11,7 @@ from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 
 
 def checked(spec: TensorSpec, array: np.ndarray) -> np.ndarray:
-    """Return `array`, C-contiguous. Raises `LocalProtocolError` unless its shape and dtype are those of `spec`."""
+    """Return `array`, C-contiguous. Raises `LocalProtocolError` unless shape and dtype match `spec`."""
     if array.shape != spec.shape or array.dtype != host_dtype(spec.dtype):
         raise LocalProtocolError(
             f"tensor {spec.name!r} must be {spec.dtype}{list(spec.shape)} held as {host_dtype(spec.dtype)}, found "

@@ -16,9 +16,9 @@ def keep_large_blocks() -> bool:
     """Let the C library keep large blocks that are freed, and hand them out again, instead of returning them.
 
     IREE's CPU device allocates the temporary memory of a step when the step begins and frees it at the end: one block,
-    1.9 GB for a model of 30 million parameters. glibc maps and unmaps blocks of that size, so every step had all its
-    pages filled with zeros by the kernel again: a fifth to a third of the step's time (bench/results/train_step.md).
-    The peak memory of the process stays the same.
+    1.9 GB for a model of 30 million parameters. glibc maps and unmaps blocks of that size, so every step had all pages
+    filled with zeros by the kernel again: a fifth to a third of the step's time (bench/results/train_step.md). The peak
+    memory of the process stays the same.
 
     Only glibc's main heap can keep a large block, and a thread that allocates for the first time gets a separate heap
     unless there may be one heap only: call this before threads are started.

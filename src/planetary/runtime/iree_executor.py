@@ -69,7 +69,7 @@ def check_label(label: ArtifactLabel, *, runtime_version: str, backend: str, fea
 
 
 class _Threads:
-    """The CPU driver of a process has one pool of threads, made once; remember its size."""
+    """The CPU driver of a process has one pool of threads, made once; remember the size."""
 
     count: int | None = None
 
@@ -81,9 +81,9 @@ _names: dict[tuple[str, int], str] = {}  # drivers' names of the same devices
 def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     """Return the device, opened once per process and never closed.
 
-    Destroying a device waits for its threads while the interpreter lock is held. A thread that is still clearing up
-    after its last task wants that lock to release references of the bindings, so both wait forever: about one close
-    in five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
+    Destroying a device waits for the threads while the interpreter lock is held. A thread that is still clearing up
+    after the last task wants that lock to release references of the bindings, so both wait forever: about one close in
+    five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
     """
     driver = DRIVERS.get(backend)
     if driver is None:
@@ -103,7 +103,7 @@ def name_of_device(backend: str, device_id: int) -> str:
 
 
 def list_devices(backend: str) -> list[str]:
-    """Return the names of the devices the driver of a backend lists. Opens the driver; raises its errors."""
+    """Return the names of the devices the driver of a backend lists. Opens the driver; raises the driver's errors."""
     if backend == "cpu":
         return [cpu_name()]
     return [str(found.get("name") or "?") for found in iree.get_driver(DRIVERS[backend]).query_available_devices()]
@@ -148,7 +148,7 @@ class IreeExecutor:
         artifact: file with the compiled module.
         spec: signature of the training step.
         backend: one of `DRIVERS`.
-        threads: threads of a CPU device; None: all usable cores. Fixed for the process by its first executor.
+        threads: threads of a CPU device; None: all usable cores. Fixed for the process by the first executor.
         device_id: which GPU, in the driver's order.
 
     Raises:
@@ -266,7 +266,7 @@ class IreeExecutor:
         if self._closed:
             return
         self._closed = True
-        # The bindings crash if a buffer outlives its device: drop them from the inside out.
+        # The bindings crash if a buffer outlives the device: drop them from the inside out.
         self._params, self._buffers, self._opt_state = None, [], None
         del self._train, self._eval, self._context, self._modules, self._memory, self._device
 

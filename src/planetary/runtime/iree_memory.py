@@ -67,7 +67,7 @@ class IreeMemory:
         try:
             if self._backend == "vulkan":
                 return np.frombuffer(self._staged(view), host_dtype(spec.dtype), spec.size).reshape(spec.shape)
-            if self._backend == "cpu" and spec.dtype != "i1":  # as `DeviceArray` does, in a third of its time
+            if self._backend == "cpu" and spec.dtype != "i1":  # as `DeviceArray` does, in a third of the time
                 return view.map().asarray(spec.shape, host_dtype(spec.dtype))
             raw = iree.DeviceArray(self._device, view).to_host()
         except (RuntimeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Runs a training step with XLA through JAX's PJRT client, on one device or on an island of several.
 
-Its artifact is the portable StableHLO itself: XLA compiles it here, for exactly these devices. An island holds the
+The artifact is the portable StableHLO itself: XLA compiles it here, for exactly these devices. An island holds the
 parameters whole on every device and splits each batch among them; XLA's partitioner adds the sums of the gradients.
 """
 
@@ -36,7 +36,7 @@ def _set_up_process(platform: str, first: int, count: int, threads: int | None) 
     Raises:
         UserError: JAX is in use in this process with other threads.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # the client lists its devices on the terminal otherwise
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # the client lists the devices on the terminal otherwise
     import jax
 
     from planetary.compiler.backends import xla
@@ -57,7 +57,7 @@ def _set_up_process(platform: str, first: int, count: int, threads: int | None) 
         return
     # By default JAX takes three quarters of a GPU at once, and nothing is left for a second worker on it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its older name; JAX refuses both at once
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the older name; JAX refuses both at once
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", MEMORY_SHARE)
     jax.config.update("jax_platforms", f"{platform},cpu")
     jax.config.update("jax_cuda_visible_devices", ",".join(str(i) for i in range(first, first + count)))
@@ -68,7 +68,7 @@ def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int
 
     Args:
         backend: one of `PLATFORMS`.
-        device_id: which GPU, or which island of neighbouring GPUs; a CPU worker's devices are its process's own.
+        device_id: which GPU, or which island of neighbouring GPUs; a CPU worker's devices are the process's own.
         island: how many.
         threads: of the CPU client; None: as it is.
 
@@ -112,9 +112,9 @@ class PjrtExecutor:
 
     Args:
         artifact: file with the portable StableHLO of the training step.
-        spec: its signature.
+        spec: signature of the step.
         backend: one of `PLATFORMS`.
-        threads: of the CPU client of this process; None: all usable cores. Fixed by its first executor.
+        threads: of the CPU client of this process; None: all usable cores. Fixed by the first executor.
         device_id: which GPU; with an island, which group of `island` neighbouring GPUs. CPU devices are the
             process's own, so it has no meaning there.
         island: devices that run every step together; divides the batch size.
@@ -162,7 +162,7 @@ class PjrtExecutor:
         self._whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("island"))
         model, state, batch = len(spec.params) + len(spec.buffers), len(spec.opt_state), len(spec.batch)
-        first = model + state + 2  # after the number of the step and its rate
+        first = model + state + 2  # after the number of the step and the rate
         replaced = [*range(len(spec.params)), *range(model, model + state)]
         self._train = self._compile(portable, "train_step", devices, range(first, first + batch), replaced)
         self._eval = self._compile(portable, "eval_step", devices, range(model, model + batch))
@@ -281,12 +281,12 @@ class PjrtExecutor:
         return ResourceError(f"{function} failed on the {self._backend} device: {error}")
 
     def _upload_all(self, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], copy: bool = True) -> list[Any]:
-        # XLA's CPU devices use host memory as it is, and the caller may write to its arrays later.
+        # XLA's CPU devices use host memory as it is, and the caller may write to the arrays later.
         given = [array.copy() if copy else array for array in arrays]
         return [self._place(spec, array, self._whole) for spec, array in zip(specs, given, strict=True)]
 
     def _upload_batch(self, specs: Sequence[TensorSpec], batch: Sequence[np.ndarray]) -> list[Any]:
-        # Needs no copy: a step has ended, and with it all reading, before the caller gets its arrays back.
+        # Needs no copy: a step has ended, and with it all reading, before the caller gets the arrays back.
         arrays, whole = checked_batch(specs, batch), self.spec.keys  # every device of an island has all keys
         return [
             self._place(spec, array, self._whole if spec in whole else self._split)

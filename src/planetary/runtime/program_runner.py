@@ -25,7 +25,7 @@ class Program:
     Attributes:
         portable: the module as a portable artifact.
         functions: signatures by name.
-        weights: arguments that stay on a device for many calls, in a layout that suits it.
+        weights: arguments that stay on a device for many calls, in the device's layout.
         digest: sha256 of `portable`.
     """
 
@@ -48,13 +48,13 @@ def signature(program: Program, function: str) -> FunctionSpec:
 
 
 class Runner(DeviceProgram, Protocol):
-    """A program ready to run: function by function on tensors that stay on its device, or from host to host."""
+    """A program ready to run: function by function on tensors that stay on the device, or from host to host."""
 
     @property
     def program(self) -> Program: ...
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """Return the results of a function by name; `tensors` has at least its arguments, and nothing stays there."""
+        """Return the results of a function by name; `tensors` has at least the arguments, and nothing stays there."""
         ...
 
 
@@ -120,7 +120,7 @@ def open_program(
 
     Args:
         artifact: for `backend`: a VMFB, or the portable StableHLO.
-        program: its description.
+        program: description of the program.
         backend: e.g. `"cpu"`, `"vulkan"`, `"pjrt:cuda"`.
         threads: of a CPU device; None: all usable cores.
         device_id: which device of the backend.

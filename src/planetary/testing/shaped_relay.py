@@ -1,8 +1,8 @@
 """TCP connections through a slow network, in user space and without privileges: a relay that delays and limits them.
 
-Listeners announce the relay's address instead of their own. The source address of a connection selects its way, so one
-machine can stand for several places: each has its own loopback address, from which its connections leave. Bytes in
-flight lie in pipes of the kernel, so one thread carries some gigabytes a second. Linux only.
+Listeners announce the relay's address instead of their own. The source address of a connection selects the way, so one
+machine can stand for several places: each has a loopback address as the source of connections. Bytes in flight lie in
+pipes of the kernel, so one thread carries some gigabytes a second. Linux only.
 
 Limitation: the sender's kernel sees the relay's acknowledgements, not the receiver's, so a congestion window is not
 limited by the round trip. `Way.flow_bytes_per_s` stands for that limit.
@@ -33,7 +33,7 @@ bytes that pass in `_QUANTUM_S`.
 """
 
 _QUANTUM_S = 0.003
-_BURST_S = 0.005  # a rested link's burst, as seconds of its rate; several ticks of the relay's timer
+_BURST_S = 0.005  # a rested link's burst, as seconds of the rate; several ticks of the relay's timer
 _LATE_S = 0.2  # greatest lateness of service without loss of rate; busy machines serve late
 _ROUNDING_S = 1e-9  # guarantees room at the moment that `when` returns, despite rounding
 _HELD_MOST = 64 << 20  # bytes in flight of one flow; more wait at the sender
@@ -103,7 +103,7 @@ class Way:
 class Flow:
     """One direction of one connection: bytes enter as the limits allow and come out `delay_s` later, in order.
 
-    It counts bytes; its user holds them.
+    It counts bytes; the user holds them.
     """
 
     def __init__(self, way: Way, opens_at: float) -> None:
@@ -268,13 +268,13 @@ class PipeLine:
         return given
 
     def close(self) -> None:
-        """Discard its bytes."""
+        """Discard the bytes."""
         while self._pipes:
             self._pool.give(self._pipes.popleft())
 
 
 _READ_MOST = 512 << 10  # bytes of one flow in a turn
-_IDLE_S = 0.2  # how long `close` may be noticed late if its wake-up is lost
+_IDLE_S = 0.2  # how long `close` may be noticed late if the wake-up is lost
 _CONNECT_S = 5.0
 _ANYWHERE = ""
 _UNHINDERED = Way()
@@ -328,7 +328,7 @@ class ShapedRelay:
         self._thread.start()
 
     def listen(self, routes: Mapping[str, RelayRoute], host: str = "127.0.0.1", port: int = 0) -> int:
-        """Relay connections to a new listener; return its port.
+        """Relay connections to a new listener; return the port.
 
         `routes` is by the address a connection comes from; "" stands for all others. Connections from elsewhere are
         closed.
@@ -383,7 +383,7 @@ class ShapedRelay:
                 self._accept(sock, key.data)
             elif sock in self._halves:
                 reading, writing = self._halves[sock]
-                # Reading waits for the turn of its half below, so flows take from a shared limit in turns.
+                # Reading waits for the turn of the half below, so flows take from a shared limit in turns.
                 self._busy.setdefault(reading)
                 if events & selectors.EVENT_WRITE:
                     writing.blocked = False

@@ -22,7 +22,7 @@ from planetary.core.errors import PlanetaryError, UserError
 
 TOKENS = "api-tokens.jsonl"
 AUTHORITY = "@"
-"""Separator between a token and the fingerprint of its gateway's authority, which only clients need."""
+"""Separator between a token and the fingerprint of the gateway's authority, for clients."""
 
 
 class Scope(IntEnum):

@@ -61,7 +61,7 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: the fault and its remedy.
+        message: fault and remedy.
         kind: OpenAI's `type`.
         param: the invalid parameter; None: none.
         code: OpenAI's `code`, for programs; None: none.

@@ -152,7 +152,7 @@ def _redact(response: Response) -> None:
 
 
 def _limit(grant: TokenGrant | None, request: Request, rate: RateLimit | None) -> None:
-    """Raise `ApiError` for a request that comes too soon after the others of its token, or of its address."""
+    """Raise `ApiError` for a request too soon after the others of the token, or of the address."""
     if rate is None:
         return
     address = request.client.host if request.client is not None else ""

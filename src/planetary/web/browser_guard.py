@@ -1,7 +1,7 @@
 """Which web pages a browser lets use a server on this machine: the name they ask for, and their origin.
 
-A page may have its own name resolve to this machine (DNS rebinding), or send requests across origins. The browser sends
-both: the name it asked for, and the page's origin.
+A page may have a name resolve to this machine (DNS rebinding), or send requests across origins. The browser sends both:
+the name it asked for, and the page's origin.
 """
 
 from __future__ import annotations

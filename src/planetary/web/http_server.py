@@ -21,7 +21,7 @@ from planetary.net.strangers import Door, Place, StrangerLimits
 
 MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
-"""Seconds until a connection's first request must have its head."""
+"""Seconds until a connection's first request must have the head."""
 STOP_S = 1
 """Seconds a stopping server waits for responses in progress."""
 
@@ -64,7 +64,7 @@ class WebServer:
 
 
 class ThreadServer:
-    """A server with an event loop in its own daemon thread, from construction to `close`.
+    """A server with an event loop in a daemon thread, from construction to `close`.
 
     Attributes:
         host, port: as of `WebServer`.
@@ -150,11 +150,11 @@ class ImpatientProtocol(H11Protocol):
         silent = [one for one in others if one.cycle is None]
         if silent:
             oldest = min(silent, key=lambda one: one.since)
-            self.connections.discard(oldest)  # at once: its loss is noticed later
+            self.connections.discard(oldest)  # at once: the loss is noticed later
             oldest.transport.abort()
 
     def _end_if_silent(self) -> None:
-        if self.cycle is None:  # no request is complete up to its body
+        if self.cycle is None:  # no request is complete up to the body
             self.transport.close()
 
 

@@ -1,4 +1,4 @@
-"""Operations of an HTTP interface as values, from which its routes and its OpenAPI document are made."""
+"""Operations of an HTTP interface as values, the source of routes and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Operation:
     Attributes:
         method, path: HTTP method and path; `{name}` in a path matches one segment, `{name:path}` several.
         name: unique, a verb and a noun.
-        text: its effect, in one sentence.
-        group: its section in the document.
+        text: effect, in one sentence.
+        group: section in the document.
         scope: least scope of the token; None: no token needed, or `checks_keys`.
         checks_keys: whether the handler itself asks for a token or another key.
         handler: returns the answer.

@@ -1,8 +1,8 @@
 """A limit on how often one client may ask: so many requests a second on average, with a burst at the beginning.
 
-The generic cell rate algorithm in its virtual-scheduling form (ITU-T I.371, annex A): a client has one number, the time
-at which all of its requests are paid for. It is apart from the queue of a served model (`serve.queue`), which bounds
-the texts that wait for workers, of all clients together.
+The generic cell rate algorithm in the virtual-scheduling form (ITU-T I.371, annex A): a client has one number, the time
+at which all requests are paid for. It is apart from the queue of a served model (`serve.queue`), which bounds the texts
+that wait for workers, of all clients together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RateLimit:
         late = paid - (now + (self._burst - 1) * self._interval)
         if late > 1e-9:
             return late
-        self._paid.pop(client, None)  # its place is that of its newest request
+        self._paid.pop(client, None)  # the place is that of the newest request
         if len(self._paid) >= MOST_CLIENTS:
             del self._paid[next(iter(self._paid))]
         self._paid[client] = paid + self._interval

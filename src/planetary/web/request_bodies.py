@@ -62,7 +62,7 @@ def converted(value: Any, kind: type[Body]) -> Body:
 
 
 def _check_limits(data: bytes) -> None:
-    """Raise `ApiError` (400) for a body that would take much more time or memory than its size."""
+    """Raise `ApiError` (400) for a body that would take much more time or memory than the size."""
     bare, strings = _STRING.subn(b"", data, count=MOST_VALUES)
     if strings == MOST_VALUES or bare.count(b",") + bare.count(b"[") + bare.count(b"{") > MOST_VALUES:
         raise ApiError(400, f"the body has more than {MOST_VALUES} values", code="invalid_json")
@@ -87,7 +87,7 @@ def _invalid(error: msgspec.ValidationError, value: Any, kind: type[Any]) -> Api
 
 
 def _wrong_value(text: str, value: Any, kind: type[Any]) -> ApiError:
-    """Return the error of a value its parameter cannot have; nested ones are named as msgspec names them."""
+    """Return the error of an impossible value of a parameter; nested ones are named as msgspec names them."""
     place = text.partition(" - at `$.")[2].rstrip("`")
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)

@@ -1,7 +1,7 @@
 """One codec for all messages between peers: messages, their frames, and two machines that move them.
 
-It has no sockets and no messages of its own: a `Protocol` is given the message classes of its participants. `frames`
-defines the layout of bytes, `streams` turns bytes into messages (`Inbox`) and messages into frames (`Outbox`).
+It has no sockets and no messages: a `Protocol` gets the participants' message classes. `frames` defines the layout of
+bytes, `streams` turns bytes into messages (`Inbox`) and messages into frames (`Outbox`).
 """
 
 from planetary.wire.limits import Limits

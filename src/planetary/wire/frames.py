@@ -242,7 +242,7 @@ class TensorHeader:
     """Where a run of tensor bytes belongs."""
 
     message: int  # id of the message that declared the tensor
-    tensor: int  # position in its declaration
+    tensor: int  # position in the declaration
     offset: int  # first byte of the run
 
 
@@ -257,6 +257,6 @@ def decode_tensor_header(data: bytes) -> TensorHeader:
         with _TensorHeader.from_bytes(data) as reader:
             return TensorHeader(message=reader.message, tensor=reader.tensor, offset=reader.offset)
     except (capnp.KjException, ValueError, OverflowError, MemoryError) as error:
-        # KjException's text spans lines and has a native stack; its first line names the defect.
+        # KjException's text spans lines and has a native stack; the first line names the defect.
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise RemoteProtocolError(f"reading a tensor frame: its header is malformed: {first_line}") from None

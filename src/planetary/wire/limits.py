@@ -16,7 +16,7 @@ MAX_PAYLOAD_BYTES = 16 * GIB
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Caps, in bytes unless a field names another unit. A frame over a cap costs its sender the connection."""
+    """Caps, in bytes unless a field names another unit. A frame over a cap costs the sender the connection."""
 
     message_bytes: int = MIB  # JSON of one control message
     declaration_bytes: int = MIB  # JSON of the list of tensors that follow a message

@@ -20,8 +20,8 @@ _encoder = msgspec.json.Encoder()
 class Protocol:
     """Encodes and decodes the messages of one protocol, and no others.
 
-    Each package declares its own messages and makes its protocol of them and of those it builds upon. The class of a
-    message says how it is queued (`Message.order`).
+    Each package declares messages and makes a protocol of them and of those it builds upon. The class of a message says
+    how it is queued (`Message.order`).
 
     Attributes:
         version: the fifth byte of every frame. Raised whenever a message changes in a way an older peer would misread;

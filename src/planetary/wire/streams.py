@@ -4,9 +4,9 @@
 each, so a heartbeat never waits behind a gigabyte and two large messages share the line.
 
 **Receiving.** The reader of the socket asks for `next_buffer()`, receives into it, and reports with `filled(n)`. While
-a tensor chunk is arriving that buffer is the tensor's own memory, so its bytes are never copied. A message without
+a tensor chunk is arriving that buffer is the tensor's own memory, so the bytes are never copied. A message without
 tensors comes out at once; one with tensors when all their bytes are there and every checksum matched. A small message
-may therefore overtake a large one its peer is still sending.
+may therefore overtake a large one the peer is still sending.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ DEFAULT_CHUNK_BYTES = MIB
 
 
 class QueuedMessage:
-    """A message on its way out. Its arrays must not change before its last frame was sent.
+    """A message under way to the peer. The arrays must not change before the last frame was sent.
 
     Attributes:
-        nbytes: of its frames that were taken so far.
+        nbytes: size of the frames taken so far.
     """
 
     def __init__(self, message: Message, tensors: Mapping[str, np.ndarray], chunk_bytes: int) -> None:
@@ -105,8 +105,7 @@ class Outbox:
     def add(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> QueuedMessage:
         """Queue a message, stamped with the next id. Non-contiguous arrays are copied when their turn comes.
 
-        Raises `LocalProtocolError` when the message or its tensors have no place on the wire; then
-        nothing was queued.
+        Raises `LocalProtocolError` when the message or the tensors have no place on the wire; then nothing was queued.
         """
         tensors = tensors or {}
         stamped = stamp(message, self._last_id + 1)
@@ -373,7 +372,7 @@ class Inbox:
         self._view, self._filled = memoryview(buffer), 0
 
     def _take_control(self, data: memoryview, received: list[ReceivedMessage]) -> int:
-        """Read a control frame that is whole in `data`, without copying it; return its bytes, 0 for anything else."""
+        """Read a control frame that is whole in `data`, without copying it; return the size, 0 for anything else."""
         if self._error is not None or self._prefix is not None or self._filled or len(data) < PREFIX_BYTES:
             return 0
         try:

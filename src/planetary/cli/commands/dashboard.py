@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.run.status_source import status_source
 
     read = status_source(args.run)
-    read()  # a folder that is no run is an error now, not a page that stays empty
+    read()  # a folder that is no run is an error now, not an empty page
     folder = Path(args.run)
     with Dashboard(read, folder / METRICS, folder / CONFIG, host=args.host, port=args.port) as dashboard:
         print(f"{dashboard.url}  (Ctrl+C ends it)", flush=True)

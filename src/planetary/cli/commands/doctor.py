@@ -1,4 +1,4 @@
-"""`planetary doctor`: find the causes that keep this machine from taking part in a run, and measure its links."""
+"""`planetary doctor`: find obstacles of this machine to a run, and measure the links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`planetary export`: a model as StableHLO with its manifest, a run's for another library, or a served model."""
+"""`planetary export`: a model as StableHLO with a manifest, a run's for another library, or a served model."""
 
 from __future__ import annotations
 
@@ -138,4 +138,4 @@ _WRITERS = {
     "hf": (_transformers, {"checkpoint"}),
     "serving": (_serving, {"set", "context", "batch", "cache_mb", "experts", "weights", "chat_template"}),
 }
-"""Format -> the function that writes it, and the flags that belong to it."""
+"""Format -> the writing function, and the format's flags."""

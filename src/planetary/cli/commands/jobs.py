@@ -1,4 +1,4 @@
-"""`planetary jobs`: submit, list, show and cancel the jobs of a gateway, and replace training steps, over its API."""
+"""`planetary jobs`: submit, list, show and cancel the jobs of a gateway, and replace training steps, over the API."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _action(actions: Any, name: str, summary: str, example: str) -> argparse.Arg
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that select the gateway to ask, its token and the format of its answer."""
+    """Add the flags that select the gateway to ask, the token and the format of the answer."""
     parser.add_argument("--gateway", metavar="URL", help=f"of its page (default: {DEFAULT_URL})")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="with the API's token")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")

@@ -1,4 +1,4 @@
-"""`planetary report`: the report and the picture of a run folder, made again from its journal and metrics."""
+"""`planetary report`: the report and the picture of a run folder, made again from journal and metrics."""
 
 from __future__ import annotations
 

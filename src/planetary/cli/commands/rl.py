@@ -1,4 +1,4 @@
-"""`planetary rl`: a policy learns from the rewards of its own texts, on this machine."""
+"""`planetary rl`: a policy learns from the rewards of own rollouts, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`planetary status`: one look at a gateway: its jobs, its workers, and the job of each worker."""
+"""`planetary status`: one look at a gateway: jobs, workers, and the job of each worker."""
 
 from __future__ import annotations
 

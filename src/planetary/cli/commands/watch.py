@@ -1,4 +1,4 @@
-"""`planetary watch`: follow a run that goes on elsewhere, or look at one that ended."""
+"""`planetary watch`: follow a run elsewhere, or look at an ended one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Brings metrics and events of a run to its sinks: one bounded queue and one thread for each.
+"""Brings metrics and events of a run to sinks: one bounded queue and one thread for each.
 
-A sink never stops or slows a run: records that do not fit into its queue are dropped, its first failure is reported,
-so is its recovery, and at the end it gets a limited time.
+A sink never stops or slows a run: records beyond the queue are dropped, the first failure is reported, so is the
+recovery, and at the end it gets a limited time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Item = RoundMetrics | Record
 
 
 class Followers:
-    """The sinks of one run; see `planetary.fleet.gateway.gateway.Follower`. Its methods do not block, but `close`."""
+    """The sinks of one run; see `planetary.fleet.gateway.gateway.Follower`. Methods do not block, but `close`."""
 
     def __init__(
         self, sinks: Sequence[tuple[str, Sink]], run: Callable[[], SinkRun], report: Callable[[str], None]
@@ -58,7 +58,7 @@ class Followers:
 
 
 class _Follower:
-    """One sink, its queue and its thread."""
+    """One sink with a queue and a thread."""
 
     def __init__(self, name: str, sink: Sink, run: Callable[[], SinkRun], report: Callable[[str], None]) -> None:
         self._name, self._sink, self._run, self._report = name, sink, run, report

@@ -13,7 +13,7 @@ from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 
-RUN = "planetary.run"  # tag by which a resumed run finds its run there
+RUN = "planetary.run"  # tag by which a resumed run finds the sink's run
 LONGEST = 500  # characters of a parameter
 BATCH = 500  # metrics in a request; MLflow takes 1000
 

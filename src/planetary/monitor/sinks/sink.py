@@ -1,4 +1,4 @@
-"""The interface of sinks: places outside the run folder that get its metrics and events."""
+"""The interface of sinks: places outside the run folder for metrics and events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NoOptions(msgspec.Struct, frozen=True):
 
 
 class Sink(ABC):
-    """One place. All methods are called on one thread of its own; they may block, and raise any exception.
+    """One place. All methods are called on one separate thread; they may block, and raise any exception.
 
     `load` comes first, when the gateway starts, and `open` when the run begins; it comes again before the next call if
     it raised. Other calls that raise are not repeated.
@@ -64,14 +64,14 @@ class Sink(ABC):
         """Begin, or continue the record an earlier gateway of the same run folder began."""
 
     def wants(self, item: RoundMetrics | Record) -> bool:
-        """Whether the sink uses its input."""
+        """Whether the sink uses the input."""
         return True
 
     def write_round(self, line: RoundMetrics) -> None:
-        """Take the metrics of a round. A run that went back trains a round again, under its old number."""
+        """Take the metrics of a round. A run that went back trains a round again, under the old number."""
 
     def write_event(self, record: Record) -> None:
-        """Take a record of the journal, with its time."""
+        """Take a record of the journal, with the time."""
 
     def close(self, ok: bool) -> None:
         """Flush and end; `ok`: the run finished."""

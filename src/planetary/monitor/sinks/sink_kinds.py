@@ -43,7 +43,7 @@ def follow(
 
 
 def identity_of(folder: Path) -> str:
-    """Return the run's own random name, which stays in its folder."""
+    """Return the run's own random name, which stays in the folder."""
     path = folder / IDENTITY
     with _one_at_a_time:
         if not path.exists():

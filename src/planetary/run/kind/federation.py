@@ -1,4 +1,4 @@
-"""Rounds of a hub and of its sites as kinds of run."""
+"""Rounds of a hub and of the sites as kinds of run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Hub(Rounds):
         return FEDERATION
 
     def worker_roles(self) -> Roles:
-        """The gateway of a site plays its role itself."""
+        """The gateway of a site plays the role itself."""
         return {}
 
     def check_baseline(self, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Whose code a model is: a site has a process of its own run a user's."""
+"""Whose code a model is: a site runs a user's code in a separate process."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reinforcement(RunKind):
-    """A policy that learns from the rewards of its own texts."""
+    """A policy that learns from the rewards of own rollouts."""
 
     name = "reinforcement"
     roles = ("actor", "learner")

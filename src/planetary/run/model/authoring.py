@@ -39,10 +39,10 @@ def export(
     """Lower a JAX model to StableHLO and return it; with `folder` also write it there.
 
     Args:
-        source: a function, or its name: `"module:function"` or `"path/to/file.py:function"`. It is called with
-            `options` and returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float
-            scalar, `params` any pytree of arrays. The name of a model of the zoo stands for its function, and so does a
-            PyTorch module that takes tokens.
+        source: a function, or a name: `"module:function"` or `"path/to/file.py:function"`. It is called with `options`
+            and returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float scalar,
+            `params` any pytree of arrays. The name of a model of the zoo stands for its function, and so does a PyTorch
+            module on tokens.
         folder: gets `model.mlir` (a portable artifact), `manifest.json` and `init.safetensors`, from which a run
             (`model.source`) and `planetary.compile` read it.
         options: keyword arguments of the function.

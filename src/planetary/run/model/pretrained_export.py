@@ -1,6 +1,6 @@
 """A run's model as a folder that `transformers` loads: config.json, model.safetensors and the tokenizer.
 
-A run that started from such a folder gives back everything that folder had, with the changes of training.
+A run from such a folder gives back the folder's whole content, with the changes of training.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _published(layout: Layout, config: Config, tokenizer: Tokenizer | None, kept
 
 
 def _has_same_sizes(layout: Layout, source: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` stands for the options that were given, perhaps with keys that are unknown here."""
+    """Whether a `config.json` stands for the given options, perhaps with unknown keys."""
     if source.get("model_type") != layout.model_type:
         return False
     return all(given.get(name) == value for name, value in layout.options(source).items())

@@ -61,7 +61,7 @@ def load_served(config: Config) -> ServedModel:
     """Return the model that `serve.model` names.
 
     Raises:
-        UserError: there is none, it has no logits, or its tokenizer has more tokens than it.
+        UserError: there is none, it has no logits, or the tokenizer has more tokens than the model.
         TrustError: a file is damaged.
     """
     path = Path(config.serve.model)
@@ -86,7 +86,7 @@ def load_served(config: Config) -> ServedModel:
 
 
 def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
-    """Return a model, and every later version of it, with the fields its operator has set."""
+    """Return a model, and every later version of it, with the operator's fields."""
     refresh = model.refresh
 
     def refreshed(version: int) -> ServedModel | None:
@@ -115,7 +115,7 @@ def load_folder(path: Path) -> TracedModel:
 
 
 def new_model(config: Config) -> TracedModel:
-    """Return the model that `[model]` describes, with its initial values.
+    """Return the model that `[model]` describes, with the initial values.
 
     Raises:
         UserError: it has no `decode` (`models.context`), or is a compiled graph.
@@ -152,7 +152,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
     the model's parameters.
 
     A model that is `module:build` has a sibling `decode` or `logits(params, tokens, **options)`. The logits of a
-    StableHLO model are found in its graph, and proved (`planetary.compiler.check.logits`).
+    StableHLO model are found in the graph, and proved (`planetary.compiler.check.logits`).
 
     With other `experts` than real ones (`runs.mixture.results.inference.experts_named`) it is a mixture's newest
     state, or the surrogates beside the file `checkpoint`. A saved training can stand for a run.
@@ -199,7 +199,7 @@ def _of_checkpoint(run: Path, config: Config, checkpoint: Path | None) -> Traced
 def _with_values(
     run: Path, config: Config, values: Mapping[str, np.ndarray], *, whole: bool = False, **others: Any
 ) -> tuple[TracedModel, Callable[[Mapping[str, np.ndarray]], Any]]:
-    """Return a run's model with these parameters, and the function that makes its pytree of others.
+    """Return a run's model with these parameters, and the function from other parameters to the pytree.
 
     `whole`: the values are those of all tensors, and not of the trained ones alone.
     """
@@ -226,7 +226,7 @@ def _followed(run: Path, model: TracedModel, read: Callable[[Mapping[str, np.nda
 
 
 def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
-    """Return a model that is a function or a PyTorch module: with its cache, or by whole forward passes."""
+    """Return a model of a function or a PyTorch module: with a cache, or by whole forward passes."""
     source = config.model.source
     options = builder_options(config, source)
     cached = _cached(source, {**config.model.options, **options})
@@ -262,7 +262,7 @@ def _graph_values(
 
 
 def _graph(name: str, source: str, logits: Logits, values: dict[str, np.ndarray], **texts: Any) -> TracedModel:
-    """Return a model whose only function is its loss, with the logits found in it."""
+    """Return a model whose only function is the loss, with the logits found in it."""
     batch, length, vocabulary = logits.shape
     return TracedModel(
         name=name,
@@ -282,7 +282,7 @@ def _graph(name: str, source: str, logits: Logits, values: dict[str, np.ndarray]
 
 
 def _initial_graph(path: Path, config: Config) -> TracedModel:
-    """Return a compiled graph with its initial parameters, or those of `model.weights`."""
+    """Return a compiled graph with the initial parameters, or those of `model.weights`."""
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, source=str(path)))
     tokenizer = load_tokenizer(config.data.tokenizer)
     end = tokenizer.end_of_document
@@ -416,7 +416,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
 
 
 def _cached(source: str, options: Mapping[str, Any]) -> tuple[Decode, CacheSizes | StateSizes] | None:
-    """Return a model's decoding function and the sizes of its cache or state; None: it declares none."""
+    """Return a model's decoding function and the sizes of the cache or state; None: it declares none."""
     place = source.rpartition(":")[0]
     sizes_of = _function(f"{place}:cache_sizes") or _function(f"{place}:state_sizes")
     decode = _function(f"{place}:decode")

@@ -1,4 +1,4 @@
-"""A model with its verified serving functions, as a folder served without its code."""
+"""A model with verified serving functions, as a folder served without code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple
     """Write the model that `serve.model` names into a folder, once its functions were compared on this machine's CPU.
 
     Args:
-        config: `[serve]` has the model and the sizes of its functions.
+        config: `[serve]` has the model and the sizes of the functions.
         folder: gets the files.
         force: replace a model that is in `folder`.
 

@@ -31,14 +31,14 @@ class TextContinuation:
     """A model that continues texts on this machine's CPU, one at a time. Functions are compiled at their first use."""
 
     def __init__(self, model: TracedModel) -> None:
-        """`model`: served without limits of its own; a text is as long as its context."""
+        """`model`: served without limits; a text is as long as the context."""
         self._model = replace(model, window=max(model.window, PAGE))
         self._longest = self._model.shape(ServeConfig(batch=1)).window
         self._loaded: dict[int, LocalSequences] = {}  # by context
         self._numbers = itertools.count()
 
     def continue_text(self, prompt: str, options: SamplingOptions, most: int) -> Iterator[str]:
-        """Return an iterator over pieces of text that continue `prompt`, to a token that ends it or `most` tokens.
+        """Return an iterator over pieces of text that continue `prompt`, to an ending token or `most` tokens.
 
         Raises:
             UserError: the prompt is empty, or `most` less than 1.

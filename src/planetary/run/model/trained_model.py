@@ -1,4 +1,4 @@
-"""The parts of a run's trained model: its tokenizer, the values of all tensors, its code and its compiled graph."""
+"""The parts of a run's trained model: tokenizer, the values of all tensors, code and compiled graph."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
 def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """Return the values of all tensors of a run's model, by dotted names.
 
-    A tensor that was not trained (`model.roles`, or frozen by its author) has the value it has in the run: that of
-    `model.weights`, or its initial one.
+    An untrained tensor (`model.roles`, or frozen by the author) has the run's value: that of `model.weights`, or the
+    initial one.
 
     Args:
         config: of the run.
@@ -72,13 +72,13 @@ def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.nda
 
 
 def tree_names(template: Any) -> list[str]:
-    """Return the dotted names of a pytree's leaves, in its order."""
+    """Return the dotted names of a pytree's leaves, in order."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(template)
     return [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in leaves]
 
 
 def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, whole: bool = False) -> Any:
-    """Return `template` with its leaves replaced by the arrays that carry their dotted names.
+    """Return `template` with the leaves replaced by the arrays that carry their dotted names.
 
     Leaves without a value stay as they are, unless the values must be the `whole` model; types stay those of the
     template.
@@ -154,7 +154,7 @@ def compiled_model(config: Config) -> Model:
 
 
 def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logits, dict[str, np.ndarray]]:
-    """Return the logits of a run's compiled graph, and the values they take: these parameters, and its buffers.
+    """Return the logits of a run's compiled graph, and the values they take: these parameters, and the buffers.
 
     Raises:
         UserError: parameters are missing, or the graph has no logits.
@@ -184,7 +184,7 @@ def _logits_of(source: str) -> Callable[..., jax.Array]:
 
 
 def code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
-    """Return `logits(params, tokens)` of a run's function or PyTorch module, and its parameters at the start.
+    """Return `logits(params, tokens)` of a run's function or PyTorch module, and the parameters at the start.
 
     Raises `UserError` for a model without logits.
     """

@@ -1,1 +1,1 @@
-"""The processes of a run: the gateway, the local run that starts it and its workers, and how Python follows it."""
+"""The processes of a run: the gateway, the local run with gateway and workers, and how Python follows it."""

@@ -1,4 +1,4 @@
-"""Files through which a gateway reports to the process that started it: its addresses, and the error it ended with."""
+"""Files through which a gateway reports to the process that started it: the addresses, and the final error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planetary.core import errors
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """The gateway listens. The file holds a secret, so only its owner can read it."""
+    """The gateway listens. The file holds a secret, so only the owner can read it."""
 
     host: str
     port: int
@@ -21,14 +21,14 @@ class Announcement(msgspec.Struct, frozen=True):
     token: str
     folder: str  # run folder
     endpoint: str = ""  # URL at which a served model answers
-    # SHA-256 of the certificate an HTTPS page shows, and of its authority, which a TOKEN@FINGERPRINT names;
+    # SHA-256 of the certificate an HTTPS page shows, and of the authority, which a TOKEN@FINGERPRINT names;
     # hexadecimal; "": the page is plain HTTP
     certificate: str = ""
     authority: str = ""
 
     @property
     def page(self) -> tuple[str, ...]:
-        """Address of the page, and of an HTTPS page how a person recognises its certificate, in lines."""
+        """Address of the page, and of an HTTPS page how a person recognises the certificate, in lines."""
         if not self.certificate:
             return (self.dashboard,)
         pairs = ":".join(self.certificate[at : at + 2].upper() for at in range(0, len(self.certificate), 2))

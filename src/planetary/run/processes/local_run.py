@@ -1,6 +1,6 @@
 """A run whose processes are all on this machine: starts them, follows them, and ends them in order.
 
-Its node manager is started again when it is killed, and the run ends with the reason when it gives up.
+The node manager is started again when it is killed, and the run ends with the reason when it gives up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planetary.runtime.host import usable_cores
 LOG = "node.log"
 
 StartRole = Callable[[str, list[str], str], Awaitable[Child]]
-"""Starts a planetary process of a role, with flags and the name of its log."""
+"""Starts a planetary process of a role, with flags and the name of the log."""
 
 
 def check_backend(config: Config) -> None:
@@ -47,7 +47,7 @@ def threads_of(config: Config) -> int:
 def node_flags(config: Config, announcement: Announcement, folder: Path, cache: Path, scratch: Path) -> list[str]:
     """Return the flags of a node manager that joins the announced gateway of the run in `folder`.
 
-    Its token lies in `scratch`, a folder that goes with the run.
+    The token lies in `scratch`, a folder that goes with the run.
     """
     fabric = config.fabric
     flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
@@ -65,14 +65,14 @@ def node_flags(config: Config, announcement: Announcement, folder: Path, cache: 
 
 
 class LocalNode:
-    """A node manager for as long as its run lasts.
+    """A node manager for as long as the run lasts.
 
     Attributes:
-        failure: why it gave up, in its own words; "" while it has not.
+        failure: why it gave up, in the node manager's words; "" while it works.
     """
 
     def __init__(self, start: StartRole, flags: list[str], logs: Path) -> None:
-        """`logs` is the folder of its log."""
+        """`logs` is the folder of the log."""
         self._start, self._flags, self._log = start, flags, logs / LOG
         self._child: Child | None = None
         self.failure = ""
@@ -92,7 +92,7 @@ class LocalNode:
             self.failure = f"the workers of this machine ended for good: {_last_words(self._log)}"
 
     async def end(self, within_s: float) -> None:
-        """Wait for its end, which the gateway's last message brings, a third of `within_s`; then end it."""
+        """Wait for the end, which the gateway's last message brings, a third of `within_s`; then end it."""
         if self._child is not None:
             with contextlib.suppress(PlanetaryError):
                 try:
@@ -103,7 +103,7 @@ class LocalNode:
 
 
 def _last_words(log: Path) -> str:
-    """Return the error that a planetary process wrote last, in one line, and where its log is."""
+    """Return the error that a planetary process wrote last, in one line, and the place of the log."""
     try:
         text = log.read_text(errors="replace")
     except OSError:
@@ -143,7 +143,7 @@ class RunObserver(Protocol):
         ...
 
     async def ended(self) -> None:
-        """All processes have ended; the run folder, if the run began, has its last state."""
+        """All processes have ended; the run folder, if the run began, has the last state."""
         ...
 
 
@@ -179,7 +179,7 @@ class LocalRun:
                     node = LocalNode(self._start, node_flags(self._config, announcement, *place), self._logs)
                     await self._follow(gateway, node)
             finally:
-                code = await gateway.end(STOP_LIMIT_S)  # first, so it can close its sessions
+                code = await gateway.end(STOP_LIMIT_S)  # first, so it can close the sessions
                 if node is not None:
                     await node.end(STOP_LIMIT_S * 3 / 4)
             if self._observer is not None:
@@ -197,7 +197,7 @@ class LocalRun:
         self._stop.set()
 
     def kill(self) -> None:
-        """Send SIGKILL to the processes that this object started and that still live; from any thread."""
+        """Send SIGKILL to the live processes started by this object; from any thread."""
         for child in self._children:
             child.kill()
 
@@ -245,7 +245,7 @@ class LocalRun:
         return announcement
 
     async def _follow(self, gateway: Child, node: LocalNode) -> None:
-        """Let the observer look until the gateway ends, the run is to stop, or its node manager gives up."""
+        """Let the observer look until the gateway ends, the run is to stop, or the node manager gives up."""
         ended = asyncio.ensure_future(gateway.wait())
         stopping = asyncio.ensure_future(self._stop.wait())
         kept = asyncio.ensure_future(node.keep())

@@ -1,4 +1,4 @@
-"""Keys that reinforcement learning honours, and those of `[rl]` that have to fit together. Needs no JAX."""
+"""Keys of reinforcement learning, and checks among the keys of `[rl]`. Needs no JAX."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The controller of reinforcement learning: which worker samples and trains which groups, and when a round ends.
 
-A round makes one version of the weights from the one before. Its groups are sampled by workers that may be actors,
-judged by the environment, and trained by workers that may be learners; a worker that may be both samples first.
+A round makes one version of the weights from the one before. Actors sample the round's groups, the environment judges
+them, and learners train on them; a worker with both roles samples first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ LAST_CHECKPOINT_TRIES = 5
 HOPELESS_GROUPS = 16
 """So many groups in a row without any reward end the run: the environment fails on whatever the policy writes."""
 MOST_REPLACED = 3
-"""Groups with equal rewards replaced in a round, as a multiple of its groups."""
+"""Groups with equal rewards replaced in a round, as a multiple of the round's groups."""
 
 
 class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
@@ -156,7 +156,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                     return
             case _:
                 pass
-        self._drop_attachment(event)  # late: it was given to another, or its round is over
+        self._drop_attachment(event)  # late: it was given to another, or the round is over
 
     def _answers(self, worker: WorkerSession, task: int) -> SamplingTask | None:
         under_way = self.sampling.get(worker.session)
@@ -187,7 +187,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             return
         self.membership.succeeded(worker)
         self._took(worker, "learn", now - share.since)
-        self._versions.pop(worker.session, None)  # its weights are its own now
+        self._versions.pop(worker.session, None)  # the worker has weights of its own now
         share.result, share.attachment, share.worker, share.session = message, event.attachment, worker.worker, None
         self.desk.append(
             GroupsLearned(
@@ -334,7 +334,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     @property
     def _imitated(self) -> int:
-        """The last round that trains on answers: `rl.imitated_rounds`, or one before it that reached its goal."""
+        """The last round that trains on answers: `rl.imitated_rounds`, or an earlier one that reached the goal."""
         ended = self.desk.state.imitation_ended
         return self.desk.policy.imitated if ended is None else ended
 
@@ -347,7 +347,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         return not self._is_over and self.version + self.desk.policy.ahead >= self._imitated
 
     def _supply(self) -> None:
-        """Add groups until there are enough for the round that comes, and for those that are sampled ahead."""
+        """Add groups until there are enough for the next round, and for rounds sampled ahead."""
         policy, open_ = self.desk.policy, self.round
         first = (self.version if open_ is None else open_.number) + 1  # round whose groups are not composed yet
         last = min(self.version + 1 + policy.ahead, policy.rounds)
@@ -401,7 +401,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     # --- the round --------------------------------------------------------------------------------------------
 
     def _open(self, now: float) -> None:
-        """Open the next round once its groups are there and no version is being evaluated."""
+        """Open the next round once the groups are there and no version is being evaluated."""
         if self.pool.of(held_out=True):
             return
         learners = self._idle("learner")
@@ -594,7 +594,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self._goal = f"held-out reward {reward:.3f} (greedy) has reached rl.goal = {goal:g} in round {self.version}"
 
     def _end_imitation(self, reward: float) -> None:
-        """End the imitation before `rl.imitated_rounds` once its goal is reached."""
+        """End the imitation before `rl.imitated_rounds` once the goal is reached."""
         policy = self.desk.policy
         if 0 < policy.imitation_goal <= reward and 0 < self.version < self._imitated:
             self.desk.append(ImitationEnded(version=self.version, reward=reward))

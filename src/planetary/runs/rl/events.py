@@ -110,7 +110,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         equal: use of groups with equal rewards.
         imitated: rounds at the start that train on answers.
         imitation_goal: mean reward of held-out prompts that ends the imitation before; 0: none does.
-        imitation_every: rounds between two evaluations before its end.
+        imitation_every: rounds between two evaluations before the end.
         held_out: prompts of an evaluation.
         goal: mean reward of held-out prompts that ends the run; 0: none does.
         ends: tokens after which a completion has ended.

@@ -1,4 +1,4 @@
-"""The gateway of reinforcement learning: its controller on real connections, rollouts, environments and checkpoints."""
+"""The gateway of reinforcement learning: a controller on real connections, rollouts, environments and checkpoints."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         compile_for: CompileFor = compile_policy,
         make_judges: MakeJudges = JudgeProcesses,
     ) -> None:
-        """`prepare` loads the policy and builds its functions, `compile_for` compiles them."""
+        """`prepare` loads the policy and builds the functions, `compile_for` compiles them."""
         super().__init__(config, options, security, system=system)
         self._prepare_policy, self._compile_policy, self._make_judges = prepare, compile_for, make_judges
         self._rollouts: Rollouts | None = None
@@ -102,7 +102,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         self._recomputation: Recomputation | None = None
         self._sampled: dict[int, Tensors] = {}  # attachment -> tensors of a `RolloutsSampled`
         self._attachments = 0
-        self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
+        self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of the batches
         self._reference: Tensors | None = None
         self._reference_is_kept = True  # on the disk, or made of the configuration again
 
@@ -314,7 +314,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:
-        # The line of a round whose version was evaluated comes a second time, with its held-out reward.
+        # The line of a round whose version was evaluated comes a second time, with the held-out reward.
         self.metrics = [line for line in self.metrics if line.round != metrics.round]
         super()._write_metrics(metrics)
 

@@ -73,7 +73,7 @@ def sample(
     """Continue all rollouts and return their completions, in order.
 
     Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
-    was drawn. The token that ends a rollout is the last of its completion.
+    was drawn. The ending token is the last of the completion.
     """
     rollouts = LocalSequences(model, shape, vocabulary)
     found = [Completion() for _ in starts]

@@ -89,7 +89,7 @@ class LearnRollouts(m.RoleMessage, frozen=True, kw_only=True):
     round: int
     version: int  # version of the newest weights
     first_step: int
-    rate: float  # learning rate of all its steps
+    rate: float  # learning rate of all steps
     reference: bool  # the loss has a term of the reference policy
     teacher: bool  # advantages are the reference's log-probabilities minus the sampled ones
     staleness: StalenessBounds | None = None  # bounds that weigh tokens of older versions
@@ -105,7 +105,7 @@ class RolloutsLearned(m.RoleMessage, frozen=True, kw_only=True):
     loss: float  # mean over steps
     grad_norm: float  # norm at the last step, before clipping
     seconds: float
-    divergence: float  # KL of the sampling policies and the weights before the first step: mean over its own tokens
+    divergence: float  # KL of the sampling policies and the weights before the first step: mean over own tokens
     entropy: float  # entropy of those weights' distributions at own tokens of the first batch, nats
     reference_divergence: float = 0.0  # the same KL as `divergence`, to the reference; 0: there is none
 

@@ -45,11 +45,11 @@ class PreparedPolicy:
     """The parts of a run of reinforcement learning. There is no data.
 
     Attributes:
-        model: the policy, with its initial parameters.
+        model: the policy, with initial parameters.
         reference: parameters it is compared with from the start; None: those at the end of the imitation.
         objective: of the rounds after the imitation.
         state: of the optimizer.
-        manifest: arguments of the policy's loss, with the result of its comparison with JAX's own.
+        manifest: arguments of the policy's loss, with the result of the comparison with JAX's own.
     """
 
     config: Config
@@ -83,7 +83,7 @@ def prepare_policy(
 
     Raises:
         UserError: keys do not fit together, or the model, the prompts or the environment cannot be used.
-        CompileError: the model cannot be lowered, or its loss or gradients are not those of JAX.
+        CompileError: the model cannot be lowered, or the loss or gradients are not those of JAX.
     """
     check_keys(config)
     check_environment(config.rl.task, judge_limits(config))
@@ -185,7 +185,7 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> Rollout
             raise UserError("the tokenizer has no token that ends a rollout: no end of document, and no line end")
         ends = (newline[0],)
     return RolloutLimits(
-        window=min(config.train.sequence_length + 1, shape.serving.window),  # its last token is never read
+        window=min(config.train.sequence_length + 1, shape.serving.window),  # the last token is never read
         most=config.rl.max_tokens,
         vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
         ends=ends,

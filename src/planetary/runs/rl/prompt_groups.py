@@ -16,7 +16,7 @@ class GroupPhase(StrEnum):
     WAITING = "waiting"  # a worker is wanted to continue the rollouts
     SAMPLING = "sampling"
     JUDGING = "judging"  # the environment judges
-    READY = "ready"  # has its rewards
+    READY = "ready"  # with rewards
 
 
 GROUP: Table = {
@@ -37,10 +37,10 @@ class PromptGroup:
     Attributes:
         number: of the training group, or of the held-out prompt.
         held_out: whether it is evaluated and never trained.
-        version: of the oldest of its tokens; -1: it has none yet.
+        version: of the oldest token; -1: it has none yet.
         newest: of the newest.
-        equal: whether all its rewards are equal.
-        reward: the mean of its rewards; None: it has none.
+        equal: whether all rewards are equal.
+        reward: mean reward; None: no rewards.
     """
 
     number: int
@@ -57,7 +57,7 @@ class PromptGroup:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """Its key in a `Pool`."""
+        """The key in a `Pool`."""
         return self.held_out, self.number
 
 
@@ -100,7 +100,7 @@ class Share:
         groups: their numbers.
         sampled: the version of the weights that sampled each.
         session: of the worker that has it; None: it waits for one.
-        task: its number at that worker.
+        task: number at that worker.
         since: monotonic seconds of the hand-out.
         worker: name of the worker that trained it; "" before.
         result: of the training.
@@ -127,8 +127,8 @@ class PolicyRound:
         began: monotonic seconds.
         shares: of the workers.
         merging: whether all shares are trained, and the next version is being made.
-        reward: mean reward of its groups; None: it has none.
-        staleness: number of its groups by versions of lag.
+        reward: mean reward of the groups; None: no groups.
+        staleness: number of groups by versions of lag.
     """
 
     number: int

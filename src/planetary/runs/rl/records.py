@@ -14,7 +14,7 @@ class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
 
     group: int  # group number, which determines the prompt
     task: int
-    worker: str  # sampler of its last turn
+    worker: str  # sampler of the last turn
     version: int  # version of the oldest token
     newest: int  # version of the newest token
     rewards: tuple[float | None, ...]  # None: the environment gave none
@@ -29,7 +29,7 @@ class GroupDropped(Record, frozen=True, kw_only=True, tag="group_dropped"):
 
 
 class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
-    """A worker has trained these groups from the weights `version`; its end parameters count in the round."""
+    """A worker has trained these groups from the weights `version`; the end parameters count in the round."""
 
     round: int
     version: int
@@ -41,7 +41,7 @@ class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
 
 
 class RolloutsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
-    """A worker's rollouts do not follow from the weights; its groups are sampled again elsewhere."""
+    """A worker's rollouts do not follow from the weights; the groups are sampled again elsewhere."""
 
     round: int
     task: int
@@ -60,7 +60,7 @@ class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
 
 
 class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
-    """The imitation has reached its goal with this version: later rounds train on rewards."""
+    """The imitation has reached the goal with this version: later rounds train on rewards."""
 
     version: int
     reward: float  # mean of held-out prompts
@@ -79,7 +79,7 @@ class ReinforcementState(RunFold):
         next_task: number of the next task.
         refusals: rounds in which rollouts were refused, by worker.
         held_out: mean reward of held-out prompts, by version.
-        imitation_ended: version with which the imitation reached its goal; None: it has not.
+        imitation_ended: version with which the imitation reached the goal; None: not yet.
     """
 
     next_group: int = 1

@@ -1,4 +1,4 @@
-"""A worker's role in reinforcement learning: it keeps the policy on its device, and does one task at a time."""
+"""A worker's role in reinforcement learning: it keeps the policy on a device, and does one task at a time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PolicyRole:
         self._compute = system.threads("compute")
 
     def carry_out(self, instruction: Instruction) -> None:
-        """A connection's end orphans its tasks, which the gateway gives to others: they are dropped."""
+        """A connection's end orphans the tasks, which go to other workers: they are dropped here."""
         match instruction:
             case RoleConnected():
                 self._connection = next(self._connections)

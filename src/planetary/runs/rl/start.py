@@ -60,7 +60,7 @@ def begin_policy(
     """Read or make the run folder.
 
     Raises:
-        UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
+        UserError: there is already a run in the folder, or none to resume; or the journal is damaged.
         TrustError: the checkpoint is damaged, or belongs to another model or configuration.
     """
     folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)

@@ -38,7 +38,7 @@ GRAPH = HonouredKeys(
         **{key: why for key, why in CODED.without.items() if key not in ("model.*", "data.*")},
     },
 )
-"""Of a compiled graph, which comes without tokenizer and names of its arguments."""
+"""Of a compiled graph, which comes without tokenizer and names of arguments."""
 
 
 def honoured(config: Config) -> HonouredKeys:

@@ -148,7 +148,7 @@ class ServingController(RunController[ServingDesk]):
         message = event.message
         if isinstance(message, ServingReady) and message.weights == self.desk.policy.weights:
             self.membership.ready(worker, now, message.device, message.verified)
-            self._vacate(worker.session)  # after a change of weights: its cache is of the old ones
+            self._vacate(worker.session)  # after a change of weights: the cache is of the old ones
             self.scheduler.join(worker.session)
 
     def _take_event(self, event: e.Event, now: float) -> None:
@@ -199,7 +199,7 @@ class ServingController(RunController[ServingDesk]):
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != failure.task:
             return
-        self._vacate(worker.session)  # the content of its cache is unknown
+        self._vacate(worker.session)  # the content of the cache is unknown
         if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
             self.scheduler.join(worker.session)
 
@@ -208,7 +208,7 @@ class ServingController(RunController[ServingDesk]):
         self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
 
     def _vacate(self, session: int, *, blames: bool = True) -> None:
-        """Nothing that this worker has counts any more; `blames`: its sequences may be the cause."""
+        """Nothing of this worker counts any more; `blames`: the worker's sequences may be the cause."""
         self._calls.pop(session, None)
         self.desk.out += [SendTokens(output) for output in self.scheduler.lose(session, blames=blames)]
 

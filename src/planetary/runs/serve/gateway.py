@@ -1,4 +1,4 @@
-"""The gateway of a served model: its controller on real connections, and the HTTP endpoint."""
+"""The gateway of a served model: a controller on real connections, and the HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ FOLLOW_S = 2.0
 
 @dataclass(frozen=True)
 class PreparedServing:
-    """A served model and its functions. See `PreparedRun`; there is no data."""
+    """A served model and the functions. See `PreparedRun`; there is no data."""
 
     config: Config
     model: ServedModel
@@ -173,7 +173,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return self._texts
 
     async def generate(self, request: SequenceRequest) -> AsyncIterator[SequenceOutput]:
-        """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
+        """Submit a text and yield new tokens until it is finished; leaving early cancels it.
 
         Raises:
             ClosedError: the gateway ends.

@@ -32,7 +32,7 @@ class LocalSequences:
 
         Args:
             model: on the device, with an empty cache.
-            shape: the sizes of its functions.
+            shape: the sizes of the functions.
             vocabulary: tokens below it can be drawn.
         """
         self._model = model

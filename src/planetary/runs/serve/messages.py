@@ -21,9 +21,9 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     Attributes:
         weights: sha256 of the packed parameters.
         params: of the model, in the order in which functions take them.
-        trial: sha256 of a sequence with the results of the whole forward pass with these weights, which the worker
-            compares its own results with (`runs.serve.program.trial`); "": the functions were compared with other
-            weights of the model, and that is enough.
+        trial: sha256 of a sequence with the results of the whole forward pass with these weights, for comparison with
+            the worker's results (`runs.serve.program.trial`); "": the functions were compared with other weights of the
+            model, which is enough.
     """
 
     weights: str

@@ -1,6 +1,6 @@
-"""The comparison of a loaded model with its whole forward pass, with the parameters that are served.
+"""The comparison of a loaded model with the whole forward pass, with the served parameters.
 
-Every function takes the trial's sequence, from its cache, on the worker's own device, before anything is served.
+Every function takes the trial's sequence, from the cache, on the worker's device, before anything is served.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def check_model(run: Run, shape: ServingShape, trial: ServingTrial, device: str)
 
 
 def _take(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
-    """Take a sequence in chunks with one function: its first chunk, and a next one where there is room."""
+    """Take a sequence in chunks with one function: the first chunk, and a next one where there is room."""
     tokens = found.trial.tokens
     longest = min(len(tokens), shape.window if not shape.cache_kind.is_shared else size.context_pages * PAGE)
     if not shape.cache_kind.remembers:

@@ -1,4 +1,4 @@
-"""The role of a serving worker: it keeps the model and the cache on its device, and computes one call at a time."""
+"""The role of a serving worker: it keeps the model and the cache on the device, and computes one call at a time."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(job: ServingJob, place: Workplace) -> Role:
 
 
 class GatheredSequences(msgspec.Struct, frozen=True):
-    """The sequences whose pages were copied for a decoding function, with the tokens its calls have added since.
+    """The sequences whose pages were copied for a decoding function, with the tokens added by calls since.
 
     Pages are the truth: every call writes them, and the copy is made again for any other calls than the next ones of
     the same sequences.
@@ -112,7 +112,7 @@ class LoadedModel:
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
-        """Return the results of a call: one row for each of its sequences.
+        """Return the results of a call: one row for each sequence.
 
         Raises:
             LocalProtocolError: there is no such function, or the call does not fit it.
@@ -153,7 +153,7 @@ class LoadedModel:
             after = self._gather(message, batch, context_pages, gathers=f"{KEYS}0" in specs)
             self.resident.call(message.function)
         except ResourceError:
-            # The call had the cache, which it overwrites. The gateway knows that its pages are lost.
+            # The call had the cache, which it overwrites. The gateway knows that the pages are lost.
             self.resident.drop(self._copied)
             self.resident.put({CACHE: self._shape.cache.zeros()})
             raise
@@ -225,7 +225,7 @@ class ServingRole:
                 following = self._compute(following)
 
     def _compute(self, message: ComputeCall) -> ComputeCall | None:
-        """Compute a call and send its results; return the one that follows from them, if one does."""
+        """Compute a call and send the results; return the following call, if one does."""
         began = time.perf_counter()
         try:
             found = self._model.compute(message)
@@ -245,9 +245,9 @@ class ServingRole:
 def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
     """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
 
-    That is so after `message.extra_steps` further calls, and as soon as a text has ended: another may take its place.
-    Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens from
-    the same numbers when they arrive, and its own count.
+    That is so after `message.extra_steps` further calls, and as soon as a sequence has ended: another may take the
+    slot. Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens
+    from the same numbers when they arrive, and the gateway's count.
     """
     if not message.extra_steps:
         return None

@@ -235,7 +235,7 @@ def _verify(store: BlobStore, text: str) -> int:
 
 
 def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
-    """Run a step on random numbers, if the artifact runs here, and return a line about its results."""
+    """Run a step on random numbers, if the artifact runs here, and return a line about the results."""
     import tempfile
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""`planetary compile`: a model's training step for one target, or the lowering of each of its operations."""
+"""`planetary compile`: a model's training step for one target, or the lowering of each operation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select the model and its training step."""
+    """Add the arguments that select the model and the training step."""
     parser.add_argument("model", metavar="MODEL", help="of the zoo, module:function, .mlir file, or exported folder")
     parser.add_argument("--preset", metavar="NAME", help="of a zoo model: a size, e.g. tiny (default: default)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the model function")

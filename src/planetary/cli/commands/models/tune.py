@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     cache = cache_folder(args.cache)
     what, threads = _given(args, cache, stage)
-    threads = threads if target.backend in CPU_BACKENDS else 0  # a configuration's are of its workers
+    threads = threads if target.backend in CPU_BACKENDS else 0  # a configuration's are the workers'
     choice = asyncio.run(
         search_flags(what, target, cache, rounds=args.rounds, steps=args.steps, threads=threads, stage=stage)
     )

@@ -243,7 +243,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
 
 
 def _with_hub_flags(config: SiteConfig, args: argparse.Namespace) -> SiteConfig:
-    """Return the file of a site with the flags that name its hub. Raises `UserError`."""
+    """Return the file of a site with the hub's flags. Raises `UserError`."""
     import msgspec
 
     from planetary.core.errors import UserError
@@ -297,7 +297,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
         raise UserError("gateway: --checkpoint says where to resume from, so it needs --resume RUN")
     if args.forgive and args.resume is None:
         raise UserError("gateway: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
-    # In the run, so a resumed gateway listens where its workers dial.
+    # In the run, so a resumed gateway listens where workers dial.
     listens = [] if args.host is None else [f"fabric.host={args.host}"]
     listens += [f"fabric.port={args.port}"] if args.port and args.announce is None else []
     if args.resume is not None:
@@ -327,7 +327,7 @@ def _warn_of_loopback(args: argparse.Namespace) -> None:
 
 
 def _resume_command(args: argparse.Namespace, hosted: HostedAs, folder: Path, local: str) -> str:
-    """Return the command that resumes the run; `local`: the one that has such a run on this machine alone."""
+    """Return the command that resumes the run; `local`: for such a run on this machine alone."""
     if args.local_threads is not None:
         return command_line(local, "--resume", folder)
     words: list[object] = [hosted.role, "--resume", folder]

@@ -1,8 +1,8 @@
 """The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
 
-The process is of its own session, so whatever it starts is ended with it. Its answers go through a pipe of their own:
-output of the environment does not reach the gateway. The environment can find that pipe, so each answer repeats the
-random ticket of its request: a line without the ticket is no answer.
+The process is in a separate session, so whatever it starts is ended with it. Answers go through a separate pipe: output
+of the environment does not reach the gateway. The environment can find that pipe, so each answer repeats the random
+ticket of the request: a line without the ticket is no answer.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def loaded(task: str) -> tuple[Judge | None, str]:
 
 
 def judged(judge: Judge, case: Case) -> Judged:
-    """Return the verdict on a case; whatever the environment raises is its problem."""
+    """Return the verdict on a case; an exception of the environment is a problem of the case."""
     try:
         return judge(case.prompt, case.completions, case.meta)
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only

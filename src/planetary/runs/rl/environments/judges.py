@@ -42,11 +42,11 @@ class JudgeLimits:
 
 
 class _ForeignLineError(Exception):
-    """The answer does not repeat the ticket of its request: the environment wrote to the pipe."""
+    """The answer does not repeat the ticket of the request: the environment wrote to the pipe."""
 
 
 class _JudgeProcess:
-    """One process. Its group ends with it.
+    """One process. The process group ends with it.
 
     Attributes:
         cases: number of completions it has judged.
@@ -124,7 +124,7 @@ class _JudgeProcess:
         return answer.verdict
 
     async def end(self) -> int:
-        """End the process and all that it started; return its exit status. Idempotent."""
+        """End the process and all children; return the exit status. Idempotent."""
         for pid in [*descendants(self._process.pid), self._process.pid]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

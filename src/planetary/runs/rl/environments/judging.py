@@ -1,9 +1,9 @@
 """Environments of a user's file: a reward function, or a class of dialogues; and how either judges a completion.
 
 A reward function is `reward(prompt, completion, meta) -> float`. A class of dialogues is made for each with `prompt`
-and `meta`; its `reply(completion)` returns the text that follows, or None at the end, and its `reward()` a number.
-Whatever state it has is made again from the completions, so a process that dies takes no dialogue with it: a class must
-be a function of its arguments.
+and `meta`; `reply(completion)` returns the following text, or None at the end, and `reward()` a number. Whatever state
+it has is made again from the completions, so a process that dies takes no dialogue with it: a class must be a function
+of the arguments.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn fr
 
 
 class Problems(Protocol):
-    """The prompts of a run. Each is a function of its number."""
+    """The prompts of a run. Each is a function of the number."""
 
     def train(self, number: int) -> Problem:
         """Return the prompt of a training group, from 1."""

@@ -71,7 +71,7 @@ def _sort(rng: np.random.Generator) -> Problem:
 
 
 def _countdown(rng: np.random.Generator) -> Problem:
-    """Return three digits and a number that + - * make of them, each used once, in an order that is wanted."""
+    """Return three digits and a number made of them by + - *, each used once, in a wanted order."""
     a, b, c = (int(value) for value in rng.integers(1, 10, 3))
     first, second = (("+", "-", "*")[int(i)] for i in rng.integers(0, 3, 2))
     answer = f"{a}{first}{b}{second}{c}"

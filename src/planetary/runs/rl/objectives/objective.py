@@ -35,7 +35,7 @@ def standardised(rewards: np.ndarray) -> np.ndarray:
 
 
 def constant(rewards: np.ndarray) -> np.ndarray:
-    """Return 1 for every rollout, whatever its reward: it is imitated."""
+    """Return 1 for every rollout, whatever the reward: it is imitated."""
     return np.ones_like(rewards)
 
 
@@ -50,7 +50,7 @@ def per_token(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 
 def per_rollout(lengths: np.ndarray, longest: int) -> np.ndarray:
-    """Return the weight of each rollout's tokens: the mean over its tokens, then over rollouts."""
+    """Return the weight of each rollout's tokens: the mean over the rollout's tokens, then over rollouts."""
     return 1.0 / (len(lengths) * np.maximum(lengths, 1))
 
 
@@ -72,8 +72,8 @@ class Objective:
         teacher: whether each token's advantage is a teacher's log-probability minus the policy's.
         equal: use of groups with equal rewards, unless the configuration names another.
         staleness: how tokens of older versions are weighed. Their ratio is then that to the policy with which a task of
-            training begins (Hilton et al. 2022, arXiv:2110.00641), so no bound counts how old they are; None: it is
-            that to the policy that drew them.
+            training begins (Hilton et al. 2022, arXiv:2110.00641), so no bound counts how old they are; None: the ratio
+            is to the sampling policy.
     """
 
     advantages: Callable[[np.ndarray], np.ndarray]

@@ -7,7 +7,7 @@ import numpy as np
 
 
 class StalenessBounds(msgspec.Struct, frozen=True):
-    """Bounds between which the ratio q = π₀(y) / μ(y) of a token weighs its advantage.
+    """Bounds between which the ratio q = π₀(y) / μ(y) of a token weighs the advantage.
 
     π₀ is the policy with which a task of training begins, μ the one that drew the token. Without a lag q is 1, and the
     weight is 1 within all bounds that have it.
@@ -23,7 +23,7 @@ class StalenessBounds(msgspec.Struct, frozen=True):
     high_below: float
 
     def weigh(self, advantages: np.ndarray, begun: np.ndarray, sampled: np.ndarray) -> np.ndarray:
-        """Return advantages f32 [...], each times its bounded q.
+        """Return advantages f32 [...], each times the bounded q.
 
         Args:
             advantages: f32 [...].

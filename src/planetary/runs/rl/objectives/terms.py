@@ -15,8 +15,8 @@ class LossTerms(msgspec.Struct, frozen=True):
     Attributes:
         surrogate: of -min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A).
         likelihood: of -A log π.
-        clip_low, clip_high: how far ρ may be below and above 1 before its gradient is cut.
-        mask_gap: a token is left out whose probability has moved by more than this in its advantage's direction.
+        clip_low, clip_high: how far ρ may be below and above 1 before the gradient is cut.
+        mask_gap: a token whose probability moved by more than this in the advantage's direction is left out.
         drift: of (log ρ)².
         reference: of the KL divergence from a reference policy.
     """

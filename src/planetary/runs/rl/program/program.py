@@ -1,16 +1,16 @@
-"""One program of all functions of a policy, so its parameters are on the device once, and its training's loss.
+"""One program of all functions of a policy, so parameters are on the device once, and the training's loss.
 
 The loss of a policy's tokens: one formula, of which an objective is a choice of coefficients.
 
-With ρ = π(y) / μ(y), where μ is the probability with which the token was sampled, A its advantage, and ref a reference
-policy, the loss of a token is
+With ρ = π(y) / μ(y), where μ is the token's sampling probability, A the advantage, and ref a reference policy, the loss
+of a token is
 
     - surrogate · keep · min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A)    (Schulman et al. 2017, arXiv:1707.06347)
     - likelihood · A · log π
     + drift · (log ρ)²
     + reference · (exp(d) - d - 1),  d = log ref - log π                     (an estimator of KL(π, ref) above 0)
 
-`keep` is 0 for a token whose probability has already moved by more than `mask_gap` where its advantage sends it, and 1
+`keep` is 0 for a token whose probability has already moved by more than `mask_gap` in the advantage's direction, and 1
 otherwise. The loss is the sum over tokens, weighted as the objective says.
 """
 
@@ -51,12 +51,12 @@ def policy_program(
     Args:
         decode: of the model.
         params: a pytree of arrays, or of their shapes.
-        specs: its leaves in order, as they are named in signatures.
+        specs: leaves in order, as they are named in signatures.
         shape: the sizes to build for.
         options: of the training step.
 
     Raises:
-        CompileError: the model cannot be lowered, or its parameters are named otherwise by the training step.
+        CompileError: the model cannot be lowered, or the parameters are named otherwise by the training step.
     """
     served = serving_program(decode, params, specs, shape.serving)
     example = [_example(one, one.shape[0] // shape.micro_batches) for one in shape.batch]
@@ -83,12 +83,12 @@ def policy_program(
 
 
 def compared_policy(loss: Model, shape: PolicyShape) -> Model:
-    """Return the loss of `policy_program` with the result of its comparison with JAX's own in the manifest.
+    """Return the loss of `policy_program` with the result of the comparison with JAX's own in the manifest.
 
     Loss and gradients are those of drawn texts, whose tokens were about equally likely, with every term of the loss.
 
     Raises:
-        CompileError: they differ; the text names the parameter and its first use.
+        CompileError: they differ; the text names the parameter and the first use.
     """
     rows, random = shape.rows // shape.micro_batches, np.random.default_rng(0)
     of_tokens = (rows, shape.length)
@@ -145,8 +145,8 @@ def token_logprobs(decode: Decode, params: Any, tokens: jax.Array) -> tuple[jax.
 
     Args:
         decode: of the model.
-        params: its parameters.
-        tokens: i32 [B, T + 1]. Picked by comparison, not by a gather: its gradient is no scatter.
+        params: parameters of the policy.
+        tokens: i32 [B, T + 1]. Picked by comparison, not by a gather: the gradient is no scatter.
     """
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     logits = decode(params, inputs, WholeText(inputs)).astype(jnp.float32)

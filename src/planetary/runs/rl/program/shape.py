@@ -1,4 +1,4 @@
-"""The sizes a policy is compiled for, and the functions of its program. Needs no JAX."""
+"""The sizes a policy is compiled for, and the functions of the program. Needs no JAX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollouts of a run at its gateway: prompts, completions and replies, token by token, with versions."""
+"""The rollouts of a run at the gateway: prompts, completions and replies, token by token, with versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RolloutLimits(msgspec.Struct, frozen=True):
         window: tokens of a whole rollout at most.
         most: tokens of a completion at most.
         vocabulary: tokens below it can be drawn.
-        ends: tokens that end a completion; the first of them ends an answer that is imitated.
+        ends: tokens that end a completion; the first of them ends an imitated answer.
         begins: tokens before every prompt.
     """
 
@@ -51,7 +51,7 @@ class Dialogue:
     """One completion of a prompt, in one turn or several.
 
     Attributes:
-        problem: the prompt, its answer and its meta data.
+        problem: the prompt, answer and meta data.
         tokens: of the whole rollout.
         own: whether each token is the policy's.
         sampled: log-probability with which each own token was drawn; 0 elsewhere.
@@ -180,7 +180,7 @@ class Rollouts:
         return dialogues
 
     def untake(self, dialogues: Iterable[Dialogue]) -> None:
-        """Undo the newest turn of dialogues: its tokens do not count."""
+        """Undo the newest turn of dialogues: the tokens do not count."""
         for one in dialogues:
             turn = one.turns.pop()
             one.completions.pop()
@@ -255,7 +255,7 @@ class Rollouts:
 
 
 def outcome_of(dialogues: Sequence[Dialogue]) -> Mapping[str, object]:
-    """Return the fields of a `GroupOutcome`: whether the group goes on, its rewards, and its problems, each once."""
+    """Return the fields of a `GroupOutcome`: whether the group goes on, rewards, and problems, each once."""
     if not all(one.ended for one in dialogues):
         return {"goes_on": True}
     problems = tuple(dict.fromkeys(one.problem_found for one in dialogues if one.problem_found))

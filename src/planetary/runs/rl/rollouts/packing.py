@@ -24,7 +24,7 @@ class TrainedRollout:
 
     Attributes:
         tokens: the whole rollout, two at least.
-        own: whether each token is the policy's: its loss counts. As long as `tokens`; never the first.
+        own: whether each token is the policy's: the loss counts. As long as `tokens`; never the first.
         sampled: with which log-probability each own token was drawn; 0 elsewhere.
         reward: NaN: there is none, and the rollout does not count.
     """
@@ -54,7 +54,7 @@ def pack(
     """Return the batches of all rollouts of the groups, in order and of nearly equal size.
 
     Args:
-        groups: a group's advantages are of its own rewards.
+        groups: a group's advantages are of the group's rewards.
         objective: of all of them.
         shape: of the training step.
         longest: tokens a completion may have at most, for objectives whose weights have it.

@@ -1,8 +1,8 @@
 """Whether rollouts were drawn from a policy: log-probabilities are computed again, and every draw is repeated.
 
-A token is a function of its distribution, the seed the gateway has given, and its position. So a worker that uses other
-weights, invents log-probabilities, or copies another completion is found by one forward pass. It is computed with XLA
-at the gateway, and compared within a tolerance: workers may have any device of the same numeric class.
+A token is a function of the distribution, the gateway's seed, and the position. So a worker that uses other weights,
+invents log-probabilities, or copies another completion is found by one forward pass. It is computed with XLA at the
+gateway, and compared within a tolerance: workers may have any device of the same numeric class.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Recomputation:
 
         Args:
             decode: of the model.
-            params: a pytree of its shape; only its structure is used.
-            specs: its leaves, by name in order.
+            params: a pytree of the policy's shape; only the structure is used.
+            specs: leaves, by name in order.
             length: tokens of the longest rollout, the first one not counted.
             vocabulary: tokens below it can be drawn.
             tolerance: by which a log-probability may differ, in nats.

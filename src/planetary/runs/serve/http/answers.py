@@ -44,7 +44,7 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token]) -> dict[str, An
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    r"""Return a token as completions name it: its text, or as `bytes:\xf0\x9f` where it is a part of a character."""
+    r"""Return a token as completions name it: the text, or as `bytes:\xf0\x9f` where it is a part of a character."""
     data = tokenizer.token_bytes(token)
     try:
         return data.decode()

@@ -1,4 +1,4 @@
-"""A chat as the text a model knows: the template of its tokenizer, rendered as transformers renders it.
+"""A chat as the text a model knows: the template of the tokenizer, rendered as transformers renders it.
 
 The names, filters, tags and limits are those of `transformers.utils.chat_template_utils`. A template comes with a model
 from anywhere: it runs in Jinja's immutable sandbox, and in a separate process (`template_process`), because a sandbox
@@ -75,7 +75,7 @@ class ChatTemplate:
         return "".join(parts)
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with its reasoning under every name, and text parts joined unless the template reads parts.
+        """Return a message with the reasoning under every name, and text parts joined unless the template reads parts.
 
         vLLM and llama.cpp join them with line ends, too.
         """

@@ -68,11 +68,11 @@ class Endpoint:
     """A running server.
 
     Attributes:
-        url: of its root.
+        url: of the root.
     """
 
     def __init__(self, service: Service, options: ServeConfig) -> None:
-        """Raises `UserError` for keys or a template that cannot be read, or an address that needs keys and has none."""
+        """Raises `UserError` for unreadable keys or template, or an address without needed keys."""
         self._service, self._options = service, options
         self._keys = KeyFile(Path(options.keys)) if options.keys else None
         if self._keys is None and not is_local_name(options.host):
@@ -135,7 +135,7 @@ class Endpoint:
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
     def _guarded(self) -> BrowserGuard:
-        """Return the application as its own port serves it."""
+        """Return the application as served on a separate port."""
         options = self._options
         return BrowserGuard(
             self.app(), options.host, loopback=True, origins=self._origins, any_host=self._keys is not None
@@ -578,7 +578,7 @@ class _PromptText:
 
     Attributes:
         tokens: one at least.
-        text: as the client wrote it, or its tokens say.
+        text: as the client wrote it, or from tokens.
         added: tokens at the beginning that `text` does not have.
         lost: bytes at the beginning of the token after them that `text` does not have: some tokenizers begin a text
             with a space.
@@ -631,7 +631,7 @@ def _piece_of(choice: Choice) -> TextPiece:
 
 
 def _prompt_only(choice: Choice, text: SequenceRequest, echo: str) -> Choice:
-    """Return a choice without its generated tokens."""
+    """Return a choice without the generated tokens."""
     return Choice(echo, choice.tokens[: len(text.prompt)] if text.scores_prompt else [], "length")
 
 

@@ -27,7 +27,7 @@ class ChoicePiece:
 
     Attributes:
         choice: which, from 0.
-        piece: its text and tokens.
+        piece: text and tokens.
         reason: why nothing follows, in OpenAI's words; "" while something does.
     """
 

@@ -109,7 +109,7 @@ REFUSED: Mapping[str, Mapping[str, Refused]] = {
     "TokenizeRequest": _TOKENIZE,
     "DetokenizeRequest": {},
 }
-"""By the struct of a request: its fields that are not honoured."""
+"""By the struct of a request: unsupported fields."""
 
 
 def accepted(request: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -67,11 +67,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def seed_of(self, choice: int) -> int:
-        """Return the seed of a text, the `choice`-th of its prompt; a random one if the request has none."""
+        """Return the seed of a text, the `choice`-th of the prompt; a random one if the request has none."""
         if self.seed is None:
             return random.SystemRandom().getrandbits(63)
         return choice_seed(self.seed, choice)
@@ -140,7 +140,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _for_template(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a message as templates read it. Raises `ApiError` for one that is malformed; `place` is its name.
+    """Return a message as templates read it. Raises `ApiError` for a malformed one; `place` is the field's name.
 
     Null is the same as no field. A message without calls always has content. Arguments of calls are objects: clients
     send them as JSON text, and templates write them as JSON.
@@ -182,7 +182,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
-    add_special_tokens: bool = False  # add the tokenizer's special tokens; a template writes its own
+    add_special_tokens: bool = False  # add the tokenizer's special tokens; a template writes them itself
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None

@@ -21,7 +21,7 @@ class Service(Protocol):
 
     @property
     def shape(self) -> ServingShape | None:
-        """The sizes of its functions; None before."""
+        """The sizes of the functions; None before."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Service(Protocol):
         ...
 
     def generate(self, request: SequenceRequest) -> AsyncIterator[SequenceOutput]:
-        """Submit a text and yield its new tokens until it is finished; leaving early cancels it.
+        """Submit a text and yield new tokens until it is finished; leaving early cancels it.
 
         Raises:
             ClosedError: the gateway ends.

@@ -1,6 +1,6 @@
 """The process that renders chats: a request and an answer a line, within limits of memory.
 
-It ends with the end of its standard input, and so with the gateway.
+It ends with the end of standard input, and so with the gateway.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from planetary.data.tokenizer import Tokenizer
 from planetary.runs.serve.scheduling.sequences import Token
 
 MOST_HELD = 8
-"""Tokens that are held back at most for a character that is not whole; broken text has characters that never are."""
+"""Most tokens held back for an incomplete character; broken text has characters without an end."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class TextAssembly:
         Args:
             tokenizer: of the text.
             stops: strings that end the text, and are no part of it.
-            before: tokens the text continues; its first token may begin with a space, or end a character.
+            before: tokens the text continues; the continuation's first token may begin with a space, or end a
+                character.
         """
         self._tokenizer, self._stops = tokenizer, stops
         self._ids = list(before[-MOST_HELD:])

@@ -119,7 +119,7 @@ class PagedContext:
                 continue
             for part in range(self._count // PAGE):
                 page = jnp.take(self._pages[sequence], jnp.minimum(first + part, last), mode="clip")
-                # A chunk may end before its last pages: the text has none there, and they go to page 0.
+                # A chunk may end before the last pages: the sequence has none there, and they go to page 0.
                 page = jnp.where(part * PAGE < self._length[sequence], page, 0)
                 one = new[sequence, :, :, part * PAGE : (part + 1) * PAGE][None]
                 cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))
@@ -130,7 +130,7 @@ class PagedContext:
 
 
 class GatheredContext(PagedContext):
-    """Attention of one new token of each sequence to a copy of its pages, in the order of its tokens.
+    """Attention of one new token of each sequence to a copy of the pages, in token order.
 
     The copy stays on the device from call to call, and has each call's token added. Looking up the pages took two
     thirds of a call of eight sequences with IREE on a CPU, which copies looked-up rows number by number
@@ -217,7 +217,7 @@ class StateContext:
 
         Args:
             tokens: i32 [B, S].
-            start: i32 [B]: position of the first new token; at 0 a text has no past, whatever its page has.
+            start: i32 [B]: position of the first new token; at 0 a text has no past, whatever the page has.
             length: i32 [B]: how many of a sequence's new tokens count, from 1; the others change no state.
             pages: i32 [B, 1]: where each sequence's state is.
             cache: [pages, Z].
@@ -254,7 +254,7 @@ class StateContext:
         return x if self._every else last_of(x, self._length)
 
     def written(self) -> jax.Array:
-        """Return the cache with the new states, once every layer has kept its own."""
+        """Return the cache with the new states, once every layer has kept a state."""
         cache = self._cache
         new = jnp.concatenate([self._new[index] for index in sorted(self._new)], axis=1).astype(cache.dtype)
         for sequence in range(self._batch):

@@ -1,4 +1,4 @@
-"""A served model as a folder of portable files: its functions in StableHLO, its parameters, tokenizer and trial.
+"""A served model as a folder of portable files: functions in StableHLO, parameters, tokenizer and trial.
 
 The functions are served as they are. A worker compares them with the trial, the results of the whole forward pass
 where the folder was written, before it serves them.
@@ -119,7 +119,7 @@ def write_exported(model: ServedModel, serve: ServeConfig, folder: Path) -> Expo
 
     Args:
         model: with any source.
-        serve: the sizes of its functions.
+        serve: the sizes of the functions.
         folder: gets the files.
 
     Raises:

@@ -1,9 +1,9 @@
 """The compiled functions of a served model, in StableHLO: take a chunk of one sequence, or continue several by a token.
 
-Both take parameters, new tokens, where each sequence stands, its pages, and the cache, which they write in place. Both
-return the likeliest tokens with their log-probabilities, and the log-probabilities of all, which stay on the device
-unless a call asks for them. Scoring functions return log-probabilities at every place, and the sum of the last hidden
-states of the tokens that count.
+Both take parameters, new tokens, where each sequence stands, the sequence's pages, and the cache, which they write in
+place. Both return the likeliest tokens with their log-probabilities, and the log-probabilities of all, which stay on
+the device unless a call asks for them. Scoring functions return log-probabilities at every place, and the sum of the
+last hidden states of the tokens that count.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
     Args:
         decode: of the model.
         params: a pytree of arrays, or of their shapes.
-        specs: its leaves in order, as they are named in signatures.
+        specs: leaves in order, as they are named in signatures.
         shape: the sizes.
 
     Raises:

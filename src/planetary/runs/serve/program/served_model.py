@@ -22,10 +22,10 @@ class ServedModel(ABC):
 
     Attributes:
         name: by which clients ask for it.
-        specs: its parameters, in the order of the functions' arguments.
+        specs: parameters, in the order of the functions' arguments.
         vocabulary: tokens the model knows.
         window: the longest text it was trained for, in tokens.
-        tokenizer: of its texts.
+        tokenizer: of the model.
         version: the round the parameters are of; 0: they are of no run.
         chat_template: in Jinja, as the tokenizer's files have it; "": it has none.
         special_tokens: that the template writes, by the names it has for them.

@@ -43,7 +43,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         vocabulary: tokens the model knows.
         window: the longest sequence, in tokens; a multiple of `PAGE`.
         pages: of the cache, each of `PAGE` tokens; page 0 takes writes that no sequence reads.
-        page_shape: of one page: of keys and values: both of all layers, heads, tokens, width of a head; of a state: its
+        page_shape: of one page: of keys and values: both of all layers, heads, tokens, width of a head; of a state: the
             numbers.
         element: type of the cache's numbers.
         batches: how many sequences one decoding call may continue by a token each; increasing.
@@ -147,9 +147,9 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Return keys [B, G, D, T] and values [B, G, T, D] of each layer, of `batch` sequences of `context_pages`
         pages.
 
-        They are the copy of pages that decoding calls read, and that stays from call to call. There is none, (), where
-        it would be larger than the cache, and no cache of pages. Layers are tensors of their own: IREE copies a part of
-        a tensor before a product reads it.
+        Decoding calls read this copy of pages, which stays from call to call. There is none, (), where it would be
+        larger than the cache, and no cache of pages. Layers are tensors of their own: IREE copies a part of a tensor
+        before a product reads it.
         """
         paged = isinstance(self.cache_kind, KeyValueCache) and len(self.page_shape) == 4
         if not paged or batch * context_pages > self.pages:

@@ -1,4 +1,4 @@
-"""A served model whose code is here: its functions are traced, and its whole forward pass is their reference."""
+"""A served model whose code is here: the functions are traced, and the whole forward pass is their reference."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class TracedModel(ServedModel):
     """A served model whose functions are traced from its code.
 
     Attributes:
-        decode: its forward pass; see `models.context`.
-        params: the pytree that `decode` expects; its leaves are `specs`, in order.
+        decode: forward pass; see `models.context`.
+        params: the pytree that `decode` expects; the leaves are `specs`, in order.
         sizes: of a device's memory for a text; None: there is none, every token takes a whole forward pass.
         only_length: the one length, in tokens, that forward passes have; 0: they have any.
     """
@@ -101,12 +101,12 @@ class TracedModel(ServedModel):
 
     def _usual_window(self, longest: int, serve: ServeConfig) -> int:
         """Return the longest text where none is set: the model's own, within `USUAL_CONTEXT` and the cache."""
-        if self.only_length or isinstance(self.sizes, StateSizes):  # a state does not grow with its text
+        if self.only_length or isinstance(self.sizes, StateSizes):  # a state does not grow with the sequence
             return longest
         usual = min(longest, USUAL_CONTEXT)
         if self.sizes is not None:
             cached = (_pages_within(self.sizes, serve) - 1) * PAGE  # page 0 belongs to no text
-            usual = min(usual, max(cached, LEAST_USUAL))  # with a smaller cache, its size is refused
+            usual = min(usual, max(cached, LEAST_USUAL))  # with a smaller cache, the size is refused
         return usual
 
     def program(self, shape: ServingShape) -> Program:
@@ -207,7 +207,7 @@ def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> 
     """Return the shape of a model with keys and values. Raises `UserError` as `TracedModel.shape`."""
     window = common["window"]
     whole = window // PAGE
-    most = serve.batch * whole + 1  # every text of the largest batch to its end
+    most = serve.batch * whole + 1  # every text of the largest batch to the end
     pages = min(most, _pages_within(sizes, serve))
     if pages <= whole:
         page_bytes = _page_bytes(sizes, serve)

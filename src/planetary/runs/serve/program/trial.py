@@ -25,7 +25,8 @@ class ServingTrial(msgspec.Struct, frozen=True):
         values: f32 [places, K], their log-probabilities, in nats.
         following: f32 [places], the log-probability of the text's own next token; of the last place, 0.
         hidden: f32 [places, C], the last hidden states; C is 0 where there are none.
-        accepted: largest error of a log-probability, in nats, and of a mean of hidden states, as a part of its length.
+        accepted: largest error of a log-probability, in nats, and of a mean of hidden states, as a fraction of the
+            length.
     """
 
     tokens: tuple[int, ...]

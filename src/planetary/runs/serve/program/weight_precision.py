@@ -93,7 +93,7 @@ class Narrow:
 
 
 def narrowed(model: TracedModel, precision: Precision) -> TracedModel:
-    """Return the model with parameters in fewer bits, and its later versions, too. `f32`: as it is."""
+    """Return the model with parameters in fewer bits, and later versions, too. `f32`: as it is."""
     if precision == "f32":
         return model
     params = jax.tree.map(partial(_narrow, precision=precision), model.params)

@@ -27,9 +27,9 @@ def prefixes(tokens: Sequence[int]) -> Iterator[Prefix]:
 class PagePool:
     """The pages of one worker's cache. Page 0 belongs to no sequence.
 
-    A full page is known by all tokens up to its end. A sequence that begins with them uses it, too (Zheng et al. 2023,
-    arXiv:2312.07104, section 3, with a table in place of the tree). An unused page stays until its
-    place is needed, the longest unused first.
+    A full page is known by all tokens up to the page's end. A sequence that begins with them uses it, too (Zheng et al.
+    2023, arXiv:2312.07104, section 3, with a table in place of the tree). An unused page stays until the place is
+    needed, the longest unused first.
     """
 
     def __init__(self, pages: int) -> None:
@@ -79,14 +79,14 @@ class PagePool:
         return found
 
     def register(self, page: int, prefix: Prefix) -> None:
-        """Say that a page that is used has the last tokens of a prefix; another that has them already stays known."""
+        """Register a used page with the last tokens of a prefix; an already registered page stays."""
         if page not in self._prefix_of and prefix not in self._known:
             self._known[prefix] = page
             self._prefix_of[page] = prefix
 
     def release(self, pages: Sequence[int]) -> None:
         """One sequence does not use these pages any more."""
-        for page in reversed(pages):  # the end of a sequence is less likely to be shared than its beginning
+        for page in reversed(pages):  # the end of a sequence is less likely to be shared than the beginning
             self._users[page] -= 1
             if self._users[page]:
                 continue

@@ -27,7 +27,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         seed: of the noise.
         presence_penalty: is taken from the log-probability of a token generated before.
         frequency_penalty: is taken as often as it was.
-        logit_bias: token -> is added to its log-probability.
+        logit_bias: token -> addend of the log-probability.
     """
 
     temperature: float = 1.0
@@ -131,7 +131,7 @@ def draw(
     Args:
         found: with the row if `options.needs_row`.
         options: of the request.
-        position: of the token in its text.
+        position: of the token in the sequence.
         generated: tokens before it that are no part of the prompt.
         most: tokens below this can be drawn; None: all.
         allowed: bool [V], tokens that can be drawn, one at least below `most`; with the row. None: all.
@@ -156,8 +156,8 @@ def draw(
         order = np.argsort(-scores, kind="stable")
         order = order[: _kept(scores[order], options)]
         scores = scores[order]
-    # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
-    # its id, so a rounding error elsewhere does not change the draw.
+    # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends only on the
+    # id, so a rounding error elsewhere does not change the draw.
     noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]
     best = int(order[int(np.argmax(scores + noise))])
     return Drawn(int(ids[best]), float(values[best]))

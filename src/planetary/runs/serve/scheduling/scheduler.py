@@ -118,7 +118,7 @@ class Scheduler:
     """
 
     def __init__(self, shape: ServingShape, vocabulary: int) -> None:
-        """`vocabulary`: tokens below it can be drawn; a model may have more than its tokenizer."""
+        """`vocabulary`: tokens below it can be drawn; a model may have more than the tokenizer."""
         self._shape, self._vocabulary = shape, vocabulary
         self.workers: dict[int, WorkerState] = {}
         self.waiting: list[SequenceState] = []
@@ -132,11 +132,11 @@ class Scheduler:
         self.workers[session] = WorkerState(PagePool(self._shape.pages), self._shape.cache_kind)
 
     def lose(self, session: int, *, blames: bool = True) -> list[SequenceOutput]:
-        """A worker is gone. Its sequences wait for another, before those that came later.
+        """A worker is gone. The worker's sequences wait for another, before those that came later.
 
-        `blames`: the sequences of its call may be the reason; not if it was asked to go.
+        `blames`: the sequences of the call may be the reason; not if it was asked to go.
 
-        Returns the sequences that are given up: so many workers were lost with them that others would be, too.
+        Returns the sequences abandoned after being on too many lost workers.
         """
         worker = self.workers.pop(session, None)
         if worker is None:
@@ -158,7 +158,7 @@ class Scheduler:
     # --- sequences ------------------------------------------------------------------------------------------------
 
     def submit(self, request: SequenceRequest) -> None:
-        """Take a sequence; its prompt is shorter than the window."""
+        """Take a sequence; the prompt is shorter than the window."""
         self.waiting.append(SequenceState(request))
 
     def cancel(self, number: int) -> bool:
@@ -211,7 +211,7 @@ class Scheduler:
                 return found
 
     def computed(self, session: int, results: Sequence[Candidates], *, last: bool = True) -> list[SequenceOutput]:
-        """Take the results of a worker's call, in the order of its slots; return the sequences' new tokens.
+        """Take the results of a worker's call, in the order of the slots; return the sequences' new tokens.
 
         `last`: whether the worker has no further results of the call.
         """
@@ -322,7 +322,7 @@ class Scheduler:
         return sequence.prefills or not self._shape.cache_kind.remembers
 
     def _prefill(self, worker: WorkerState, sequence: SequenceState, others: Sequence[SequenceState]) -> Call | None:
-        """Return the call that takes the next chunk of a sequence, and of others that take a chunk of the same size."""
+        """Return the call for the next chunk of a sequence, and of others with a chunk of the same size."""
         scores = sequence.scores
         chunk = self._shape.scored_chunk_for(sequence.missing) if scores else self._shape.chunk_for(sequence.missing)
         if not self._reserve(worker, sequence, sequence.cached + min(chunk, sequence.missing)):
@@ -343,7 +343,7 @@ class Scheduler:
         return Call(prefill_name(chunk, context_pages, self._shape.prefill_for(len(slots))), slots, full)
 
     def _may_prefill_with(self, worker: WorkerState, sequence: SequenceState, chunk: int) -> bool:
-        """Whether a sequence takes its next chunk in the same call as another; then it has the pages. No sequence is
+        """Whether a sequence takes the next chunk in the same call as another; then it has the pages. No sequence is
         preempted.
         """
         if (

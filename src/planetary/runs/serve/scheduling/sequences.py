@@ -48,9 +48,9 @@ class Token(msgspec.Struct, frozen=True):
     """A token of a sequence.
 
     Attributes:
-        token: its id.
+        token: token id.
         logprob: that the model gave it, in nats; None for the first token of a prompt.
-        likeliest: ids and log-probabilities of the likeliest at its place, in order.
+        likeliest: ids and log-probabilities of the likeliest at this place, in order.
     """
 
     token: int
@@ -60,16 +60,16 @@ class Token(msgspec.Struct, frozen=True):
 
 @dataclass
 class SequenceState:
-    """How far a sequence is. All of it but pages and cached tokens outlasts its worker.
+    """How far a sequence is. All of it but pages and cached tokens outlasts the worker.
 
     Attributes:
-        request: its prompt and options.
+        request: prompt and options.
         tokens: the prompt, and the generated ones.
-        page_table: pages in the cache of its worker.
-        cached: how many of its tokens have keys and values there.
+        page_table: pages in the cache of the worker.
+        cached: number of tokens that have keys and values there.
         scored: how many tokens of the prompt have been given out with their log-probabilities.
-        hidden: sum of the last hidden states of the tokens its worker has cached; None: there are none.
-        failures: workers that were lost while they computed it, since its last token.
+        hidden: sum of the last hidden states of the cached tokens; None: there are none.
+        failures: workers that were lost while they computed it, since the last token.
         turn: when it was last part of a call; those that have waited longest come first.
     """
 
@@ -109,12 +109,12 @@ class SequenceState:
         return self.missing > 1 or self.scores
 
     def prefix(self, page: int) -> Prefix:
-        """Return the key of the sequence up to the end of its page of this number, which is full."""
+        """Return the key of the sequence up to the end of the page of this number, which is full."""
         if len(self.known_prefixes) <= page:
             self.known_prefixes = list(prefixes(self.tokens))
         return self.known_prefixes[page]
 
     def release_pages(self) -> list[int]:
-        """Forget where it is computed; return its pages there."""
+        """Forget where it is computed; return the pages there."""
         pages, self.page_table, self.cached, self.hidden = self.page_table, [], 0, None
         return pages

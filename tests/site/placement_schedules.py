@@ -22,7 +22,6 @@ from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import ClosedError, ResourceError
 from planetary.fleet.gateway.reception import Reception
-from planetary.fleet.protocol.events import Finish
 from planetary.fleet.protocol.messages import FABRIC
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
@@ -34,6 +33,7 @@ from planetary.simulation.process import Process
 from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 from planetary.site.config import SitePolicy
+from planetary.site.hosted_run import RunOutcome
 from planetary.site.jobs import CancelRequested, HubAttempt, JobBook, JobEnded, JobStarted, JobSubmitted, SiteRecord
 from planetary.site.outer_runs import OuterRuns
 from planetary.site.placement.choice import JobNeeds
@@ -207,7 +207,7 @@ class SimRuns:
         self.stops: dict[str, str] = {}
         self.here: set[str] = set()
 
-    async def run_outer(self, job: PlacedJob, config: Config) -> Finish:
+    async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
         members = dict(job.members)
         assert {site.name: site.part for site in config.federation.sites} == members
         assert config.federation.parts == len(job.parts)
@@ -220,11 +220,11 @@ class SimRuns:
             while left > 0:
                 await asyncio.sleep(0.25)
                 if job.job in self.stops:
-                    return Finish(False, self.stops[job.job], "stopped")
+                    return RunOutcome(False, self.stops[job.job])
                 trains = [site for site in self.world.sites.values() if site.process.alive and site.name in members]
                 names = {name for site in trains for name, _ in site.running()}
                 left -= 0.25 if names & set(job.parts) else 0.0
-            return Finish(True, "all rounds", "done")
+            return RunOutcome(True, "all rounds")
         finally:
             self.here.discard(job.job)
 

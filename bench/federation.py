@@ -15,10 +15,11 @@ import msgspec
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.data.reader import read_slice
 from planetary.run.choice import read_config
 from planetary.run.simulate import TINY
+from planetary.runs.federation.config import SiteEntry
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import batches_of

@@ -37,6 +37,7 @@ from planetary.models.llama import LlamaConfig
 from planetary.models.model_options import configure
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_traced
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.messages import ComputeCall, Drawing
 from planetary.runs.serve.program.shape import PAGE, decode_name, prefill_name
 from planetary.runs.serve.program.traced_model import TracedModel
@@ -79,7 +80,7 @@ def loaded(
     model: TracedModel, serve: Mapping[str, Any], scratch: Path, *, chunk: int, backend: str = "cpu"
 ) -> LoadedModel:
     """Compile the functions that are timed, and load them with one thread."""
-    shape = model.shape(config_from_tables({"serve": {"model": "x", **serve}}).serve)
+    shape = model.shape(config_from_tables({"serve": {"model": "x", **serve}}).of(ServeConfig))
     shape = msgspec.structs.replace(shape, batches=(1, 8), chunks=(chunk,), scores_prompts=False)
     program = model.program(shape)
     spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest, program.weights)

@@ -26,6 +26,7 @@ import psutil
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.config import load_config
 from planetary.run.processes.announcement import Announcement, read_announcement
+from planetary.runs.mixture.config import MoeConfig
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay, TokenBucket, Way
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,7 @@ def measure(folder: Path, relay: ShapedRelay, args: argparse.Namespace) -> dict[
         processes.append(subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
         return processes[-1]
 
-    is_mixture = load_config(ROOT / "examples" / args.example).moe.composers > 0
+    is_mixture = load_config(ROOT / "examples" / args.example).of(MoeConfig).composers > 0
     sets = [*(["moe.composers=2"] if is_mixture else []), "fabric.workers=2", f"train.rounds={args.rounds}", *args.set]
     gateway = start(
         "gateway",

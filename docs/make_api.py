@@ -12,6 +12,7 @@ from typing import Any
 
 import planetary
 from planetary.core import errors
+from planetary.core.configuration.sections import section_names
 
 PAGE = Path(__file__).with_name("api.md")
 
@@ -141,8 +142,12 @@ def _fields(kind: type) -> Iterator[str]:
 
 
 def _sections_of_config(config: type) -> str:
-    sections = [f"`{name}`" for name in config.__struct_fields__]  # type: ignore[attr-defined]
-    return f"Sections: {', '.join(sections)}. The keys of each are in `src/planetary/core/configuration/schema.py`.\n"
+    names = [name for name in config.__struct_fields__ if name != "kinds"]  # type: ignore[attr-defined]
+    sections = ", ".join(f"`{name}`" for name in names)
+    own = ", ".join(f"`{name}`" for name in section_names())
+    return (
+        f"Sections: {sections}; and of one kind of run each {own}. [configuration.md](configuration.md) has all keys.\n"
+    )
 
 
 def _signature(name: str, function: Any) -> str:

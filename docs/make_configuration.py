@@ -13,18 +13,24 @@ from msgspec import inspect
 from planetary.core.configuration.key_meanings import meanings
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
+from planetary.run.kinds import all_kinds
 from planetary.site.config import Api, ControllerOptions, Federation, SiteConfig, SitePolicy, WorkerFabric
 
 TABLE = "| key | takes | default | meaning |\n|---|---|---|---|\n"
+TABLE_OF_KINDS = "| key | takes | default | kinds of run | meaning |\n|---|---|---|---|---|\n"
 PAGE = Path(__file__).with_name("configuration.md")
 
 HEAD = """# Configuration
 
-Written by `docs/make_configuration.py` from the schema (`core/configuration/schema.py`); do not edit.
+Written by `docs/make_configuration.py` from the schema (`core/configuration/schema.py`, and `config.py` of each kind
+of run); do not edit.
 
 A configuration is a TOML file with these sections; every key has a default. `--set section.key=value` overrides a key
 on the command line, `overrides={"section.key": value}` in Python. A relative path in a file is relative to the file's
 folder.
+
+Every key is honoured or refused: a key with another value than its default is an error with the reason in a run of a
+kind that does not honour it. `--set SECTION={}` leaves out a whole section of a file.
 """
 
 
@@ -48,13 +54,14 @@ def page() -> str:
     parts = [HEAD]
     for section, struct in SECTIONS.items():
         doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
-        parts.append(f"## `[{section}]`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}")
+        parts.append(f"## `[{section}]`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE_OF_KINDS}")
         said = meanings(struct)
         own = [name for name in struct.__annotations__ if name in FIELDS[section]]
         for name in [*own, *(key for key in FIELDS[section] if key not in own)]:
             field = FIELDS[section][name]
             meaning = said[name].replace("|", "\\|")
-            parts[-1] += f"| `{name}` | {describe(field.type)} | {_default(field)} | {meaning} |\n"
+            row = (f"`{name}`", describe(field.type), _default(field), honoured_by(f"{section}.{name}"), meaning)
+            parts[-1] += f"| {' | '.join(row)} |\n"
     for name, registry in LISTS.items():
         parts.append(
             f"## `[[{name}]]`\n\nEach table has a `kind` and the keys of it. On the command line: "
@@ -76,6 +83,20 @@ def page() -> str:
             if said[field.name]:  # a part of the file has none, and a table of its own
                 parts[-1] += f"| `{field.name}` | {describe(field.type)} | {_default(field)} | {said[field.name]} |\n"
     return "\n".join(parts)
+
+
+def honoured_by(key: str) -> str:
+    """Return the kinds of run that honour a key, as words."""
+    absent = {section for kind in all_kinds() for section in kind.sections}
+    found = {
+        declared.kind: declared.honours(key, absent) for kind in reversed(all_kinds()) for declared in kind.declared()
+    }
+    without = [name for name, honours in found.items() if not honours]
+    if not without:
+        return "all"
+    if len(without) < len(found) / 2:
+        return f"all but {', '.join(without)}"
+    return ", ".join(name for name, honours in found.items() if honours)
 
 
 def _default(field: inspect.Field) -> str:

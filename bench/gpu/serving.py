@@ -17,6 +17,8 @@ from typing import Any
 
 from common import BENCH, PJRT, REHEARSAL, TORCH, Process, Record, last_json, tail
 
+from planetary.runs.serve.config import ServeConfig
+
 OPTIONS: dict[str, Any] = {
     "n_layer": 30, "n_head": 9, "n_kv_head": 3, "n_embd": 576, "n_hidden": 1536, "vocab_size": 49152,
 }  # fmt: skip
@@ -70,7 +72,11 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     config = config_from_tables({"serve": {"model": str(run), **serve}})
     model = load_traced(config)
     shape = msgspec.structs.replace(
-        model.shape(config.serve), batches=(1, 8), chunks=(CHUNK,), context_sizes=(REACH,), scores_prompts=False
+        model.shape(config.of(ServeConfig)),
+        batches=(1, 8),
+        chunks=(CHUNK,),
+        context_sizes=(REACH,),
+        scores_prompts=False,
     )
     program = model.program(shape)
     spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest, program.weights)

@@ -15,6 +15,8 @@ from planetary.cli.main import build_parser
 from planetary.core.config import load_config
 from planetary.core.errors import UserError
 from planetary.run.kinds import kind_of
+from planetary.runs.rl.config import RlConfig
+from planetary.runs.serve.config import ServeConfig
 from planetary.site.config import load_site
 
 INFERENCE = {
@@ -89,14 +91,18 @@ def test_other_commands_name_it_too(files: Path) -> None:
 
 def test_serve_takes_the_file_of_inference(files: Path) -> None:
     config = serve._config(build_parser("serve").parse_args(["serve", str(files / "inference.json"), "--port", "0"]))
-    assert (config.serve.name, config.serve.context, config.serve.port) == ("qwen2.5-0.5b-instruct", 1024, 0)
-    assert config.serve.model == str(files / "weights")
+    assert (config.of(ServeConfig).name, config.of(ServeConfig).context, config.of(ServeConfig).port) == (
+        "qwen2.5-0.5b-instruct",
+        1024,
+        0,
+    )
+    assert config.of(ServeConfig).model == str(files / "weights")
     assert kind_of(config).name == "serving"
 
 
 def test_rl_takes_the_file_of_rewards(files: Path) -> None:
     config = load_config(files / "rewards.json", ["rl.task=reverse"])
-    rl = config.rl
+    rl = config.of(RlConfig)
     assert (config.train.rounds, rl.groups, rl.completions, rl.max_tokens) == (7, 3, 4, 128)
     assert (rl.learning_rate, rl.kl, rl.objective, rl.start) == (1e-6, 0.1, "grpo", str(files / "weights"))
     assert kind_of(config).name == "reinforcement"

@@ -32,7 +32,7 @@ CLUSTER = Cluster(params=30.8e6, workers=4, bandwidth=50e6 / 8, gateway_bandwidt
 @pytest.mark.parametrize("workers", [1, 4])
 def test_every_preset_passes_the_checks(preset, workers: int) -> None:
     config = load_config(EXAMPLE, [*preset.overrides(workers), f"fabric.workers={workers}"])
-    tables = msgspec.to_builtins(config)
+    tables = config.tables()
     expected = {**preset.settings, **(preset.alone if workers == 1 else {})}
     assert {key: tables[key.split(".")[0]][key.split(".")[1]] for key in expected} == expected
 

@@ -14,7 +14,6 @@ from serving_run import write_run
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.main import main
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
@@ -22,6 +21,7 @@ from planetary.models import nanochat
 from planetary.run.model.served import load_trained
 from planetary.run.model.text_continuation import TextContinuation
 from planetary.run.model.trained_model import fill_tree
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.text_assembly import TextAssembly
 from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.program.traced_model import TracedModel

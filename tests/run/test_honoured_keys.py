@@ -11,7 +11,8 @@ from msgspec import inspect
 from planetary.compiler.frontend.export import MODEL_FILE
 from planetary.core.config import Config, apply_overrides, config_from_tables, load_config, to_toml
 from planetary.core.configuration.honoured import COMPANIONS, UNDECLARED, all_keys
-from planetary.core.configuration.strict import FIELDS, LISTS
+from planetary.core.configuration.sections import section_names
+from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.webhook_sink import WebhookSink
 from planetary.run.kinds import all_kinds, kind_of
@@ -67,11 +68,14 @@ def changed(config: Config, key: str) -> Config:
     """Return a configuration with another value of one key, unchecked."""
     if key in LISTS:
         return msgspec.structs.replace(config, sinks=(WebhookSink(url="https://example.org"),))
-    tables = msgspec.to_builtins(config)
+    tables = config.tables()
     for one in {key, COMPANIONS.get(key, key)}:
         section, name = one.split(".")
-        tables[section][name] = another_value(one, tables[section][name])
-    return msgspec.convert(tables, Config)
+        table = tables.setdefault(section, msgspec.to_builtins(SECTIONS[section]()))
+        table[name] = another_value(one, table[name])
+    made = {section: msgspec.convert(tables[section], SECTIONS[section]) for section in tables if section in SECTIONS}
+    kinds = {section: made.pop(section) for section in section_names() if section in made}
+    return Config(**made, kinds=kinds)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -111,7 +115,7 @@ def test_derived_values_are_not_set() -> None:
     """The outer rule of a short run and a shorter warm-up are nobody's keys."""
     for case in CASES:
         config = apply_overrides(config_of(case), ["run.name=x"])
-        again = config_from_tables(msgspec.to_builtins(config))
+        again = config_from_tables(config.tables())
         kind_of(again).keys(again).refuse_others(again, ABSENT)
 
 

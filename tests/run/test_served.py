@@ -15,11 +15,11 @@ from serving_run import SMALL, write_run
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import export_model
 from planetary.core.config import config_from_tables
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import TrustError, UserError
 from planetary.models.context import CacheSizes, WholeText
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_served
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.cache_kinds import NoCache, RecurrentState
 from planetary.runs.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
 from planetary.runs.serve.program.served_model import ServedModel

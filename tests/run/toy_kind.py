@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -149,8 +149,8 @@ class Toy(RunKind):
     def claims(self, config: Config) -> bool:
         return config.run.name.startswith("toy")
 
-    def keys(self, config: Config) -> HonouredKeys:
-        return HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*"), {})
+    def declared(self) -> Sequence[HonouredKeys]:
+        return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*"), {}),)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)

@@ -27,6 +27,7 @@ from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
 from planetary.machine.journal import replay
 from planetary.machine.machine import Validated
+from planetary.runs.federation.config import FederationConfig
 from planetary.simulation.disk import SimulatedDisk
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.process import Process
@@ -209,8 +210,8 @@ class SimRuns:
 
     async def run_outer(self, job: PlacedJob, config: Config) -> RunOutcome:
         members = dict(job.members)
-        assert {site.name: site.part for site in config.federation.sites} == members
-        assert config.federation.parts == len(job.parts)
+        assert {site.name: site.part for site in config.of(FederationConfig).sites} == members
+        assert config.of(FederationConfig).parts == len(job.parts)
         assert job.job not in self.here, f"{job.job} runs twice at the hub"
         self.here.add(job.job)
         self.stops.pop(job.job, None)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from planetary.core.config import Config, config_from_tables, config_hash, to_toml
-from planetary.core.configuration.schema import SiteEntry
 from planetary.core.errors import UserError
 from planetary.data.fitting import length_of
+from planetary.runs.federation.config import FederationConfig, SiteEntry
 from planetary.runs.federation.hub_policy import terms_of
 from planetary.site.config import SitePolicy
 from planetary.site.placement.choice import JobNeeds, PlaceableJob, SiteNow, choose_sites
@@ -24,10 +24,17 @@ def config_of(**tables: Any) -> Config:
 
 def test_hubs_run_has_the_sites_with_their_part_numbers() -> None:
     outer = outer_config(config_of(federation={"every_rounds": 5}, train={"target_minutes": 3.0}), 2)
-    assert (outer.federation.parts, outer.federation.sites, outer.train.target_minutes) == (2, (), 0.0)
+    assert (outer.of(FederationConfig).parts, outer.of(FederationConfig).sites, outer.train.target_minutes) == (
+        2,
+        (),
+        0.0,
+    )
     policies = [SitePolicy(name="a"), SitePolicy(name="b", trust="judged")]
     first = with_members(outer, {"a": 1, "b": 2}, policies)
-    assert first.federation.sites == (SiteEntry(name="a", part=1), SiteEntry(name="b", part=2, trust="judged"))
+    assert first.of(FederationConfig).sites == (
+        SiteEntry(name="a", part=1),
+        SiteEntry(name="b", part=2, trust="judged"),
+    )
     moved = with_members(outer, {"a": 1, "b": 2, "c": 1}, policies)
     terms = terms_of(moved)
     assert {name: (one.part, one.parts) for name, one in terms.items()} == {"a": (0, 2), "b": (1, 2), "c": (0, 2)}
@@ -54,7 +61,7 @@ def test_site_trains_between_versions_and_merges_by_identity() -> None:
     part = part_config(outer_config(config, 2), "j")
     assert part.train.rounds == 15
     assert (part.outer.optimizer, part.outer.learning_rate, part.outer.momentum) == ("nesterov", 1.0, 0.0)
-    federation = part.federation
+    federation = part.of(FederationConfig)
     assert (federation.run, federation.patience_s, federation.hub, federation.sites) == ("j", 7.0, "", ())
     length = length_of(part, 10**6)  # it goes on for its hub, which ends it, and the schedule is that of its own rounds
     assert (length.expected_rounds, length.most_rounds) == (15, 60)
@@ -62,7 +69,7 @@ def test_site_trains_between_versions_and_merges_by_identity() -> None:
     assert length.first_step(16, 0) == 15 * part.train.inner_steps
     tables = tomllib.loads(to_toml(part))
     tables["federation"] |= {"hub": "127.0.0.1:9", "site": "a"}
-    assert config_from_tables(tables).federation.run == "j"
+    assert config_from_tables(tables).of(FederationConfig).run == "j"
 
 
 @pytest.mark.parametrize(

@@ -38,16 +38,14 @@ from planetary.core.configuration.schema import (
     EvalConfig,
     FabricConfig,
     ModelConfig,
-    MoeConfig,
     OptimizerConfig,
     OuterConfig,
-    RlConfig,
     RunConfig,
     SyncConfig,
     Timings,
     TrainConfig,
 )
-from planetary.core.configuration.sinks import sink_tables
+from planetary.core.configuration.sections import section_names, section_struct
 from planetary.core.configuration.strict import (
     EXTENSION_KEYS,
     LISTS,
@@ -278,10 +276,8 @@ __all__ = [
     "EvalConfig",
     "FabricConfig",
     "ModelConfig",
-    "MoeConfig",
     "OptimizerConfig",
     "OuterConfig",
-    "RlConfig",
     "RunConfig",
     "SyncConfig",
     "Timings",
@@ -329,7 +325,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     refuse_gateway_file(tables, origin)
     of_rewards = is_experiment and "objective" in tables.get("rl", {})
     config = _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
-    if of_rewards and not config.rl.task:
+    if of_rewards and not config.tables().get("rl", {}).get("task"):
         again = command_line("rl", path, "--set", "rl.task=FILE.py:FUNCTION")
         raise UserError(
             f"{origin} is PCP's file of reinforcement learning, whose reward is in PCP's code: name a reward. It is "
@@ -394,12 +390,13 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
                 complete_in(one, "source", lambda value: value != "stdlib")
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
-    for key in ("model", "keys", "chat_template"):
-        complete("serve", key, lambda value: True)
-    complete("federation", "token_file", lambda value: True)
-    for key in ("prompts", "start", "teacher"):
-        complete("rl", key, lambda value: True)
-    complete("rl", "task", lambda value: ".py:" in value)
+    for name in section_names():
+        if name in tables:
+            kind = section_struct(name)
+            for key in kind.paths:
+                complete(name, key, lambda value: True)
+            for key in kind.code:
+                complete(name, key, lambda value: ".py:" in value)
     for section, key in EXTENSION_KEYS:
         complete(section, key, lambda value: file_of(value) is not None)
     if isinstance(sinks := tables.get("sinks"), list):
@@ -437,7 +434,7 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     Raises:
         UserError: an override is malformed, or key or value is wrong.
     """
-    tables = _tables_of(config)
+    tables = config.tables()
     _override(tables, overrides, "--set")
     return build_config(tables, "--set")
 
@@ -486,30 +483,32 @@ def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> N
 
 def overrides_between(before: Config, after: Config) -> list[str]:
     """Return the `section.key=value` settings that make `before` `after`; see `apply_overrides`."""
-    old, new = _tables_of(before), _tables_of(after)
+    old, new = (_with_defaults(config.tables(), (before, after)) for config in (before, after))
     return [
         f"{section}.{key}={toml_value(value)}"
         for section in SECTIONS
+        if section in new
         for key, value in new[section].items()
         if value != old[section][key]
     ] + [f"{name}={toml_value(new[name])}" for name in LISTS if new[name] != old[name]]
 
 
-def _tables_of(config: Config) -> dict[str, Any]:
-    return {**msgspec.to_builtins(config), "sinks": sink_tables(config.sinks)}
+def _with_defaults(tables: dict[str, Any], configs: Iterable[Config]) -> dict[str, Any]:
+    """Return tables with those of every kind's section that one of the configurations has."""
+    return {name: msgspec.to_builtins(SECTIONS[name]()) for config in configs for name in config.kinds} | tables
 
 
 def to_toml(config: Config) -> str:
-    """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`."""
-    tables = _tables_of(config)
-    for section, struct in SECTIONS.items():  # a section's own keys are those looked for first
+    """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`.
+
+    A section of a kind of run is there where a key of it has another value than its default.
+    """
+    tables = config.tables()
+    for section in (name for name in SECTIONS if name in tables):
+        struct = SECTIONS[section]  # a section's own keys are those that are looked for first
         own = [key for key in struct.__annotations__ if key in tables[section]]
         tables[section] = {key: tables[section][key] for key in own} | tables[section]
     return toml_document(tables)
-
-
-_RL_LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "tolerance", "cache_mb", "held_out"}
-"""Keys of `[rl]` that do not change the mathematics of a run."""
 
 
 def config_hash(config: Config) -> str:
@@ -589,20 +588,12 @@ def _mathematics(config: Config) -> dict[str, Any]:
         kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing", "grace_factor")}
     if config.fabric.leases != "equal":
         kept["leases"] = config.fabric.leases
-    if config.federation.sites:
-        kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
     for key in ("compression", "broadcast_compression", "start_compression"):
         if (codec := getattr(config.sync, key)) != "none":
             kept.setdefault("sync", {})[key] = codec
-    if config.moe.composers:
-        kept["moe"] = {key: value for key, value in values["moe"].items() if key not in {"store", "expert_workers"}}
-        kept["moe"]["offload"] = config.moe.expert_workers > 0
-        if config.moe.replicas == 1:
-            del kept["moe"]["replicas"]
-    if config.rl.task:
-        kept["rl"] = {key: value for key, value in values["rl"].items() if key not in _RL_LEFT_OUT}
-        for key in ("task", "prompts", "start", "teacher"):
-            kept["rl"][key] = re.split(r"[/\\]", kept["rl"][key])[-1]
+    for name, kind in config.kinds.items():
+        if mathematics := kind.mathematics():
+            kept[name] = mathematics
     for section, key in EXTENSION_KEYS:  # of a file's path; the text is compared when a run goes on
         if key in kept.get(section, {}):
             kept[section][key] = re.split(r"[/\\]", kept[section][key])[-1]

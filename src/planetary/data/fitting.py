@@ -40,39 +40,6 @@ class RoundLeases:
         return with_fitting_warmup(config, length_of(config, tokens).schedule_steps)
 
 
-class StepLeases:
-    """A lease is one step of all composers of a mixture."""
-
-    def most_inner_steps(self, config: Config, batches: int) -> int:
-        """A round is no lease, and may be longer than an epoch."""
-        return config.train.inner_steps
-
-    def within_epochs(self, config: Config, tokens: int) -> Config:
-        """Every step is that of all composers, so passes are a number of rounds.
-
-        Raises:
-            UserError: not one round is possible.
-        """
-        epochs, composers = config.data.max_epochs, config.moe.composers
-        if not epochs:
-            return config
-        rounds = epochs * (tokens // (composers * config.tokens_per_batch)) // config.train.inner_steps
-        if rounds >= config.train.rounds:
-            return config
-        reason = (
-            f"data.max_epochs = {epochs} allows {epochs * tokens} tokens, and a round of {composers} takes "
-            f"{composers * config.tokens_per_slice}"
-        )
-        if not rounds:
-            raise UserError(
-                f"{reason}: not one round is possible. Raise data.max_epochs, give more data, or lower "
-                "train.inner_steps, train.batch_size or moe.composers"
-            )
-        _warn("train.rounds", rounds, config.train.rounds, reason)
-        shorter = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
-        return with_fitting_warmup(shorter, shorter.total_inner_steps)
-
-
 BEYOND = 3
 """A site may train this many times its rounds beyond them for a part of a job. A site that trained alone has trained
 them before the hub has all versions; and a site whose hub never comes back is to end at some time.
@@ -87,19 +54,18 @@ def length_of(config: Config, tokens: int) -> RunLength:
         inner_steps=config.train.inner_steps,
         workers=config.fabric.workers,
         parts=config.leases_per_slice,
-        beyond=BEYOND * config.train.rounds if config.federation.run else 0,
+        beyond=BEYOND * config.train.rounds if any(one.ended_by_another for one in config.kinds.values()) else 0,
     )
 
 
-ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
+ROUND_LEASES = RoundLeases()
 
 
 def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LEASES) -> Config:
     """Return `config` with keys reduced where the data is too small, each with a warning with both numbers.
 
-    `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and a
-    mixture's `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in
-    rounds.
+    `eval.batches` becomes the number of held-out batches, and `train.inner_steps` at most that of training batches.
+    `leases`: of the kind of run, which may reduce more; default: of one in rounds.
 
     Raises:
         UserError: there is not even one batch to train or to measure on, or `data.max_epochs` allows no round.
@@ -108,11 +74,13 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
     held = _batches(config, data.held_out.count, "held-out")
     replace = msgspec.structs.replace
     if held < config.eval.batches:
-        _warn("eval.batches", held, config.eval.batches, f"the held-out data has {data.held_out.count} tokens")
+        warn_of_fitting(
+            "eval.batches", held, config.eval.batches, f"the held-out data has {data.held_out.count} tokens"
+        )
         config = replace(config, eval=replace(config.eval, batches=held))
     most = leases.most_inner_steps(config, batches)
     if most < config.train.inner_steps:
-        _warn(
+        warn_of_fitting(
             "train.inner_steps",
             most,
             config.train.inner_steps,
@@ -133,5 +101,6 @@ def _batches(config: Config, tokens: int, part: str) -> int:
     return batches
 
 
-def _warn(key: str, fitting: int, given: int, reason: str) -> None:
+def warn_of_fitting(key: str, fitting: int, given: int, reason: str) -> None:
+    """Warn that a key gets another value than the configuration has."""
     log.warning("%s: %d instead of %d, because %s", key, fitting, given, reason)

@@ -17,6 +17,7 @@ from planetary.core.errors import UserError
 from planetary.core.printable import command_line
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
 from planetary.monitor.run_folder import load_history
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 
 ConfigSource = str | Path | Config | Mapping[str, Any]
@@ -106,7 +107,7 @@ def check_unchanged(before: Config, after: Config, folder: Path) -> None:
     The text names the keys with both values, and the way to train on with the new ones.
     """
     kept = list_checkpoints(folder / CHECKPOINTS)
-    changes = mathematical_changes(before, after) if kept or (after.moe.composers and has_run(folder)) else []
+    changes = mathematical_changes(before, after) if kept or (after.of(MoeConfig).composers and has_run(folder)) else []
     if not changes:
         return
     told = ", ".join(f"{key} = {_shown(new)} (it has {_shown(old)})" for key, old, new in changes)

@@ -18,7 +18,6 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
 from planetary.fleet.protocol.status import RunStatus
@@ -30,6 +29,7 @@ from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS, SamplingOptions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,8 +51,13 @@ class RunKind(ABC):
         """Whether a configuration asks for this kind."""
 
     @abstractmethod
+    def declared(self) -> Sequence[HonouredKeys]:
+        """Return the keys that runs of the kind honour, for each way in which it runs."""
+
     def keys(self, config: Config) -> HonouredKeys:
-        """Return the keys a run of this configuration honours. Every other key with a value is refused."""
+        """Return which of `declared` a run of this configuration has. Every other key with a value is refused."""
+        (only,) = self.declared()
+        return only
 
     @abstractmethod
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:

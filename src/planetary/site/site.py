@@ -33,6 +33,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
 from planetary.run.kinds import kind_named, kind_of, worker_protocol
+from planetary.runs.federation.config import FederationConfig
 from planetary.site.config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
 from planetary.site.hosted_run import HostedRun, RunOutcome, outcome_of
 from planetary.site.jobs import (
@@ -510,7 +511,7 @@ class Site:
         """Run a job to the end, or resume the run in the folder. Raises as `HostedRun`."""
         folder, link = Path(job.folder), self.options.link
         resume = await asyncio.to_thread(has_run, folder)
-        is_part = job.placed is not None and bool(config.federation.run)
+        is_part = job.placed is not None and bool(config.of(FederationConfig).run)
         options = GatewayOptions(
             folder=folder,
             cache=self.options.cache,

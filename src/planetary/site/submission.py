@@ -22,7 +22,9 @@ from planetary.core.registry import file_of
 from planetary.data.files import is_pattern
 from planetary.run.choice import check_unchanged
 from planetary.run.kinds import kind_of
+from planetary.runs.rl.config import RlConfig
 from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
+from planetary.runs.serve.config import ServeConfig
 from planetary.site.config import DATA_SCHEME, ControllerOptions
 from planetary.site.model_process import PreparationLimits, shapes_apart
 
@@ -160,8 +162,8 @@ def require_files(config: Config, runs: Path | None) -> None:
     """
     named = [(key, str(getattr(getattr(config, key.split(".")[0]), key.split(".")[1]))) for key in FILE_KEYS]
     named += [(f"data.sources[{at}].source", one.source) for at, one in enumerate(config.data.sources)]
-    named += [(f"rl.{key}", str(getattr(config.rl, key))) for key in ("task", "prompts", "start", "teacher")]
-    named.append(("serve.model", config.serve.model))
+    named += [(f"rl.{key}", str(getattr(config.of(RlConfig), key))) for key in ("task", "prompts", "start", "teacher")]
+    named.append(("serve.model", config.of(ServeConfig).model))
     for key, value in named:
         place, _, function = value.rpartition(":")
         path = Path(place if place.endswith(".py") and function else value)
@@ -192,7 +194,8 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
     replace = msgspec.structs.replace
     sources = tuple(replace(one, source=found(one.source)) for one in config.data.sources)
     data = replace(config.data, source=found(config.data.source), sources=sources)
-    return replace(config, data=data, rl=replace(config.rl, prompts=found(config.rl.prompts)))
+    rl = config.of(RlConfig)
+    return replace(config, data=data).having(replace(rl, prompts=found(rl.prompts)))
 
 
 def refuse_own_code(config: Config) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.fleet.protocol.records import (
     AnyRecord,
     DeltaAccepted,
@@ -19,6 +19,7 @@ from planetary.fleet.protocol.records import (
     RoundFinished,
     VersionAdopted,
 )
+from planetary.runs.federation.config import SiteEntry
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training

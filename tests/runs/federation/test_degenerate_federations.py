@@ -11,11 +11,12 @@ import pytest
 
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted
+from planetary.runs.federation.config import SiteEntry
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallExecutor, SmallTraining, small_training

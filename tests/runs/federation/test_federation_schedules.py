@@ -7,8 +7,9 @@ import shutil
 import pytest
 from federation_schedules import SCHEDULES, federation_of, history_of
 
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
+from planetary.runs.federation.config import SiteEntry
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 

@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 from federation_schedules import federation_of
 
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.fleet.protocol.records import DeltaAccepted, EvalFinished, RolledBack, RoundFinished, WorkerJoined
+from planetary.runs.federation.config import SiteEntry
 from planetary.runtime.executor import StepResult
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import (

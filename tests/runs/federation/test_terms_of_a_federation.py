@@ -14,10 +14,11 @@ import pytest
 from planetary.cli.main import main
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, apply_overrides, config_hash, to_toml
-from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.records import RoundFinished, WorkerBanned, WorkerJoined, WorkerRefused
+from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.facts import differences, facts_of
 from planetary.runs.federation.hub_gateway import HubGateway
 from planetary.runs.federation.hub_policy import terms_of

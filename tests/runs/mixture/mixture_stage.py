@@ -25,7 +25,7 @@ from planetary.artifacts.jsonl import JsonLinesTail, read_json_lines
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import CheckpointConfig, Config, FabricConfig, MoeConfig, RunConfig, TrainConfig
+from planetary.core.config import CheckpointConfig, Config, FabricConfig, RunConfig, TrainConfig
 from planetary.core.errors import CompileError
 from planetary.core.step import FunctionSpec
 from planetary.data.prepared_data import PreparedData
@@ -41,6 +41,7 @@ from planetary.runs.mixture.composer import events as c
 from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.composer.machine import ComposerMachine
 from planetary.runs.mixture.composer.role import ComposerDriver, ComposerRole
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.controller.events import EndWork, LeaseExpertWork, MixturePolicy, QueueWork
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS, MixtureGateway
@@ -124,10 +125,9 @@ class PlannedMixture:
         config = Config(
             run=RunConfig(name="test"),
             train=TrainConfig(rounds=plan.steps // plan.steps_per_round, inner_steps=plan.steps_per_round),
-            moe=MoeConfig(composers=training.composers, replicas=training.replicas, rank=training.rank),
             fabric=FabricConfig(workers=workers, latency_budget_s=budget_s, abandon_after_s=0.0),
             checkpoint=CheckpointConfig(every=1000),
-        )
+        ).having(MoeConfig(composers=training.composers, replicas=training.replicas, rank=training.rank))
         file = plan.order.file
         data = PreparedData(file, file, TINY.vocab_size, None, plan.order.block_tokens, "", folder, 1)
         self._run = SharedProgram(plan)

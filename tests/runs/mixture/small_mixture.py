@@ -24,7 +24,6 @@ from planetary.core.config import (
     EvalConfig,
     FabricConfig,
     ModelConfig,
-    MoeConfig,
     OptimizerConfig,
     RunConfig,
     TrainConfig,
@@ -35,6 +34,7 @@ from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import batches, read_slice
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.runs.mixture.plan import MODEL, MixturePlan
 from planetary.runs.mixture.program.signature import in_layer
@@ -261,12 +261,11 @@ def _small_mixture(rounds: int, composers: int, inner_steps: int, moe: bytes) ->
         data=_data_config(),
         train=TrainConfig(rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, sequence_length=LENGTH),
         optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.05),
-        moe=keys,
         fabric=FabricConfig(workers=composers + keys.expert_workers, latency_budget_s=2.0, abandon_after_s=120.0),
         checkpoint=CheckpointConfig(every=2),
         eval=EvalConfig(every=1, batches=2),
     )
-    return SmallMixture(config)
+    return SmallMixture(config.having(keys))
 
 
 @functools.lru_cache(maxsize=1)

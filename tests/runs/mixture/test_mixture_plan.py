@@ -12,7 +12,8 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
-from planetary.runs.mixture.config import check_mixture
+from planetary.runs.mixture.checks import check_mixture
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway import preparation as mixture_preparation
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.tiers import Tier
@@ -169,7 +170,7 @@ def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path)
         config("moe.expert_workers=3", "fabric.workers=7", example="parallax-offload")
     )
     (tmp_path / "run.toml").write_text(to_toml(given))
-    assert load_config(tmp_path / "run.toml").moe == given.moe
+    assert load_config(tmp_path / "run.toml").of(MoeConfig) == given.of(MoeConfig)
 
 
 def test_state_too_large_to_send_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

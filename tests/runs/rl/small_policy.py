@@ -26,7 +26,6 @@ from planetary.core.configuration.schema import (
     FabricConfig,
     OptimizerConfig,
     OuterConfig,
-    RlConfig,
     RunConfig,
     TrainConfig,
 )
@@ -35,6 +34,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol.records import RoundClosed, RunResumed
 from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
+from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.tasks import Problem
 from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
@@ -236,7 +236,7 @@ class SmallPolicy:
         outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays(), optimizer)}
         sampled: dict[int, int] = {}  # group -> version
         shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # groups by round
-        imitated = config.rl.imitated_rounds
+        imitated = config.of(RlConfig).imitated_rounds
         for record in journal:
             match record:
                 case ImitationEnded():
@@ -257,13 +257,13 @@ class SmallPolicy:
                         ends = self._learned(share, weights, versions, before.params, compared)
                         parts.append((share.task, share.tokens, parameters.attach(ends)))
                     step = TakeOuterStep(record.round, config.outer.merge, tuple(parts))
-                    parameters.step(config.outer, config.train.batch_size * config.rl.max_tokens, step)
+                    parameters.step(config.outer, config.train.batch_size * config.of(RlConfig).max_tokens, step)
                     outer[record.round] = parameters.state
                 case RunResumed():
                     outer = {version: state for version, state in outer.items() if version <= record.mark.round}
                     shares.clear()
                     if imitated > record.mark.round:
-                        imitated = config.rl.imitated_rounds
+                        imitated = config.of(RlConfig).imitated_rounds
                 case _:
                     pass
         return {version: state.params["table"] for version, state in outer.items()}
@@ -287,7 +287,11 @@ class SmallPolicy:
         """
         config, prepared = self.prepared.config, self.prepared
         texts = Rollouts(
-            prepared.problems, prepared.model.tokenizer, prepared.limits, config.run.seed, config.rl.completions
+            prepared.problems,
+            prepared.model.tokenizer,
+            prepared.limits,
+            config.run.seed,
+            config.of(RlConfig).completions,
         )
         with tempfile.TemporaryDirectory() as folder:
             kept = InnerStates(Path(folder), (COUNT,))
@@ -300,7 +304,7 @@ class SmallPolicy:
                 texts.settle(members, [self.judge(one.completions, one.problem.meta) for one in members])
             groups = texts.trained(share.groups) if versions else texts.answered(share.groups)
             objective = prepared.objective if versions else IMITATION
-            batches = pack(groups, objective, prepared.shape, config.rl.max_tokens)
+            batches = pack(groups, objective, prepared.shape, config.of(RlConfig).max_tokens)
             arrays = {name: np.stack([one.arrays[name] for one in batches]) for name in batches[0].arrays}
             policy.use(share.version, before)
             policy.use_reference(compared)
@@ -310,7 +314,7 @@ class SmallPolicy:
                 round=share.round,
                 version=share.version,
                 first_step=share.round - 1,
-                rate=config.rl.learning_rate if versions else config.optimizer.learning_rate,
+                rate=config.of(RlConfig).learning_rate if versions else config.optimizer.learning_rate,
                 reference=compares and bool(versions),
                 teacher=teaches and bool(versions),
                 staleness=objective.staleness,
@@ -332,9 +336,9 @@ class SmallPolicy:
 
 def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:
     """Return the parameters a run compares with from the start: the teacher's, or the initial ones."""
-    if config.rl.objective == "distillation":
+    if config.of(RlConfig).objective == "distillation":
         return {"table": np.cos(np.arange(TABLE.size, dtype=np.float32)).reshape(TABLE.shape)}
-    return None if config.rl.imitated_rounds else {"table": table}
+    return None if config.of(RlConfig).imitated_rounds else {"table": table}
 
 
 AVERAGED = OuterConfig(learning_rate=1.0, momentum=0.0, merge="mean")
@@ -357,23 +361,23 @@ def small_policy(
     outer: OuterConfig = AVERAGED,
 ) -> SmallPolicy:
     """Return a small policy; see the keys of `[rl]`."""
+    rl = RlConfig(
+        task="digits",
+        objective=objective,
+        kl=kl,
+        imitation_goal=imitation_goal,
+        groups=4,
+        completions=3,
+        max_tokens=MOST,
+        learning_rate=2.0,
+        imitated_rounds=imitated,
+        lag=lag,
+        ahead=ahead,
+        held_out=DigitProblems.held_out_count,
+        verified=verified,
+    )
     config = Config(
         run=RunConfig(name="sim"),
-        rl=RlConfig(
-            task="digits",
-            objective=objective,
-            kl=kl,
-            imitation_goal=imitation_goal,
-            groups=4,
-            completions=3,
-            max_tokens=MOST,
-            learning_rate=2.0,
-            imitated_rounds=imitated,
-            lag=lag,
-            ahead=ahead,
-            held_out=DigitProblems.held_out_count,
-            verified=verified,
-        ),
         train=TrainConfig(rounds=rounds, inner_steps=inner_steps, batch_size=ROWS, sequence_length=LENGTH),
         optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.5),
         outer=outer,
@@ -381,4 +385,4 @@ def small_policy(
         checkpoint=CheckpointConfig(every=checkpoint_every),
         eval=EvalConfig(every=3),
     )
-    return SmallPolicy(config)
+    return SmallPolicy(config.having(rl))

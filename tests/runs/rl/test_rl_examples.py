@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planetary.core.config import load_config
-from planetary.runs.rl.config import check_keys
+from planetary.runs.rl.config import RlConfig, check_keys
 from planetary.runs.rl.environments.tasks import TASKS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -17,7 +17,7 @@ def test_examples_answers_fit_and_its_imitation_ends_early(name: str) -> None:
     """Prompt, answer and end are within the text's length, of which all but the last token are read."""
     config = load_config(EXAMPLES / f"{name}.toml")
     check_keys(config)
-    rl = config.rl
+    rl = config.of(RlConfig)
     for number in range(200):
         problem = TASKS[rl.task].problem(np.random.default_rng(number))
         assert len(problem.answer) + 1 <= rl.max_tokens

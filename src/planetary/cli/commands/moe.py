@@ -235,8 +235,8 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from msgspec.structs import replace
 
     from planetary.core.config import load_config
-    from planetary.core.configuration.schema import MoeConfig
     from planetary.core.errors import UserError
+    from planetary.runs.mixture.config import MoeConfig
     from planetary.runs.mixture.cost.table import Workload, configured, named_shape
 
     horizons = ("router_every", "latent_every", "backbone_every", "refresh_every")
@@ -248,8 +248,8 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     if args.config is not None:
         config = load_config(args.config, args.set)
         shape, model, work = configured(config)
-        if config.moe.composers:
-            defaults = (config.moe.composers,)
+        if config.of(MoeConfig).composers:
+            defaults = (config.of(MoeConfig).composers,)
     elif args.set:
         raise UserError("moe cost: --set changes a configuration: give one, or use the flags")
     else:

@@ -170,11 +170,12 @@ def _compare(args: argparse.Namespace) -> int:
     from planetary.fleet.gateway.run_files import CONFIG
     from planetary.monitor import human_numbers as human
     from planetary.monitor.run_folder import load_history
+    from planetary.runs.mixture.config import MoeConfig
     from planetary.sync.plan import Cluster, predict
 
     history, config = load_history(args.folder), load_config(args.folder / CONFIG)
     lines = [line for line in history.metrics if line.contributions and line.round > 1]
-    if config.moe.composers or not lines:
+    if config.of(MoeConfig).composers or not lines:
         raise UserError(f"plan: {args.folder} has no second round of a run in rounds that could be compared")
     workers = round(median(line.workers for line in lines))
     # Where leases follow speeds, a round has as many steps in all as where they are equal.

@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import UserError
     from planetary.monitor.run_folder import load_history
     from planetary.run.kinds import kind_of
+    from planetary.runs.rl.config import RlConfig
 
     check_run_flags(args, "rl", "examples/reverse.toml")
     config, options = local_run_of(args, overrides_of(args))
-    if not config.rl.task:
+    if not config.of(RlConfig).task:
         raise UserError("rl: the configuration has no [rl] with a task; `planetary train` trains on data")
     kind_of(config).check(config)
     train_here(config, options, quiet=args.json, command="rl")

@@ -61,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.serving_lines import ServingLines
     from planetary.run.places import cache_folder
     from planetary.run.processes.local_run import LocalRun, LocalRunOptions
+    from planetary.runs.serve.config import ServeConfig
 
     config = _config(args)
     with tempfile.TemporaryDirectory(prefix="planetary-serve-") as scratch:
         folder = args.run_dir or Path(scratch) / config.run.name
         options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache))
-        stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines(config.serve.keys))))
+        stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines(config.of(ServeConfig).keys))))
         print(stopped.replace("SIGINT", "Ctrl+C"), flush=True)
     return EXIT_OK
 
@@ -94,10 +95,11 @@ def _config_in(args: argparse.Namespace) -> Config:
     from planetary.core.errors import UserError
     from planetary.core.printable import command_line
     from planetary.run.kinds import kind_of
+    from planetary.runs.serve.config import ServeConfig
 
     settings = [f"fabric.workers={args.workers}", *settings_of(args, _FLAGS), *model_settings(args), *args.set]
     config = load_config(args.model, settings)
-    if not config.serve.model:
+    if not config.of(ServeConfig).model:
         command = kind_of(config).command
         raise UserError(
             f"serve: {args.model} has no serve.model: it is a configuration for: {command_line(command, args.model)}"

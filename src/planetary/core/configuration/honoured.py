@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from planetary.core.configuration.schema import Config
-from planetary.core.configuration.strict import FIELDS, LISTS, chosen_values
+from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS, chosen_values
 from planetary.core.errors import UserError
 
 COMPANIONS = {"model.smaller": "train.target_minutes"}
@@ -46,6 +46,10 @@ class HonouredKeys(msgspec.Struct, frozen=True):
             return ""
         return absent.get(key.partition(".")[0], UNDECLARED)
 
+    def honours(self, key: str, absent: Collection[str]) -> bool:
+        """Whether the kind honours a key; `absent`: the sections of other kinds."""
+        return not self.why_not(key, dict.fromkeys(absent, UNDECLARED))
+
     def refuse_others(self, config: Config, absent: Mapping[str, str]) -> None:
         """Raise `UserError` with each key that has another value than the default and that the kind does not honour.
 
@@ -68,17 +72,15 @@ def all_keys() -> Iterator[str]:
 
 def set_keys(config: Config) -> list[str]:
     """Return the keys whose values are neither their defaults nor derived from other keys."""
-    values, defaults, chosen = msgspec.to_builtins(config), msgspec.to_builtins(Config()), chosen_values(config)
+    values, defaults, chosen = config.tables(), Config().tables(), chosen_values(config)
     found = []
     for section, table in values.items():
         if section in LISTS:
             found += [section] if table else []
             continue
+        usual = defaults.get(section) or msgspec.to_builtins(SECTIONS[section]())
         for key, value in table.items():
             dotted = f"{section}.{key}"
-            main = COMPANIONS.get(dotted, dotted).split(".")
-            if values[main[0]][main[1]] == defaults[main[0]][main[1]]:
-                continue
-            if value != defaults[section][key] and (dotted not in chosen or value != chosen[dotted]):
+            if value != usual[key] and (dotted not in chosen or value != chosen[dotted]):
                 found.append(dotted)
-    return found
+    return [key for key in found if COMPANIONS.get(key, key) in found]

@@ -7,11 +7,10 @@ its meaning and unit.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import (
     INNER_OPTIMIZER,
     MOST_NAME,
@@ -31,20 +30,17 @@ from planetary.core.configuration.ranges import (
     Port,
     Positive,
     ProperFraction,
-    RateDecay,
     RingPrecision,
     ScheduleKind,
     Seed,
-    ServedBatch,
-    Share,
     Text,
     TrimmedFraction,
     Weighting,
-    WeightPrecision,
     extension,
     show_found,
 )
-from planetary.core.configuration.sinks import SinkConfig
+from planetary.core.configuration.sections import KindSection
+from planetary.core.configuration.sinks import SinkConfig, sink_tables
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.printable import one_line
 
@@ -315,34 +311,6 @@ class SyncConfig(msgspec.Struct, frozen=True):
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
 
 
-class MoeConfig(MixtureOptions, frozen=True):
-    """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
-
-    expert_workers: Index = 0  # workers for the experts' optimizer steps, from sketches; 0: composers take these steps
-    ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # assignment of experts to composers
-    fit_steps: Index = 10  # Adam steps on a surrogate per refresh; 0: only the second matrix is solved again
-    # steps between two merges of the routers; 1: after every step that finds the last merge done
-    router_every: Count = 2
-    latent_every: Count = 2  # steps between two merges of the latent projections
-    backbone_every: Count = 8  # steps between two merges of everything else but the experts
-    backbone_fragments: Count = 1  # parts of the backbone merged at different steps
-    refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and two copies of the owner's state
-    outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
-    outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
-    radial: bool = True  # merge lengths and directions apart; false: plain weighted means
-    sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
-    window: Count = 2  # versions an expert update may lag behind
-    norm_ratio: Positive = 0.1  # an update longer than this part of the expert's weights is refused
-    spectral_ratio: NotNegative = 0.0  # the same of the largest singular values, per matrix; 0: not looked at
-    redundant: Fraction = 0.0  # part of the updates that two expert workers make, who must agree
-    audited: Fraction = 0.0  # part of the updates whose claimed gain, and effect on other tokens, is computed again
-    # "free": no worker waits, merges and surrogates are taken when they are there; "lockstep": all workers wait for
-    # each other, which equals a training in one process bit for bit
-    pace: Literal["free", "lockstep"] = "free"
-    quorum: Count = 1  # publications that suffice to merge a fragment once the grace time is over
-    store: str = ""  # folder or fsspec URL of the payloads; empty: `payloads` in the run's folder
-
-
 class CheckpointConfig(msgspec.Struct, frozen=True):
     """`[checkpoint]`: when the state is written, and how much of it is kept."""
 
@@ -357,134 +325,7 @@ class EvalConfig(msgspec.Struct, frozen=True):
     batches: Count = 8  # fixed batches of held-out tokens
 
 
-class ServeConfig(msgspec.Struct, frozen=True):
-    """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
-
-    # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
-    # `planetary export --serving`, or a StableHLO model; empty: this is a training
-    model: str = ""
-    name: str = ""  # model name for clients; empty: the folder's name
-    host: Text = "127.0.0.1"  # address of the endpoint; others than loopback need `keys`
-    port: Port = 8000  # TCP port of the endpoint; 0: any
-    # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
-    keys: str = ""
-    # origins of web pages that may use the endpoint beside those of this machine, separated by commas, such as
-    # "https://chat.example.org"; "*": all
-    origins: str = ""
-    follow: bool = False  # serve every newer checkpoint of the run as soon as it exists
-    # the longest text, prompt included, in tokens; 0: as long as the model was trained for, within 8,192 and the cache
-    context: Index = 0
-    batch: ServedBatch = 8  # texts a worker continues at once
-    queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
-    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
-    cache_precision: Literal["f32", "bf16"] = "f32"  # element type of keys and values
-    # form of the parameters: in fewer bits they take less memory; they are widened where they are used
-    weights: WeightPrecision = "f32"
-    # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
-    # and surrogates for the others
-    experts: str = "real"
-    chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
-
-
-class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of a hub's sites: `{ name = "paris", data = "own", most_share = 0.5 }`."""
-
-    name: Text  # site name, as in the site's `federation.site`
-    role: Literal["trainer", "standby"] = "trainer"  # "standby": gets every version, and contributes nothing
-    # "part": the site trains an exclusive part of the hub's data; "own": data the hub does not have
-    data: Literal["part", "own"] = "part"
-    every_rounds: Index = 0  # rounds of this site between two contributions; 0: as `federation.every_rounds`
-    most_share: Share = 1.0  # largest fraction of the weights of a merge with several sites
-    trust: Literal["full", "judged"] = "full"  # "judged": a contribution counts only if the others' are similar
-    # of its line to the hub: a round waits for it as much longer as the parameters take both ways; 0: not known
-    mbit_per_s: NotNegative = 0.0
-    # number of the site's part of the hub's data, from 1; 0: the site's place among those with a part. A site that
-    # replaces another one has the same number
-    part: Index = 0
-
-
-class FederationConfig(msgspec.Struct, frozen=True):
-    """`[federation]`: a hub and its sites, each a gateway with workers."""
-
-    # hub only: the sites that may join: [{ name = "paris" }, { name = "tokyo" }]; empty: this is no hub
-    sites: tuple[SiteEntry, ...] = ()
-    every_rounds: Count = 1  # hub only: a site's rounds between two contributions
-    # hub only: parts of the data, one for each site with a part; 0: as many as `sites` has. More leave room for sites
-    # that are added later
-    parts: Index = 0
-    hub: str = ""  # site only: "HOST:PORT" of the hub; empty: the site trains alone
-    site: str = ""  # site only: name at the hub; empty: the name of the run
-    run: str = ""  # site only: job to take part in, where the hub has several runs; empty: the only one
-    token_file: str = ""  # site only: path of the hub's invite; empty: no TLS, for loopback only
-    # site only: how long it waits between two rounds for a hub that does not answer, before it goes on alone
-    patience_s: NotNegative = 60.0
-
-    @property
-    def objection(self) -> str:
-        """Why the keys do not fit together; "": they do."""
-        if self.sites and self.hub:
-            return (
-                f"federation: sites makes this a hub and hub = {self.hub!r} a site of another one: leave one of the "
-                "two out"
-            )
-        names = [site.name for site in self.sites]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            return f"federation.sites names {twice[0]} twice"
-        divided = [site for site in self.sites if site.data == "part"]
-        parts = max(sum(not site.part for site in divided), *(site.part for site in divided), 0)
-        if 0 < self.parts < parts:
-            return (
-                f"federation.parts: expected at least {parts}, one for each site that trains a part of the data, found "
-                f"{self.parts}"
-            )
-        return ""
-
-
-class RlConfig(msgspec.Struct, frozen=True):
-    """`[rl]`: reinforcement learning of a policy, in place of a training on data. A round makes one version of it."""
-
-    # "reverse", "add", "sort", "countdown", or "module:name" or "file.py:name" of a reward function or of a class of
-    # dialogues; empty: this is no reinforcement learning
-    task: str = ""
-    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
-    # a built-in task makes them
-    prompts: str = ""
-    # run folder, checkpoint folder of one, or folder of a pretrained model the policy starts as; empty: as `[model]`
-    # says
-    start: str = ""
-    # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
-    # "grpo", "dr-grpo", "dapo": as published; "topr": as "dapo", for texts that are several versions old;
-    # "distillation": tokens that `teacher` finds likelier than the policy
-    objective: Literal["importance", "grpo", "dr-grpo", "dapo", "topr", "distillation"] = "importance"
-    groups: Count = 16  # prompts of a round
-    completions: Count = 8  # completions per prompt
-    max_tokens: Count = 32  # length limit of a completion
-    learning_rate: Positive = 3e-4  # learning rate after the imitation; `[optimizer]` has the imitation's
-    decay: RateDecay = "constant"  # decay of that learning rate, down to 0 after the last round
-    imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
-    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
-    # `imitation_every` rounds; 0: none does
-    imitation_goal: Fraction = 0.0
-    imitation_every: Index = 0  # rounds between two evaluations of the imitation; 0: `eval.every`
-    lag: Index = 2  # largest policy lag: how many versions old the sampling weights may be
-    ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
-    # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are
-    # sampled, up to three times as many as a round has; "objective": as it is published
-    equal: Literal["objective", "drop", "keep", "replace"] = "objective"
-    clip_low: NotNegative = 0.0  # ratios below 1 - this have no gradient; 0: the objective's own
-    clip_high: NotNegative = 0.0  # ratios above 1 + this have none; 0: the objective's own
-    mask_gap: NotNegative = 0.0  # a token whose probability moved by more than this is left out; 0: the objective's own
-    drift: NotNegative = 0.0  # coefficient of the squared logarithm of the ratio; 0: the objective's own
-    kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
-    teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
-    held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
-    goal: Fraction = 0.0  # mean reward of held-out prompts that ends the run; 0: none does
-    judges: Count = 2  # processes that run the environment
-    judge_seconds: Positive = 5.0  # time limit of the environment for one completion
-    judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
-    verified: Fraction = 0.05  # part of the sampled texts the gateway computes again
-    tolerance: Positive = 0.02  # largest difference of log-probabilities, nats
-    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
+SectionT = TypeVar("SectionT", bound=KindSection)
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -498,13 +339,28 @@ class Config(msgspec.Struct, frozen=True):
     outer: OuterConfig = OuterConfig()
     fabric: FabricConfig = FabricConfig()
     sync: SyncConfig = SyncConfig()
-    moe: MoeConfig = MoeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
-    serve: ServeConfig = ServeConfig()
-    federation: FederationConfig = FederationConfig()
-    rl: RlConfig = RlConfig()
     sinks: tuple[SinkConfig, ...] = ()  # `[[sinks]]`, as many as there are places
+    kinds: dict[str, KindSection] = {}  # sections of kinds of run by name, without those that have their defaults
+
+    def of(self, section: type[SectionT]) -> SectionT:
+        """Return a section that belongs to a kind of run, such as `config.of(RlConfig).task`."""
+        found = self.kinds.get(section.section)
+        return section() if found is None else cast(SectionT, found)
+
+    def having(self, section: KindSection) -> Config:
+        """Return the configuration with another section of a kind of run."""
+        name = section.section
+        others = {key: value for key, value in self.kinds.items() if key != name}
+        kept = others if section == type(section)() else {**others, name: section}
+        return msgspec.structs.replace(self, kinds=kept)
+
+    def tables(self) -> dict[str, Any]:
+        """Return the configuration as plain tables: section -> key -> value, as a file has them."""
+        tables: dict[str, Any] = msgspec.to_builtins(self)
+        own = tables.pop("kinds")
+        return {**tables, "sinks": sink_tables(self.sinks), **own}
 
     @property
     def tokens_per_batch(self) -> int:

@@ -5,9 +5,10 @@ The rules come from the types in `schema`; this file only words the errors.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from planetary.core.configuration.needs import check_needs
 from planetary.core.configuration.outer_rule import FEW_OUTER_STEPS, RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import ExtensionPoint, convert_value, describe, extension_of, show_found
 from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
+from planetary.core.configuration.sections import KindSection, section_names, section_struct
 from planetary.core.configuration.sinks import OwnSink
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS, SINKS
@@ -40,25 +42,56 @@ def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
 WARMUP_SHARE = 5
 """A warm-up too long for the run becomes one part in so many of the run."""
 
-SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+_OF_ALL: Mapping[str, type[msgspec.Struct]] = {
     name: _section_type(field)
     for name, field in _struct_fields(Config).items()
     if isinstance(field.type, inspect.StructType)
 }
-"""Section name -> type, in the order of the file."""
+
+
+class _Sections(Mapping[str, type[msgspec.Struct]]):
+    """Those of every kind of run, and those of one kind, whose modules are imported when they are looked up."""
+
+    def __getitem__(self, name: str) -> type[msgspec.Struct]:
+        return _OF_ALL[name] if name in _OF_ALL else section_struct(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*_OF_ALL, *section_names())
+
+    def __len__(self) -> int:
+        return len(_OF_ALL) + len(section_names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in _OF_ALL or name in section_names()
+
+
+class _Fields(Mapping[str, Mapping[str, inspect.Field]]):
+    def __getitem__(self, name: str) -> Mapping[str, inspect.Field]:
+        return _fields_of(SECTIONS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SECTIONS)
+
+    def __len__(self) -> int:
+        return len(SECTIONS)
+
+
+_fields_of = functools.cache(_struct_fields)
+SECTIONS: Mapping[str, type[msgspec.Struct]] = _Sections()
+"""Section name -> its type; sections of one kind of run come last."""
 
 
 LISTS: Mapping[str, Registry[Any]] = {"sinks": SINKS}
 """Name of an array of tables -> the objects that their kinds name; each class has the table's type, `options`."""
 
-FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
+FIELDS: Mapping[str, Mapping[str, inspect.Field]] = _Fields()
 """Section name -> key -> type and default of the key."""
 
 
 EXTENSION_KEYS: Mapping[tuple[str, str], ExtensionPoint] = {
     (section, key): point
-    for section, fields in FIELDS.items()
-    for key, field in fields.items()
+    for section in _OF_ALL
+    for key, field in FIELDS[section].items()
     if (point := extension_of(field.type)) is not None
 }
 """Section and key -> the kind of object the key names."""
@@ -217,6 +250,7 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
             range, or in contradiction with another.
     """
     sections: dict[str, Any] = {}
+    kinds: dict[str, KindSection] = {}
     for section, table in tables.items():
         check_known(section, None, origin)
         if section in LISTS:
@@ -228,15 +262,19 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
         for key, value in table.items():
             check_known(section, key, origin)
             values[key] = check_value(section, key, value, origin)
-        sections[section] = SECTIONS[section](**values)
-    config = _with_outer_rule(Config(**sections), tables.get("outer", {}))
+        made = SECTIONS[section](**values)
+        if not isinstance(made, KindSection):
+            sections[section] = made
+        elif made != type(made)():
+            kinds[section] = made
+    config = _with_outer_rule(Config(**sections, kinds=kinds), tables.get("outer", {}))
     _check_together(config, origin)
     return with_fitting_warmup(config, config.total_inner_steps)
 
 
 def _check_together(config: Config, origin: str) -> None:
     """Check the rules that involve several keys: within a section, of what the parts need of each other, and ranges."""
-    for part in (*(getattr(config, section) for section in SECTIONS), *config.sinks):
+    for part in (*(getattr(config, name) for name in _OF_ALL), *config.kinds.values(), *config.sinks):
         if objection := getattr(part, "objection", ""):
             raise UserError(f"{origin}: {objection}")
     check_needs(config, origin, EXTENSION_KEYS)
@@ -275,6 +313,7 @@ def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step for the run's length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     replace, keys = msgspec.structs.replace, given.keys() if isinstance(given, Mapping) else set()
+    steps_itself = any(section.steps_itself for section in config.kinds.values())
     rounds = config.train.rounds // config.sync.fragments
     if config.outer.optimizer != OuterConfig().optimizer:
         declared = OUTER_OPTIMIZERS.declared(config.outer.optimizer)
@@ -282,7 +321,7 @@ def _with_outer_rule(config: Config, given: object) -> Config:
         return replace(
             config, outer=replace(config.outer, **{key: one for key, one in chosen.items() if key not in keys})
         )
-    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or config.moe.composers:
+    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or steps_itself:
         return config
     chosen = chosen_rule(rounds)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not

@@ -28,7 +28,7 @@ class SinkRun(msgspec.Struct, frozen=True):
     @property
     def parameters(self) -> dict[str, Any]:
         """The configuration as `section.key` -> value, without passwords in URLs and without the sinks."""
-        tables = msgspec.to_builtins(self.config)
+        tables = self.config.tables()
         return {
             f"{section}.{key}": redacted(value) if isinstance(value, str) else value
             for section, table in tables.items()

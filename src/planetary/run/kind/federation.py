@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from planetary.core.errors import UserError
@@ -29,12 +29,17 @@ class Hub(Rounds):
     controller = ""
 
     def claims(self, config: Config) -> bool:
-        return bool(config.federation.sites)
+        from planetary.runs.federation.config import FederationConfig
 
-    def keys(self, config: Config) -> HonouredKeys:
+        return bool(config.of(FederationConfig).sites)
+
+    def declared(self) -> Sequence[HonouredKeys]:
         from planetary.runs.federation.config import HUB
 
-        return HUB
+        return (HUB,)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        return RunKind.keys(self, config)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.federation.hub_gateway import HubGateway
@@ -67,18 +72,24 @@ class SiteRounds(Rounds):
     simulated = ""
 
     def claims(self, config: Config) -> bool:
-        return bool(config.federation.hub)
+        from planetary.runs.federation.config import FederationConfig
 
-    def keys(self, config: Config) -> HonouredKeys:
+        return bool(config.of(FederationConfig).hub)
+
+    def declared(self) -> Sequence[HonouredKeys]:
         from planetary.runs.federation.config import SITE
 
-        return SITE
+        return (SITE,)
+
+    def keys(self, config: Config) -> HonouredKeys:
+        return RunKind.keys(self, config)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        from planetary.runs.federation.config import FederationConfig
         from planetary.runs.federation.site_gateway import SiteGateway
         from planetary.runs.federation.uplink import UplinkOptions, hub_address, hub_invite_in
 
-        federation, address = config.federation, options.uplink
+        federation, address = config.of(FederationConfig), options.uplink
         name = federation.site or config.run.name
         if address is None:
             token, key = hub_invite_in(federation.token_file), options.cache / "sites" / name / "identity.key"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,12 +26,14 @@ class Mixture(RunKind):
     sections: ClassVar[Mapping[str, str]] = {"moe": "moe.composers = 0, so that every worker trains the whole model"}
 
     def claims(self, config: Config) -> bool:
-        return config.moe.composers > 0
+        from planetary.runs.mixture.config import MoeConfig
 
-    def keys(self, config: Config) -> HonouredKeys:
+        return config.of(MoeConfig).composers > 0
+
+    def declared(self) -> Sequence[HonouredKeys]:
         from planetary.runs.mixture.config import HONOURED
 
-        return HONOURED
+        return (HONOURED,)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.mixture.gateway.gateway import MixtureGateway
@@ -52,16 +54,18 @@ class Mixture(RunKind):
         return {MixtureJob: MixtureLoader()}
 
     def check(self, config: Config) -> list[str]:
-        from planetary.runs.mixture.config import check_mixture
+        from planetary.runs.mixture.checks import check_mixture
 
         super().check(config)
         return check_mixture(config)
 
     def check_baseline(self, config: Config) -> None:
+        from planetary.runs.mixture.config import MoeConfig
+
         raise UserError(
             "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
             "of the whole model: --set moe={} --set fabric.workers=1 --set "
-            f"train.batch_size={config.moe.composers * config.train.batch_size}"
+            f"train.batch_size={config.of(MoeConfig).composers * config.train.batch_size}"
         )
 
     def check_surrogates(self, folder: Path) -> None: ...

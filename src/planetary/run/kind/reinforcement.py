@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,12 +29,19 @@ class Reinforcement(RunKind):
     loads_code = True
 
     def claims(self, config: Config) -> bool:
-        return bool(config.rl.task)
+        from planetary.runs.rl.config import RlConfig
+
+        return bool(config.of(RlConfig).task)
 
     def keys(self, config: Config) -> HonouredKeys:
         from planetary.runs.rl.config import honoured
 
         return honoured(config)
+
+    def declared(self) -> Sequence[HonouredKeys]:
+        from planetary.runs.rl.config import NEW, STARTED
+
+        return NEW, STARTED
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.run.model.served import load_folder, new_model
@@ -63,5 +70,8 @@ class Reinforcement(RunKind):
         return []
 
     def has_code(self, config: Config) -> bool:
-        folders = [Path(one) for one in (config.rl.start, config.rl.teacher) if one]
-        return any(map(has_code, folders)) or not (config.rl.start or is_ours(config.model.source))
+        from planetary.runs.rl.config import RlConfig
+
+        rl = config.of(RlConfig)
+        folders = [Path(one) for one in (rl.start, rl.teacher) if one]
+        return any(map(has_code, folders)) or not (rl.start or is_ours(config.model.source))

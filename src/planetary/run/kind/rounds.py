@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from planetary.run.kinds import RunKind
@@ -24,10 +25,14 @@ class Rounds(RunKind):
         """Every configuration no other kind claims."""
         return True
 
-    def keys(self, config: Config) -> HonouredKeys:
+    def declared(self) -> Sequence[HonouredKeys]:
         from planetary.runs.rounds.config import RING, STAR
 
-        return RING if config.sync.topology == "ring" else STAR
+        return STAR, RING
+
+    def keys(self, config: Config) -> HonouredKeys:
+        star, ring = self.declared()
+        return ring if config.sync.topology == "ring" else star
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.runs.rounds.gateway.gateway import RoundsGateway

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,12 +30,19 @@ class Serving(RunKind):
     loads_code = True
 
     def claims(self, config: Config) -> bool:
-        return bool(config.serve.model)
+        from planetary.runs.serve.config import ServeConfig
+
+        return bool(config.of(ServeConfig).model)
 
     def keys(self, config: Config) -> HonouredKeys:
         from planetary.runs.serve.config import honoured
 
         return honoured(config)
+
+    def declared(self) -> Sequence[HonouredKeys]:
+        from planetary.runs.serve.config import CODED, GRAPH
+
+        return CODED, GRAPH
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         from planetary.run.model.served import load_served
@@ -44,7 +51,9 @@ class Serving(RunKind):
         return ServingGateway(config, options, security, load_served)
 
     def has_code(self, config: Config) -> bool:
-        return has_code(Path(config.serve.model))
+        from planetary.runs.serve.config import ServeConfig
+
+        return has_code(Path(config.of(ServeConfig).model))
 
     def progress(self, folder: Path) -> int:
         """There are no rounds, and the journal grows once the model is prepared."""

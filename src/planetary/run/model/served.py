@@ -22,7 +22,6 @@ from planetary.compiler.check.logits import Logits
 from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_pretrained, read_published
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
@@ -42,7 +41,7 @@ from planetary.run.model.trained_model import (
     weights_in,
 )
 from planetary.runs.rounds.preparation.options import builder_options, given_weights
-from planetary.runs.serve.config import is_graph
+from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode
 from planetary.runs.serve.program.served_model import ServedModel
@@ -64,24 +63,26 @@ def load_served(config: Config) -> ServedModel:
         UserError: there is none, it has no logits, or the tokenizer has more tokens than the model.
         TrustError: a file is damaged.
     """
-    path = Path(config.serve.model)
+    path = Path(config.of(ServeConfig).model)
     model = read_exported(path) if is_exported(path) else load_traced(config)
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer of {path} has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: "
             "it is another model's"
         )
-    if config.serve.follow and model.refresh is None:
+    if config.of(ServeConfig).follow and model.refresh is None:
         raise UserError(f"there is nothing to follow in {path}: expected the folder of a run, whose checkpoints change")
     told: dict[str, Any] = {}
-    if config.serve.chat_template:
+    if config.of(ServeConfig).chat_template:
         try:
-            told["chat_template"] = Path(config.serve.chat_template).read_text()
+            told["chat_template"] = Path(config.of(ServeConfig).chat_template).read_text()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot read the chat template {config.serve.chat_template}: {reason}") from error
-    if config.serve.name:
-        told["name"] = config.serve.name
+            raise UserError(
+                f"cannot read the chat template {config.of(ServeConfig).chat_template}: {reason}"
+            ) from error
+    if config.of(ServeConfig).name:
+        told["name"] = config.of(ServeConfig).name
     return _as_told(model, told)
 
 
@@ -99,7 +100,7 @@ def _as_told(model: ServedModel, told: Mapping[str, Any]) -> ServedModel:
 
 def load_traced(config: Config) -> TracedModel:
     """Return the model that `serve.model` names, of which the code is here. Raises as `load_served`."""
-    path, serve = Path(config.serve.model), config.serve
+    path, serve = Path(config.of(ServeConfig).model), config.of(ServeConfig)
     if is_graph(path):
         model = _initial_graph(path, config)
     else:
@@ -111,7 +112,7 @@ def load_folder(path: Path) -> TracedModel:
     """Return the model of a run folder, a checkpoint folder of one, or a pretrained folder. Raises as `load_served`."""
     if is_exported(path):
         raise UserError(f"{path} has the functions of a served model, and no code to train it with")
-    return load_traced(Config(serve=ServeConfig(model=str(path))))
+    return load_traced(Config().having(ServeConfig(model=str(path))))
 
 
 def new_model(config: Config) -> TracedModel:

@@ -13,6 +13,7 @@ from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.step import ProgramSpec
 from planetary.run.model.served import load_served
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.exported_model import (
     MANIFEST,
@@ -50,7 +51,7 @@ def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
             place = Path(scratch) / "model"
-            write_exported(model, config.serve, place)
+            write_exported(model, config.of(ServeConfig), place)
             report = _verified(read_exported(place), config, Path(scratch))  # of the files, not of their source
             (folder / MANIFEST).unlink(missing_ok=True)
             for file in sorted(place.iterdir(), key=lambda one: one.name == MANIFEST):  # the manifest last
@@ -61,7 +62,7 @@ def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple
 
 
 def _verified(model: ExportedModel, config: Config, scratch: Path) -> str:
-    shape = model.shape(config.serve)
+    shape = model.shape(config.of(ServeConfig))
     program = model.program(shape)
     spec = ProgramSpec(model.name, dict(program.functions), shape.integers_below, program.digest, program.weights)
     artifact = compile_program(

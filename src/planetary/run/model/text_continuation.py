@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import msgspec
 
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import NumericsError, UserError
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.text_assembly import TextAssembly
 from planetary.runs.serve.local_sequences import LocalSequences
 from planetary.runs.serve.program.shape import PAGE

@@ -9,6 +9,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.fleet.protocol import messages as m
+from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.messages import Facts, SiteJob, SiteTerms, masters_of
 from planetary.runs.rounds.policy import ControllerPolicy
@@ -96,7 +97,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
 
 def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub: str) -> HubPolicy:
     """Return the constants of a hub of this configuration, from those of a run in rounds; `hub`: which one it is."""
-    federation = config.federation
+    federation = config.of(FederationConfig)
     facts, sites = facts_of(config, prepared), terms_of(config)
     # A site that was replaced is not awaited.
     awaited = len({name if terms.entry.data == "own" else terms.part for name, terms in sites.items()})
@@ -117,7 +118,10 @@ def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub
 def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
     """Return the seconds the parameters take to the site with the slowest line, and back."""
     bits = 8 * sum(spec.nbytes for spec in masters_of(policy.spec.params))
-    return max((2 * bits / (1e6 * site.mbit_per_s) for site in config.federation.sites if site.mbit_per_s), default=0.0)
+    return max(
+        (2 * bits / (1e6 * site.mbit_per_s) for site in config.of(FederationConfig).sites if site.mbit_per_s),
+        default=0.0,
+    )
 
 
 def trusting(judge: Judging, trusted: frozenset[str]) -> Judging:
@@ -139,9 +143,9 @@ def terms_of(config: Config) -> dict[str, SiteTerms]:
 
     A site whose entry has the number of a part gets that one.
     """
-    sites = config.federation.sites
+    sites = config.of(FederationConfig).sites
     divided = [site.name for site in sites if site.data == "part"]
-    parts = config.federation.parts or max(len(divided), *(site.part for site in sites), 0)
+    parts = config.of(FederationConfig).parts or max(len(divided), *(site.part for site in sites), 0)
     return {
         site.name: SiteTerms(entry=site, part=site.part - 1 if site.part else divided.index(site.name), parts=parts)
         if site.data == "part"

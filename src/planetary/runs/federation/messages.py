@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.core.configuration.schema import SiteEntry
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import messages as m
+from planetary.runs.federation.config import SiteEntry
 
 
 def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

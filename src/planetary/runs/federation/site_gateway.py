@@ -17,6 +17,7 @@ from planetary.fleet.protocol import events as e
 from planetary.fleet.worker.events import TrainingDone
 from planetary.runs.federation import site_events as s
 from planetary.runs.federation.border import adoption_of
+from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.site_controller import SiteController
 from planetary.runs.federation.site_points import Anchor, SitePoints
@@ -50,7 +51,7 @@ class SiteGateway(RoundsGateway):
             start.parameters.replace(start.state.round, params)
             assert points.anchor is not None
             start.records.append(adoption_of(points.anchor, start.state.tokens_total))
-        seed = seed_of_site(self.config.run.seed, self.config.federation.site or self.config.run.name)
+        seed = seed_of_site(self.config.run.seed, self.config.of(FederationConfig).site or self.config.run.name)
         locate = partial(self._locate, start.policy.locate)
         start.policy = msgspec.structs.replace(start.policy, locate=locate, seed=seed)
         facts = facts_of(self.config, prepared)
@@ -74,7 +75,7 @@ class SiteGateway(RoundsGateway):
             start.unreported,
             anchor=points.anchor,
             offered=points.offered,
-            patience_s=self.config.federation.patience_s,
+            patience_s=self.config.of(FederationConfig).patience_s,
         )
 
     def _begun(self) -> None:

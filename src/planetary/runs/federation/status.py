@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from planetary.core.configuration.schema import SiteEntry
+from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.messages import SiteTerms
 
 

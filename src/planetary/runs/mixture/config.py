@@ -1,15 +1,85 @@
-"""Defects of a mixture's configuration, and warnings about choices that are perhaps not meant, before a run."""
+"""`[moe]`, and the keys that a mixture honours."""
 
 from __future__ import annotations
 
-from planetary.core.config import Config
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.configuration.schema import MoeConfig
-from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.runs.mixture.methods.pace import PACES
-from planetary.runs.mixture.methods.surrogate import are_copies
-from planetary.runs.mixture.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
-from planetary.runs.rounds.preparation.options import schedule_of, step_options
+from planetary.core.configuration.ranges import Count, Decay, Fraction, Index, NotNegative, Positive, Share
+from planetary.core.configuration.sections import KindSection
+
+RefreshForm = Literal["exact", "bf16", "4bit"]
+FittedBy = Literal["composers", "expert-workers"]
+SketchPrecision = Literal["f32", "4bit"]
+UpdateForm = Literal["exact", "bf16", "4bit", "topk"]
+
+
+class MixtureOptions(KindSection, frozen=True):
+    """Keys of `[moe]` that `runs.mixture.training.settings.MoeTraining` has unchanged."""
+
+    composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
+    replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
+    rank: Index = 16  # rank of the surrogates; 0: experts of other owners contribute nothing
+    delta_rank: Index = 0  # rank of a refresh's change of each surrogate matrix; 0: matrices are sent whole
+    # how a refresh travels: surrogates whole, or their changes in fewer bits
+    refresh_form: RefreshForm = "exact"
+    fitted_by: FittedBy = "composers"  # fitter of surrogates
+    detach: bool = True  # stop the gradient at the surrogates' input
+    precision: SketchPrecision = "4bit"  # precision of sketches
+    sketch_fraction: Share = 1.0  # part of the tokens a sketch keeps
+    inner_steps: Count = 1  # steps of an expert worker on one sketch
+    trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
+    # how expert updates travel: the error of a lossy form is kept and added to the next one
+    update_form: UpdateForm = "exact"
+    update_keep: Share = 0.1  # fraction of an update's elements, the largest, that "topk" sends
+
+
+class MoeConfig(MixtureOptions, frozen=True):
+    """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
+
+    section: ClassVar[str] = "moe"
+
+    expert_workers: Index = 0  # workers for the experts' optimizer steps, from sketches; 0: composers take these steps
+    ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # assignment of experts to composers
+    fit_steps: Index = 10  # Adam steps on a surrogate per refresh; 0: only the second matrix is solved again
+    # steps between two merges of the routers; 1: after every step that finds the last merge done
+    router_every: Count = 2
+    latent_every: Count = 2  # steps between two merges of the latent projections
+    backbone_every: Count = 8  # steps between two merges of everything else but the experts
+    backbone_fragments: Count = 1  # parts of the backbone merged at different steps
+    refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and two copies of the owner's state
+    outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
+    outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
+    radial: bool = True  # merge lengths and directions apart; false: plain weighted means
+    sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
+    window: Count = 2  # versions an expert update may lag behind
+    norm_ratio: Positive = 0.1  # an update longer than this part of the expert's weights is refused
+    spectral_ratio: NotNegative = 0.0  # the same of the largest singular values, per matrix; 0: not looked at
+    redundant: Fraction = 0.0  # part of the updates that two expert workers make, who must agree
+    audited: Fraction = 0.0  # part of the updates whose claimed gain, and effect on other tokens, is computed again
+    # "free": no worker waits, merges and surrogates are taken when they are there; "lockstep": all workers wait for
+    # each other, which equals a training in one process bit for bit
+    pace: Literal["free", "lockstep"] = "free"
+    quorum: Count = 1  # publications that suffice to merge a fragment once the grace time is over
+    store: str = ""  # folder or fsspec URL of the payloads; empty: `payloads` in the run's folder
+
+    @property
+    def steps_itself(self) -> bool:
+        return self.composers > 0
+
+    def mathematics(self) -> dict[str, Any]:
+        if not self.composers:
+            return {}
+        found = {
+            key: value for key, value in msgspec.to_builtins(self).items() if key not in {"store", "expert_workers"}
+        }
+        found["offload"] = self.expert_workers > 0
+        if self.replicas == 1:
+            del found["replicas"]
+        return found
+
 
 _FABRIC = (
     "workers",
@@ -44,38 +114,3 @@ HONOURED = HonouredKeys(
         "fabric.island": "a composer computes on one device",
     },
 )
-
-
-def check_mixture(config: Config) -> list[str]:
-    """Return warnings about choices that are allowed and perhaps not meant.
-
-    Raises:
-        UserError: the configuration makes no mixture; the keys at fault are named.
-    """
-    model = model_of(config)
-    training_of(config, model, step_options(config), schedule_of(config, config.total_inner_steps))
-    return [*warnings_of(config, model), *keys_without_effect(config.moe, model)]
-
-
-def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
-    """Return a sentence for every choice that leaves keys without effect which are not at their defaults.
-
-    They are no error: a run without expert workers is often one with them and a single key changed.
-    """
-    choices: list[tuple[bool, str, tuple[str, ...]]] = [
-        (not moe.expert_workers, "moe.expert_workers = 0", OF_EXPERT_WORKERS),
-        (
-            moe.expert_workers > 0 and moe.update_form != "topk",
-            f'moe.update_form = "{moe.update_form}"',
-            ("update_keep",),
-        ),
-        (not moe.rank, "moe.rank = 0", ("detach", "delta_rank", "refresh_form", "fit_steps")),
-        (moe.rank > 0 and are_copies(moe.rank, model), f"moe.rank = {moe.rank}, copies of experts", ("fit_steps",)),
-        (True, f'moe.pace = "{moe.pace}"', PACES[moe.pace].unused_keys),
-    ]
-    default, found = MoeConfig(), []
-    for made, choice, keys in choices:
-        unused = [f"moe.{key}" for key in keys if getattr(moe, key) != getattr(default, key)]
-        if made and unused:
-            found.append(f"{choice} leaves these keys without effect: {', '.join(unused)}")
-    return found

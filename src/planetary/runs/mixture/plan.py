@@ -9,9 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import Delivery
-from planetary.core.configuration.schema import MoeConfig
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
@@ -20,6 +18,7 @@ from planetary.core.token_slice import Slice
 from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.model_options import configure
+from planetary.runs.mixture.config import MixtureOptions, MoeConfig
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.averaging import FragmentMergeRule
 from planetary.runs.mixture.methods.delta import rank_is_smaller
@@ -190,7 +189,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
     Raises:
         UserError: keys do not fit together; they are named.
     """
-    moe, train = config.moe, config.train
+    moe, train = config.of(MoeConfig), config.train
     if moe.composers == 1:
         raise UserError(
             "moe.composers = 1 leaves nothing to divide: set moe.composers to at least 2, or to 0 for an ordinary run "
@@ -265,7 +264,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
 
 def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
     """Return warnings about choices that are allowed and perhaps not meant."""
-    moe, found = config.moe, []
+    moe, found = config.of(MoeConfig), []
     if model.n_expert > moe.composers and model.n_expert % moe.composers:
         few = model.n_expert // moe.composers
         found.append(

@@ -1,10 +1,78 @@
-"""Keys of reinforcement learning, and checks among the keys of `[rl]`. Needs no JAX."""
+"""`[rl]`, the keys of reinforcement learning, and checks among them. Needs no JAX."""
 
 from __future__ import annotations
 
+import re
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
+from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, RateDecay
+from planetary.core.configuration.sections import KindSection
 from planetary.core.errors import UserError
+
+
+class RlConfig(KindSection, frozen=True):
+    """`[rl]`: reinforcement learning of a policy, in place of a training on data. A round makes one version of it."""
+
+    section: ClassVar[str] = "rl"
+    paths: ClassVar[tuple[str, ...]] = ("prompts", "start", "teacher")
+    code: ClassVar[tuple[str, ...]] = ("task",)
+
+    # "reverse", "add", "sort", "countdown", or "module:name" or "file.py:name" of a reward function or of a class of
+    # dialogues; empty: this is no reinforcement learning
+    task: str = ""
+    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
+    # a built-in task makes them
+    prompts: str = ""
+    # run folder, checkpoint folder of one, or folder of a pretrained model the policy starts as; empty: as `[model]`
+    # says
+    start: str = ""
+    # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
+    # "grpo", "dr-grpo", "dapo": as published; "topr": as "dapo", for texts that are several versions old;
+    # "distillation": tokens that `teacher` finds likelier than the policy
+    objective: Literal["importance", "grpo", "dr-grpo", "dapo", "topr", "distillation"] = "importance"
+    groups: Count = 16  # prompts of a round
+    completions: Count = 8  # completions per prompt
+    max_tokens: Count = 32  # length limit of a completion
+    learning_rate: Positive = 3e-4  # learning rate after the imitation; `[optimizer]` has the imitation's
+    decay: RateDecay = "constant"  # decay of that learning rate, down to 0 after the last round
+    imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
+    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
+    # `imitation_every` rounds; 0: none does
+    imitation_goal: Fraction = 0.0
+    imitation_every: Index = 0  # rounds between two evaluations of the imitation; 0: `eval.every`
+    lag: Index = 2  # largest policy lag: how many versions old the sampling weights may be
+    ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
+    # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are
+    # sampled, up to three times as many as a round has; "objective": as it is published
+    equal: Literal["objective", "drop", "keep", "replace"] = "objective"
+    clip_low: NotNegative = 0.0  # ratios below 1 - this have no gradient; 0: the objective's own
+    clip_high: NotNegative = 0.0  # ratios above 1 + this have none; 0: the objective's own
+    mask_gap: NotNegative = 0.0  # a token whose probability moved by more than this is left out; 0: the objective's own
+    drift: NotNegative = 0.0  # coefficient of the squared logarithm of the ratio; 0: the objective's own
+    kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
+    teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
+    held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
+    goal: Fraction = 0.0  # mean reward of held-out prompts that ends the run; 0: none does
+    judges: Count = 2  # processes that run the environment
+    judge_seconds: Positive = 5.0  # time limit of the environment for one completion
+    judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
+    verified: Fraction = 0.05  # part of the sampled texts the gateway computes again
+    tolerance: Positive = 0.02  # largest difference of log-probabilities, nats
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
+
+    def mathematics(self) -> dict[str, Any]:
+        if not self.task:
+            return {}
+        found = {key: value for key, value in msgspec.to_builtins(self).items() if key not in _LEFT_OUT}
+        return found | {key: re.split(r"[/\\]", found[key])[-1] for key in ("task", "prompts", "start", "teacher")}
+
+
+_LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "tolerance", "cache_mb", "held_out"}
+"""Keys that do not change the mathematics of a run."""
 
 _OF_NEW_POLICY = ("model.source", "model.options", "model.weights", "model.weights_optional", "data.tokenizer")
 _TRAIN = ("rounds", "inner_steps", "batch_size", "sequence_length", "inner_state")
@@ -23,7 +91,7 @@ _FABRIC = (
 _TEXTS = "its tasks are texts, which no round waits for"
 
 STARTED = HonouredKeys(
-    kind="reinforcement",
+    kind="reinforcement from rl.start",
     keys=(
         *("run.*", "optimizer.*", "outer.*", "checkpoint.*", "eval.every", "rl.*", "sinks"),
         *(f"train.{key}" for key in (*_TRAIN, *_COMPUTE)),
@@ -44,7 +112,7 @@ STARTED = HonouredKeys(
 )
 """Of a policy that begins as another model."""
 NEW = HonouredKeys(
-    kind=STARTED.kind,
+    kind="reinforcement",
     keys=(*STARTED.keys, *_OF_NEW_POLICY),
     without={
         **{key: why for key, why in STARTED.without.items() if key not in (*_OF_NEW_POLICY, "data.*")},
@@ -59,13 +127,13 @@ NEW = HonouredKeys(
 
 
 def honoured(config: Config) -> HonouredKeys:
-    """Return the keys a run of this configuration honours."""
-    return STARTED if config.rl.start else NEW
+    """Return the keys that a run of this configuration honours."""
+    return STARTED if config.of(RlConfig).start else NEW
 
 
 def check_keys(config: Config) -> None:
     """Raise `UserError` for keys that do not fit together."""
-    rl = config.rl
+    rl = config.of(RlConfig)
     if rl.ahead > rl.lag:
         raise UserError(
             f"rl.ahead = {rl.ahead} samples texts that are {rl.ahead} versions old when they are trained, and rl.lag = "

@@ -26,6 +26,7 @@ from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.runs.rl import records as r
+from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.controller import ReinforcementController, ReinforcementDesk
 from planetary.runs.rl.environments.judges import JudgeLimits, JudgeProcesses, Judges
 from planetary.runs.rl.events import (
@@ -142,7 +143,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return begin_policy(self.config, self.options, prepared, policy, self._system.files)
 
     def _control(self, prepared: PreparedPolicy, start: PolicyStart) -> ReinforcementController:
-        rl, model = self.config.rl, prepared.model
+        rl, model = self.config.of(RlConfig), prepared.model
         self._reference = start.reference
         self._rollouts = Rollouts(
             prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions
@@ -221,7 +222,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
     def _answers(self) -> Mapping[type[e.Instruction], Answer]:
         _, start, _ = self._parts
-        tokens = self.config.train.batch_size * self.config.rl.max_tokens
+        tokens = self.config.train.batch_size * self.config.of(RlConfig).max_tokens
         return {e.TakeOuterStep: partial(start.parameters.step, self.config.outer, tokens)}
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
@@ -272,7 +273,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         prepared, _, rollouts = self._parts
         groups = rollouts.answered(payload.groups) if payload.imitates else rollouts.trained(payload.groups)
         objective = IMITATION if payload.imitates else prepared.objective
-        batches = pack(groups, objective, prepared.shape, self.config.rl.max_tokens)
+        batches = pack(groups, objective, prepared.shape, self.config.of(RlConfig).max_tokens)
         self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
         names = batches[0].arrays
         return {name: np.stack([one.arrays[name] for one in batches]) for name in names}
@@ -359,9 +360,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
         The choice is drawn from the machine's entropy after the rollouts have come, so no worker can foresee it.
         """
-        if not self.config.rl.verified or not dialogues:
+        if not self.config.of(RlConfig).verified or not dialogues:
             return []
-        share = max(self.config.rl.verified, 1 / len(dialogues))
+        share = max(self.config.of(RlConfig).verified, 1 / len(dialogues))
         drawn = np.frombuffer(self._system.entropy(4 * len(dialogues)), np.uint32)
         return [one for one, number in zip(dialogues, drawn.tolist(), strict=True) if number < share * 2**32]
 

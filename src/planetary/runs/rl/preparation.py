@@ -17,7 +17,7 @@ from planetary.core.errors import UserError
 from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.context import CacheSizes
-from planetary.runs.rl.config import check_keys
+from planetary.runs.rl.config import RlConfig, check_keys
 from planetary.runs.rl.environments.judges import JudgeLimits, check_environment
 from planetary.runs.rl.environments.problems import Problems, problems_of
 from planetary.runs.rl.events import PolicyOfRun
@@ -86,10 +86,12 @@ def prepare_policy(
         CompileError: the model cannot be lowered, or the loss or gradients are not those of JAX.
     """
     check_keys(config)
-    check_environment(config.rl.task, judge_limits(config))
-    problems = problems_of(config.rl.task, config.rl.prompts, config.run.seed, config.rl.held_out)
+    check_environment(config.of(RlConfig).task, judge_limits(config))
+    problems = problems_of(
+        config.of(RlConfig).task, config.of(RlConfig).prompts, config.run.seed, config.of(RlConfig).held_out
+    )
     stage("loading the policy")
-    model = load_folder(Path(config.rl.start)) if config.rl.start else load(config)
+    model = load_folder(Path(config.of(RlConfig).start)) if config.of(RlConfig).start else load(config)
     shape = shape_of(model, config)
     stage("building the policy's functions and its training step")
     options = step_options(config)
@@ -114,12 +116,14 @@ def prepare_policy(
 
 def judge_limits(config: Config) -> JudgeLimits:
     """Return the limits of the environment's processes."""
-    return JudgeLimits(config.rl.judges, config.rl.judge_seconds, int(config.rl.judge_mb * MIB))
+    return JudgeLimits(
+        config.of(RlConfig).judges, config.of(RlConfig).judge_seconds, int(config.of(RlConfig).judge_mb * MIB)
+    )
 
 
 def objective_of(config: Config) -> Objective:
     """Return the objective with the configuration's coefficients."""
-    rl = config.rl
+    rl = config.of(RlConfig)
     return OBJECTIVES[rl.objective].with_terms(
         clip_low=rl.clip_low, clip_high=rl.clip_high, mask_gap=rl.mask_gap, drift=rl.drift, reference=rl.kl
     )
@@ -131,7 +135,7 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
     Raises:
         UserError: the batch or the rollout's length is missing or too long for the model, or the cache too small.
     """
-    rl, train, sizes = config.rl, config.train, model.sizes
+    rl, train, sizes = config.of(RlConfig), config.train, model.sizes
     if train.batch_size < 1 or train.sequence_length < 1:
         raise UserError("rl: train.batch_size (rollouts) and train.sequence_length (tokens of a rollout) must be given")
     if not isinstance(sizes, CacheSizes):
@@ -186,7 +190,7 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> Rollout
         ends = (newline[0],)
     return RolloutLimits(
         window=min(config.train.sequence_length + 1, shape.serving.window),  # the last token is never read
-        most=config.rl.max_tokens,
+        most=config.of(RlConfig).max_tokens,
         vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
         ends=ends,
         begins=model.begins,
@@ -194,11 +198,13 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> Rollout
 
 
 def _reference(config: Config, model: TracedModel, load_folder: LoadFolder) -> Tensors | None:
-    if not config.rl.teacher:
-        return model.arrays() if not config.rl.imitated_rounds else None
-    teacher = load_folder(Path(config.rl.teacher))
+    if not config.of(RlConfig).teacher:
+        return model.arrays() if not config.of(RlConfig).imitated_rounds else None
+    teacher = load_folder(Path(config.of(RlConfig).teacher))
     if teacher.specs != model.specs or teacher.tokenizer.digest != model.tokenizer.digest:
-        raise UserError(f"rl.teacher = {config.rl.teacher}: the teacher has other parameters or tokens than the policy")
+        raise UserError(
+            f"rl.teacher = {config.of(RlConfig).teacher}: the teacher has other parameters or tokens than the policy"
+        )
     return teacher.arrays()
 
 
@@ -206,7 +212,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
     """Derive the controller's constants from the configuration."""
     from planetary.compiler.backends.pipeline import compiler_version
 
-    timings, rl, optimizer = config.timings, config.rl, config.optimizer
+    timings, rl, optimizer = config.timings, config.of(RlConfig), config.optimizer
     imitated = max(1, rl.imitated_rounds)
     warmup = min(optimizer.warmup_steps, imitated // WARMUP_SHARE)
     fitted = replace(config, optimizer=replace(optimizer, warmup_steps=warmup))

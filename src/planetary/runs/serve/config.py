@@ -1,11 +1,47 @@
-"""Keys a served model honours."""
+"""`[serve]`, and the keys that a served model honours."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar, Literal
 
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
+from planetary.core.configuration.ranges import Count, Index, Port, Positive, ServedBatch, Text, WeightPrecision
+from planetary.core.configuration.sections import KindSection
+
+
+class ServeConfig(KindSection, frozen=True):
+    """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
+
+    section: ClassVar[str] = "serve"
+    paths: ClassVar[tuple[str, ...]] = ("model", "keys", "chat_template")
+
+    # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
+    # `planetary export --serving`, or a StableHLO model; empty: this is a training
+    model: str = ""
+    name: str = ""  # model name for clients; empty: the folder's name
+    host: Text = "127.0.0.1"  # address of the endpoint; others than loopback need `keys`
+    port: Port = 8000  # TCP port of the endpoint; 0: any
+    # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: none
+    keys: str = ""
+    # origins of web pages that may use the endpoint beside those of this machine, separated by commas, such as
+    # "https://chat.example.org"; "*": all
+    origins: str = ""
+    follow: bool = False  # serve every newer checkpoint of the run as soon as it exists
+    # the longest text, prompt included, in tokens; 0: as long as the model was trained for, within 8,192 and the cache
+    context: Index = 0
+    batch: ServedBatch = 8  # texts a worker continues at once
+    queue: Count = 256  # texts that may wait for a worker; further ones are refused (429)
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB; decoding copies up to as much again
+    cache_precision: Literal["f32", "bf16"] = "f32"  # element type of keys and values
+    # form of the parameters: in fewer bits they take less memory; they are widened where they are used
+    weights: WeightPrecision = "f32"
+    # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
+    # and surrogates for the others
+    experts: str = "real"
+    chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
+
 
 GRAPH_FILES = (".mlir", ".mlirbc")
 GRAPH_IN_FOLDER = "model.mlir"
@@ -29,7 +65,7 @@ CODED = HonouredKeys(
     },
 )
 GRAPH = HonouredKeys(
-    kind="serving",
+    kind="serving a graph",
     keys=(*CODED.keys, *_OF_GRAPH),
     without={
         **dict.fromkeys(("model.source", "model.options", "model.smaller"), _OF_MODEL),
@@ -42,8 +78,8 @@ GRAPH = HonouredKeys(
 
 
 def honoured(config: Config) -> HonouredKeys:
-    """Return the keys a run of this configuration honours."""
-    return GRAPH if is_graph(Path(config.serve.model)) else CODED
+    """Return the keys that a run of this configuration honours."""
+    return GRAPH if is_graph(Path(config.of(ServeConfig).model)) else CODED
 
 
 def is_graph(model: Path) -> bool:

@@ -27,6 +27,7 @@ from planetary.fleet.protocol.status import RoundMetrics, RunStatus, ServingStat
 from planetary.fleet.shell.shell import Read
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.controller import (
     MOST_EXTRA_STEPS,
     CallComputed,
@@ -165,7 +166,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     def demand(self) -> Demand:
         """A worker for every full batch of texts, and one at least."""
         texts = self.running + self.waiting
-        return Demand(least=1, most=max(1, -(-texts // self.config.serve.batch)))
+        return Demand(least=1, most=max(1, -(-texts // self.config.of(ServeConfig).batch)))
 
     def next_sequence(self) -> int:
         """Return a number for a text."""
@@ -200,7 +201,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     async def open(self) -> None:
         """The endpoint answers from now on, at first that the model is not ready."""
         await super().open()
-        self._http = await Endpoint.start(self, self.config.serve)
+        self._http = await Endpoint.start(self, self.config.of(ServeConfig))
         self.endpoint, self.web_app = self._http.url, self._http.app()
 
     def status(self) -> RunStatus:
@@ -237,9 +238,9 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         if model.warning:
             self.warn(model.warning)
         self.set_stage("building the functions of the model")
-        shape = model.shape(self.config.serve)
+        shape = model.shape(self.config.of(ServeConfig))
         is_open = not isinstance(model, ExportedModel)  # sizes of exported functions are fixed
-        if is_open and not self.config.serve.context and shape.window + PAGE <= model.window:
+        if is_open and not self.config.of(ServeConfig).context and shape.window + PAGE <= model.window:
             self.note(
                 f"texts may have {shape.window:,} tokens, prompt included; the model was trained for {model.window:,}. "
                 "--context N (serve.context) allows more, and takes more memory (--cache-mb) and time to compile"
@@ -297,7 +298,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return ServingController(ServingDesk(policy, ServingState()), timings.grace_s, self._clock.monotonic())
 
     async def _train(self, prepared: PreparedServing) -> e.Finish:
-        if self.config.serve.follow:
+        if self.config.of(ServeConfig).follow:
             self._follow = asyncio.get_running_loop().create_task(self._follow_run())
         return await super()._train(prepared)
 

@@ -8,8 +8,9 @@ from functools import partial
 import msgspec
 
 from planetary.core.config import Config
-from planetary.core.configuration.schema import FederationConfig, OuterConfig, SiteEntry
+from planetary.core.configuration.schema import OuterConfig
 from planetary.fleet.shell.shell import Address
+from planetary.runs.federation.config import FederationConfig, SiteEntry
 from planetary.runs.federation.hub_gateway import HubGateway
 from planetary.runs.federation.site_gateway import SiteGateway
 from planetary.runs.federation.uplink import UplinkOptions
@@ -87,7 +88,7 @@ def hub_config(config: Config, sites: tuple[SiteEntry, ...], *, rounds: int, eve
     """Return the configuration of a hub over sites that train by `config`; the outer step is that of `config`."""
     federation = FederationConfig(sites=sites, every_rounds=every_rounds)
     replace = msgspec.structs.replace
-    return replace(config, train=replace(config.train, rounds=rounds), federation=federation)
+    return replace(config, train=replace(config.train, rounds=rounds)).having(federation)
 
 
 def site_config(config: Config, name: str, *, workers: int = 1, outer: OuterConfig, patience_s: float = 60.0) -> Config:
@@ -98,5 +99,4 @@ def site_config(config: Config, name: str, *, workers: int = 1, outer: OuterConf
         run=replace(config.run, name=name),
         fabric=replace(config.fabric, workers=workers),
         outer=outer,
-        federation=FederationConfig(hub=f"{HOST}:{PORT}", site=name, patience_s=patience_s),
-    )
+    ).having(FederationConfig(hub=f"{HOST}:{PORT}", site=name, patience_s=patience_s))

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from planetary.fleet.gateway.run_files import CONFIG, METRICS
 from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import PageOperations
+from planetary.runs.serve.config import ServeConfig
 from planetary.site.api.federation_operations import FederationOperations
 from planetary.site.api.invite_operations import InviteOperations
 from planetary.site.api.job_operations import JobOperations, status_of
@@ -142,7 +143,7 @@ class InferenceOperations:
                 headers={"retry-after": "5"},
             )
         gateway = runs[name].gateway
-        if not gateway.config.serve.keys and self._access.grant(request) is None:
+        if not gateway.config.of(ServeConfig).keys and self._access.grant(request) is None:
             raise ApiError(
                 401,
                 "a token is needed: Authorization: Bearer TOKEN",

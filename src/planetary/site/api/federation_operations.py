@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request
 
 from planetary.fleet.protocol.status import WorkerStatus
+from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.status import FederationStanding, InFederation
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork
@@ -97,7 +98,7 @@ class FederationOperations:
 
 
 def _role(run: HostedRun) -> FederationRole | None:
-    federation = run.gateway.config.federation
+    federation = run.gateway.config.of(FederationConfig)
     return "hub" if federation.sites else "site" if federation.hub else None
 
 
@@ -119,8 +120,8 @@ def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
     return FederatedRun(
         job_id=name,
         role=role,
-        hub=config.federation.hub if role == "site" else "",
-        site=(config.federation.site or config.run.name) if role == "site" else "",
+        hub=config.of(FederationConfig).hub if role == "site" else "",
+        site=(config.of(FederationConfig).site or config.run.name) if role == "site" else "",
         round=run.status().rounds_finished,
         standing=gateway.federation(),
     )

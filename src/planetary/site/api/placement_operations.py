@@ -17,6 +17,7 @@ from planetary.core.configuration.ranges import Priority
 from planetary.core.errors import ConflictError, UserError
 from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.runs.federation.config import FederationConfig
 from planetary.site.api.job_operations import toml_of
 from planetary.site.api.observing_operations import after_event, event_lines
 from planetary.site.api.views import CancelRequest
@@ -185,7 +186,7 @@ def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path
     if asked.toml is not None:
         tables = toml_of(asked.toml)
     config = config_from_tables(tables, asked.overrides)
-    if sites_wanted(config, asked.needs) > 1 or config.federation.sites:
+    if sites_wanted(config, asked.needs) > 1 or config.of(FederationConfig).sites:
         try:
             require_files(with_data_sets(config, data_sets), runs)
         except UserError as error:

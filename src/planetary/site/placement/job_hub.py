@@ -20,7 +20,7 @@ import msgspec
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, config_from_tables, to_toml
 from planetary.core.configuration.ranges import show_found
-from planetary.core.configuration.schema import FederationConfig, Timings
+from planetary.core.configuration.schema import Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.core.printable import FOLDER_RULE, is_folder_name
 from planetary.fleet.protocol import admission
@@ -33,6 +33,8 @@ from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.run.kinds import kind_of
+from planetary.runs.federation.config import FederationConfig
+from planetary.runs.rl.config import RlConfig
 from planetary.site.config import DATA_SCHEME, SitePolicy, WorkerRole
 from planetary.site.placement.choice import JobNeeds, PlaceableJob, policy_obstacle
 from planetary.site.placement.machine import (
@@ -266,9 +268,9 @@ class JobHub:
             ConflictError: the name is taken.
         """
         sites = sites_wanted(config, needs)
-        spread = bool(config.federation.sites) or sites > 1
+        spread = bool(config.of(FederationConfig).sites) or sites > 1
         config = outer_config(config, sites) if spread else config
-        kind = kind_of(msgspec.structs.replace(config, federation=FederationConfig()) if spread else config)
+        kind = kind_of(config.having(FederationConfig()) if spread else config)
         if not kind.controller:
             raise UserError(f"a run of the kind {kind.name!r} is none that a site hosts: it has its own command")
         placeable = PlaceableJob(
@@ -277,7 +279,7 @@ class JobHub:
             data_sets=data_sets_of(config),
             needs=needs,
         )
-        parts = parts_of(placeable, config.federation.sites, sites) if spread else ()
+        parts = parts_of(placeable, config.of(FederationConfig).sites, sites) if spread else ()
         self._require_sites(parts or (placeable,), kind.name)
         name = self._name_for(name, config.run.name, len(parts))
         asked = PlacementAsked(
@@ -431,7 +433,7 @@ class JobHub:
 
 
 def data_sets_of(config: Config) -> tuple[str, ...]:
-    """Return the names of the data sets of the site that a job reads, each once."""
-    sources = [*(part.source for part in config.data.parts), config.rl.prompts]
+    """Return the names of the data sets of its site that a job reads, each once."""
+    sources = [*(part.source for part in config.data.parts), config.of(RlConfig).prompts]
     names = [source.removeprefix(DATA_SCHEME) for source in sources if source.startswith(DATA_SCHEME)]
     return tuple(dict.fromkeys(names))

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planetary.core.config import Config, config_from_tables, to_toml
-from planetary.core.configuration.schema import FederationConfig, SiteEntry
 from planetary.core.errors import UserError
 from planetary.run.kinds import kind_of
+from planetary.runs.federation.config import FederationConfig, SiteEntry
 from planetary.site.config import SitePolicy
 from planetary.site.placement.choice import JobNeeds, PlaceableJob
 
@@ -25,7 +25,7 @@ KIND = "rounds"
 
 def sites_wanted(config: Config, needs: JobNeeds) -> int:
     """Return how many sites train a job; 1: one has it alone. Raises `UserError` where two numbers are given."""
-    named = len(config.federation.sites)
+    named = len(config.of(FederationConfig).sites)
     if named and needs.sites not in (1, named):
         raise UserError(f"needs.sites = {needs.sites}: federation.sites of the configuration names {named}; give one")
     if named and needs.site:
@@ -40,16 +40,16 @@ def outer_config(config: Config, sites: int) -> Config:
         UserError: it is none of a training in rounds, or one a federation refuses.
     """
     replace = msgspec.structs.replace
-    named = config.federation.sites
-    alone = replace(config, federation=FederationConfig())
+    named = config.of(FederationConfig).sites
+    alone = config.having(FederationConfig())
     if (kind := kind_of(alone)).name != KIND:
         raise UserError(f"a job over several sites is a training in rounds; this is one of the kind {kind.name!r}")
     if any(entry.part for entry in named):
         raise UserError("federation.sites: the hub numbers the parts; leave `part` out")
     parts = sum(entry.data == "part" for entry in named) if named else sites
-    federation = replace(config.federation, parts=parts, hub="", site="", run="", token_file="")
+    federation = replace(config.of(FederationConfig), parts=parts, hub="", site="", run="", token_file="")
     train, model = replace(config.train, target_minutes=0.0), replace(config.model, smaller={})
-    outer = replace(config, federation=federation, train=train, model=model)
+    outer = replace(config, train=train, model=model).having(federation)
     whole = with_members(outer, {name: number for number, name in enumerate(_names(named, sites), 1)}, ())
     kind_of(whole).check(whole)
     return outer
@@ -70,7 +70,7 @@ def with_members(config: Config, members: Mapping[str, int], policies: Sequence[
     Raises:
         UserError: a federation refuses it.
     """
-    named, judged = config.federation.sites, {one.name for one in policies if one.trust == "judged"}
+    named, judged = config.of(FederationConfig).sites, {one.name for one in policies if one.trust == "judged"}
     divided = [entry.name for entry in named if entry.data == "part"]
     entries = []
     for site, number in sorted(members.items(), key=lambda item: item[1]):
@@ -78,8 +78,8 @@ def with_members(config: Config, members: Mapping[str, int], policies: Sequence[
         part = divided.index(given.name) + 1 if named and given.data == "part" else 0 if named else number
         trust = "judged" if site in judged else given.trust
         entries.append(msgspec.structs.replace(given, name=site, part=part, trust=trust))
-    federation = msgspec.structs.replace(config.federation, sites=tuple(entries))
-    return config_from_tables(tomllib.loads(to_toml(msgspec.structs.replace(config, federation=federation))))
+    federation = msgspec.structs.replace(config.of(FederationConfig), sites=tuple(entries))
+    return config_from_tables(tomllib.loads(to_toml(config.having(federation))))
 
 
 def part_config(config: Config, job: str) -> Config:
@@ -88,14 +88,13 @@ def part_config(config: Config, job: str) -> Config:
     The site adds the address of the hub and the site's name there.
     """
     replace = msgspec.structs.replace
-    federation = config.federation
+    federation = config.of(FederationConfig)
     every = max([federation.every_rounds, *(entry.every_rounds for entry in federation.sites)])
     return replace(
         config,
         train=replace(config.train, rounds=config.train.rounds * every),
         outer=replace(config.outer, optimizer="nesterov", learning_rate=1.0, momentum=0.0),
-        federation=FederationConfig(run=job, patience_s=federation.patience_s),
-    )
+    ).having(FederationConfig(run=job, patience_s=federation.patience_s))
 
 
 def parts_of(placeable: PlaceableJob, named: Sequence[SiteEntry], sites: int) -> tuple[PlaceableJob, ...]:

@@ -17,21 +17,13 @@ from msgspec.structs import replace
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.cli.main import main
-from planetary.core.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    MoeConfig,
-    TrainConfig,
-    config_from_tables,
-    load_config,
-    to_toml,
-)
+from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, config_from_tables, load_config, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fleet.gateway.run_files import PAYLOADS
 from planetary.models.context import WholeText
 from planetary.run.model.served import load_served, load_trained
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS
 from planetary.runs.mixture.gateway.preparation import owners_of_run, plan_of
 from planetary.runs.mixture.methods import ownership
@@ -79,10 +71,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sequence_length=TINY.sequence_length,
         ),
         fabric=replace(base.fabric, workers=BASE.composers),
-        moe=MoeConfig(composers=BASE.composers, rank=BASE.rank, pace="lockstep"),
         eval=replace(base.eval, batches=3),
         optimizer=replace(base.optimizer, warmup_steps=0),
-    )
+    ).having(MoeConfig(composers=BASE.composers, rank=BASE.rank, pace="lockstep"))
     (folder / "config.toml").write_text(to_toml(config))
     plan = plan_of(config, prepare(config, folder.parent / "cache" / "data"))
     cluster = MixtureStage(folder, replace(plan, training=replace(BASE, cadence=CADENCE)))
@@ -148,7 +139,7 @@ def test_every_choice_of_experts_can_be_served(run: Path, saved: SavedTraining, 
 
 def test_ownership_is_read_from_the_journal(run: Path, saved: SavedTraining) -> None:
     config = load_config(run / "config.toml")
-    otherwise = replace(config, moe=replace(config.moe, ownership="hashed"))
+    otherwise = config.having(replace(config.of(MoeConfig), ownership="hashed"))
     assert (ownership.hashed(TINY.n_layer, TINY.n_expert, 2) != saved.owners).any()
     assert (read_run(run, otherwise).owners == saved.owners).all()
     assert owners_of_run(run) == tuple(tuple(row) for row in saved.owners.tolist())

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, TrainConfig
+from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig
 from planetary.core.errors import UserError
 from planetary.data.prepare import prepare
 from planetary.data.reader import read_slice
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.preparation import plan_of
 from planetary.runs.mixture.methods.ownership import load_aware, round_robin
 from planetary.runs.mixture.training import initial as initial_training
@@ -59,9 +60,8 @@ def config(tmp_path: Path) -> Config:
         data=DataConfig(source=str(source)),
         train=TrainConfig(rounds=2, inner_steps=4, batch_size=2, sequence_length=MODEL.sequence_length),
         fabric=replace(base.fabric, workers=3),
-        moe=MoeConfig(composers=3, rank=2, ownership="load-aware"),
         optimizer=replace(base.optimizer, warmup_steps=0),
-    )
+    ).having(MoeConfig(composers=3, rank=2, ownership="load-aware"))
 
 
 @pytest.mark.slow

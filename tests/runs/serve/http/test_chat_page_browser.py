@@ -10,7 +10,7 @@ import pytest
 from serving_model import FakeService
 
 from browser import Browser, start_browser
-from planetary.core.configuration.schema import ServeConfig
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
 
 pytestmark = pytest.mark.processes

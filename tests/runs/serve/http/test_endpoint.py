@@ -18,9 +18,9 @@ import pytest
 from serving_model import BYTES, FakeService, state_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
 from planetary.data.tokenizer import JsonTokenizer
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
 from planetary.web import http_server
 

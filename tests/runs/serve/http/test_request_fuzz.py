@@ -11,7 +11,7 @@ import httpx
 import pytest
 from serving_model import FakeService
 
-from planetary.core.configuration.schema import ServeConfig
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
 from planetary.runs.serve.http.refused_fields import REFUSED
 from planetary.runs.serve.http.requests import (

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import UserError
     from planetary.run.choice import new_run, resumed_run
     from planetary.run.places import default_state_folder
+    from planetary.runs.federation.config import FederationConfig
 
     places_jobs = is_site(args)
     if not places_jobs:
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             if args.resume is not None
             else new_run(args.gateway_config, args.set, args.run_dir)[0]
         )
-        if not config.federation.sites:
+        if not config.of(FederationConfig).sites:
             raise UserError(NO_SITES)
     args.state = args.state or default_state_folder().with_name("hub")
     join = partial(_join_as_site, "CONTROLLERS.toml" if places_jobs else "SITE.toml")

@@ -20,11 +20,11 @@ from enum import StrEnum
 
 import msgspec
 
-from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.methods.ownership import EMPTY
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.training.replicas import holders, speaker

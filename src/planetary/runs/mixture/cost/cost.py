@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.errors import UserError
+from planetary.runs.mixture.config import MixtureOptions
 from planetary.runs.mixture.methods.codec import block_width
 from planetary.runs.mixture.methods.sketch import Precision
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from planetary.core.config import Config
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.errors import UserError
 from planetary.models.initial import count, flat_names
 from planetary.models.latent_moe import PRESETS, dense_parameters, expert_parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.model_options import configure
+from planetary.runs.mixture.config import MixtureOptions, MoeConfig
 from planetary.runs.mixture.cost import cost
 from planetary.runs.mixture.cost.cost import SHAPES, MoeShape, active_expert_params
 from planetary.runs.mixture.methods.sketch import Precision
@@ -312,7 +312,7 @@ def configured(config: Config) -> tuple[MoeShape, LatentMoeConfig, Workload]:
     Raises:
         UserError: it is no mixture.
     """
-    model, moe, train = model_of(config), config.moe, config.train
+    model, moe, train = model_of(config), config.of(MoeConfig), config.train
     work = Workload(
         batch=train.batch_size * max(1, moe.composers),
         length=train.sequence_length,

@@ -40,6 +40,7 @@ from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import tokens_payload
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.controller.events import (
     AssembleModel,
@@ -138,7 +139,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         # A superseded payload may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
-            config.moe.store or options.folder / PAYLOADS,
+            config.of(MoeConfig).store or options.folder / PAYLOADS,
             dict.fromkeys(KEPT_KINDS, lifetime),
             clock=system.clock,
             durable=system.files,
@@ -177,7 +178,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     @property
     def demand(self) -> Demand:
         """A worker for every composer, and the expert workers."""
-        moe = self.config.moe
+        moe = self.config.of(MoeConfig)
         return Demand(least=moe.composers + min(moe.expert_workers, 1), most=moe.composers + moe.expert_workers)
 
     def status(self) -> RunStatus:

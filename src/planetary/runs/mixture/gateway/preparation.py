@@ -21,7 +21,7 @@ from planetary.core.errors import TrustError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
-from planetary.data.fitting import STEP_LEASES, fit_to_data
+from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import LeaseLedger, SliceOrder
@@ -33,9 +33,11 @@ from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record, replay
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.runs.mixture.config import check_mixture
+from planetary.runs.mixture.checks import check_mixture
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.events import MixturePolicy
 from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
+from planetary.runs.mixture.leases import STEP_LEASES
 from planetary.runs.mixture.methods.ownership import hashed, round_robin
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.tiers import Tier
@@ -153,7 +155,7 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
             f"the tokenizer has {data.vocab_size} tokens but the model was given model.options.vocab_size = "
             f"{model.vocab_size}"
         )
-    per_step = config.moe.composers * config.tokens_per_batch
+    per_step = config.of(MoeConfig).composers * config.tokens_per_batch
     order = data.order(config, per_step)
     held_out = tuple(piece for piece, _ in data.eval_chunks(config, 1))
     return plan_over(config, order, held_out, owners_of(config, model, order) if owners is None else owners)
@@ -161,8 +163,8 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
 
 def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> OwnerMap:
     """Return which composer owns which expert; see `runs.mixture.methods.ownership`."""
-    composers = config.moe.composers
-    match config.moe.ownership:
+    composers = config.of(MoeConfig).composers
+    match config.of(MoeConfig).ownership:
         case "round-robin":
             found = round_robin(model.n_layer, model.n_expert, composers)
         case "hashed":
@@ -186,7 +188,7 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
         held_out=held_out,
         steps=config.total_inner_steps,
         steps_per_round=config.train.inner_steps,
-        pace=PACES[config.moe.pace],
+        pace=PACES[config.of(MoeConfig).pace],
         delivery=config.data.delivery,
         view_every=config.eval.every,
     )
@@ -211,7 +213,7 @@ def prepare_mixture(
     stage("preparing the data")
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data, STEP_LEASES)
-    if owners is None and config.moe.ownership == "load-aware":
+    if owners is None and config.of(MoeConfig).ownership == "load-aware":
         stage("measuring how often each expert is chosen")
     plan = plan_of(config, data, owners)
     store = BlobStore(cache / "blobs")
@@ -423,7 +425,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture, system: System = S
     """Derive the controller's constants from the configuration; `system` draws the numbers of one gateway's life."""
     from planetary.compiler.backends.pipeline import compiler_version
 
-    timings, moe = config.timings, config.moe
+    timings, moe = config.timings, config.of(MoeConfig)
     fragments: dict[Tier, int] = {}
     for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
         fragments[tier] = fragments.get(tier, 0) + 1

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from planetary.core.configuration.ranges import Fraction, Index, NotNegative, Positive, check_ranges
-from planetary.core.configuration.schema import MoeConfig
 from planetary.core.tensors import Tensors
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.methods.moments import MomentRule
 
 

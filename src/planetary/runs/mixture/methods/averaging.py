@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors
+from planetary.runs.mixture.config import MoeConfig
 from planetary.sync.radial import CANCELLED, radial_average, takes_mean, weighted_mean
 
 EMBEDDING_LIKE = ("*embedding*", "*wte*", "*wpe*")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import MixtureOptions, UpdateForm
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError, UserError
 from planetary.core.quantisers import from_bfloat16, to_bfloat16
+from planetary.runs.mixture.config import MixtureOptions, UpdateForm
 from planetary.runs.mixture.methods.codec import FourBitRows, decode_rows, encode_rows
 
 Form = UpdateForm

@@ -12,8 +12,8 @@ import hashlib
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import MixtureOptions, SketchPrecision
 from planetary.core.errors import NumericsError, TrustError, UserError
+from planetary.runs.mixture.config import MixtureOptions, SketchPrecision
 from planetary.runs.mixture.methods.codec import FourBitRows, decode_rows, encode_rows
 
 Precision = SketchPrecision

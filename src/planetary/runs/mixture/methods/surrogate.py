@@ -12,10 +12,10 @@ import hashlib
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import MoeConfig
 
 
 class FitOptions(msgspec.Struct, frozen=True):

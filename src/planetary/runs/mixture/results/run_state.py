@@ -12,6 +12,7 @@ from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.machine.journal import replay
+from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.preparation import plan_over
 from planetary.runs.mixture.payloads.saved_composers import saved_composer
 from planetary.runs.mixture.payloads.surrogates import empty_bank, install, surrogates_from
@@ -56,7 +57,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
     """
     journal = _journal_of(folder, config)
     plan = plan_over(config, _NO_TOKENS, (), journal.owners)
-    store = PayloadStore(config.moe.store or folder / PAYLOADS, {}, patience_s=PATIENCE_S)
+    store = PayloadStore(config.of(MoeConfig).store or folder / PAYLOADS, {}, patience_s=PATIENCE_S)
     bank = empty_bank(plan) if plan.has_surrogates else None
     composers, steps = [], []
     for number, shard in enumerate(journal.shards):

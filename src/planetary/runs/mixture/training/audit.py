@@ -18,9 +18,9 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import MixtureOptions
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
 from planetary.runs.mixture.methods.moments import COUNT, MomentRule, too_much_left, wrong_count

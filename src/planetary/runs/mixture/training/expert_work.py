@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import MixtureOptions
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.methods.delta import Delta, Form, compress, expand
 from planetary.runs.mixture.methods.recent_rows import RecentRows, calibration_rows

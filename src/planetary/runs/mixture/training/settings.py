@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import check_ranges
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.runs.mixture.config import MixtureOptions
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.averaging import FragmentMergeRule
 from planetary.runs.mixture.methods.surrogate import FitOptions, are_copies

@@ -144,17 +144,16 @@ def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]
 
 def _check_statistics(config: Config, spec: StepSpec) -> None:
     """Raise `UserError` where a model has statistics and the run would do more to them than average them."""
-    sync, federation = config.sync, config.federation
+    sync = config.sync
     wrong = {
         "sync.overlap": (sync.overlap, "none"),
         "sync.compression": (sync.compression, "none"),
         "sync.broadcast_compression": (sync.broadcast_compression, "none"),
         "sync.start_compression": (sync.start_compression, "none"),
         "sync.ring_compression": (sync.ring_compression, "none"),
-        "federation.hub": (federation.hub, ""),
-        "federation.sites": ("set" if federation.sites else "", ""),
     }
     found = [f"{key} = {value!r} instead of {kept!r}" for key, (value, kept) in wrong.items() if value != kept]
+    found += [f"a section [{name}]" for name, section in config.kinds.items() if section.merges_other_runs]
     if spec.statistics and found:
         raise UserError(
             f"the model {config.model.source} has statistics that its loss gives new values of "

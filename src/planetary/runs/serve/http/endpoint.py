@@ -19,9 +19,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
 from planetary.net.addresses import is_local_name
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http import answers
 from planetary.runs.serve.http.chat_renderer import ChatRenderer
 from planetary.runs.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of

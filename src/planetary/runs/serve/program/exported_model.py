@@ -15,11 +15,11 @@ import numpy as np
 
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import digest_of, write_atomically
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import load_tokenizer, save_tokenizer
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.program.trial import ServingTrial, decode_trial, encode_trial

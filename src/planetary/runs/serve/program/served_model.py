@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import Tokenizer
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.program.trial import ServingTrial
 from planetary.runtime.program_runner import Program

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.core.trial_numbers import random_words
 from planetary.models.context import Attention, CacheSizes, StateSizes, WholeText
 from planetary.models.layers import causal_attention
+from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.cache_kinds import KeyValueCache, NoCache, RecurrentState
 from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runs.serve.program.served_model import ServedModel

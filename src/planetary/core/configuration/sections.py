@@ -1,0 +1,75 @@
+"""Sections of a configuration that belong to one kind of run, found by their names.
+
+The table of the built-in ones is `planetary.runs.SECTIONS`. A package adds one with an entry point of the group
+`planetary.sections`: name of the section = "module:Struct". A section's module is imported when a configuration has the
+section, or when somebody asks for its keys.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, cast
+
+import msgspec
+
+GROUP = "planetary.sections"
+"""Of entry points."""
+
+
+class KindSection(msgspec.Struct, frozen=True):
+    """Base of the sections that a kind of run has.
+
+    Attributes:
+        section: name in a file.
+        paths: keys whose values are paths, relative to the file's folder.
+        code: keys whose values may be "file.py:name", relative to it, too.
+    """
+
+    section: ClassVar[str]
+    paths: ClassVar[tuple[str, ...]] = ()
+    code: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def steps_itself(self) -> bool:
+        """Whether the run has an outer step of its own, so that no rule is chosen for `[outer]`."""
+        return False
+
+    @property
+    def ended_by_another(self) -> bool:
+        """Whether another run ends this one, which goes on until then."""
+        return False
+
+    @property
+    def merges_other_runs(self) -> bool:
+        """Whether the run's parameters are merged with those of other runs."""
+        return False
+
+    @property
+    def objection(self) -> str:
+        """Why keys of the section do not fit together; "": they do."""
+        return ""
+
+    def mathematics(self) -> dict[str, Any]:
+        """Return what of the section decides the mathematics of a run."""
+        return {}
+
+
+def section_names() -> tuple[str, ...]:
+    """Return the names of all sections of kinds."""
+    return tuple(_places())
+
+
+@functools.cache
+def section_struct(name: str) -> type[KindSection]:
+    """Return the struct of a section of a kind. Imports its module. Raises `KeyError` for another name."""
+    module, _, attribute = _places()[name].partition(":")
+    return cast(type[KindSection], getattr(importlib.import_module(module), attribute))
+
+
+@functools.cache
+def _places() -> Mapping[str, str]:
+    built_in: Mapping[str, str] = importlib.import_module("planetary.runs").SECTIONS
+    return {**{entry.name: entry.value for entry in entry_points(group=GROUP)}, **built_in}

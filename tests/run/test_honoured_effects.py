@@ -1,0 +1,74 @@
+"""A key that a kind of run honours is read by code of this kind, for more than a check, a hash or a display."""
+
+from __future__ import annotations
+
+import pytest
+from key_readers import Place, keys_read_by, reached
+from test_honoured_keys import ABSENT, CASES, config_of
+
+from planetary.core.configuration.honoured import all_keys
+from planetary.run.kinds import kind_of
+
+AT_THE_START: list[Place] = [
+    ("planetary.run.choice", "new_run"),
+    ("planetary.run.processes.local_run", "check_backend"),
+    ("planetary.run.processes.local_run", "threads_of"),
+    ("planetary.run.processes.local_run", "node_flags"),
+    ("planetary.cli.commands.roles.gateway", "_run"),
+    ("planetary.site.hosted_run", "HostedRun"),
+]
+"""Code that starts a run of any kind, and hands its keys to other processes."""
+STARTS: dict[str, list[Place]] = {
+    "rounds": [
+        ("planetary.runs.rounds.gateway.gateway", "RoundsGateway"),
+        ("planetary.runs.rounds.worker.role", "TrainingLoader"),
+    ],
+    "hub": [("planetary.runs.federation.hub_gateway", "HubGateway")],
+    "site": [
+        ("planetary.runs.federation.site_gateway", "SiteGateway"),
+        ("planetary.runs.rounds.worker.role", "TrainingLoader"),
+        ("planetary.run.kinds", "SiteRounds"),
+    ],
+    "serving": [("planetary.runs.serve.gateway", "ServingGateway"), ("planetary.run.model.served", "load_served")],
+    "mixture": [
+        ("planetary.runs.mixture.gateway.gateway", "MixtureGateway"),
+        ("planetary.runs.mixture.composer.loader", "MixtureLoader"),
+    ],
+    "reinforcement": [
+        ("planetary.runs.rl.gateway", "PolicyGateway"),
+        ("planetary.runs.rl.preparation", "prepare_policy"),
+        ("planetary.run.model.served", "new_model"),
+    ],
+}
+"""Name of a kind -> its gateway, its preparation and its workers' roles."""
+NO_EFFECT = [
+    "planetary.core",  # reads, checks and hashes keys
+    "planetary.monitor",
+    "planetary.run.kinds:KINDS",  # the other kinds
+    "planetary.run.kinds:kind_of",
+    "planetary.site.site",  # other runs
+    "planetary.runs.rounds.preparation.prepared_steps:sources_of",
+    "planetary.runs.rounds.preparation.prepared_steps:find_record",
+]
+"""Code that compares, hashes or shows keys."""
+NOT_OF: dict[str, list[str]] = {
+    "star": [
+        "planetary.runs.rounds.gateway.topology:RingGateway",
+        "planetary.runs.rounds.gateway.topology:ring_policy",
+        "planetary.runs.rounds.controller.ring",
+    ],
+    "ring": ["planetary.runs.rounds.preparation.parameters", "planetary.runs.rounds.controller.star"],
+}
+"""Code of a kind that a case of it does not run."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_honoured_key_is_read_by_the_kind(case: str) -> None:
+    config = config_of(case)
+    kind = kind_of(config)
+    keys = kind.keys(config)
+    found = reached(STARTS[kind.name], [*NO_EFFECT, *NOT_OF.get(case, [])])
+    read = keys_read_by([*AT_THE_START, *found])
+    honoured = {key for key in all_keys() if not keys.why_not(key, ABSENT)} - {*keys.passed_on, "sinks"}
+    assert sorted(honoured - read) == []

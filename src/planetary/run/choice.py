@@ -43,7 +43,7 @@ def read_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
             "a configuration is the path of a file, a planetary.Config, or its tables as a dictionary; found "
             f"{show_found(source)}"
         )
-    return config_from_tables(msgspec.to_builtins(source) if isinstance(source, Config) else source, overrides)
+    return config_from_tables(source.tables() if isinstance(source, Config) else source, overrides)
 
 
 def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None) -> tuple[Config, Path]:

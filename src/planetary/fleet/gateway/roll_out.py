@@ -58,7 +58,7 @@ class RollOut(msgspec.Struct, frozen=True):
 def changed_config(config: Config, overrides: Sequence[str]) -> Config:
     """Return a configuration whose training step is another one. Raises `UserError` for keys that do not decide it."""
     changed = apply_overrides(config, overrides)
-    before, after = (msgspec.to_builtins(one) for one in (config, changed))
+    before, after = (one.tables() for one in (config, changed))
     others = [
         f"{section}.{key}"
         for section, values in after.items()

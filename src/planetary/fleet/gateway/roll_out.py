@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from planetary.core.config import Config, apply_overrides
+from planetary.core.config import Config, apply_overrides, overrides_between
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.errors import UserError
 
@@ -58,17 +58,10 @@ class RollOut(msgspec.Struct, frozen=True):
 def changed_config(config: Config, overrides: Sequence[str]) -> Config:
     """Return a configuration whose training step is another one. Raises `UserError` for keys that do not decide it."""
     changed = apply_overrides(config, overrides)
-    before, after = (one.tables() for one in (config, changed))
-    others = [
-        f"{section}.{key}"
-        for section, values in after.items()
-        if isinstance(values, Mapping)
-        for key, value in values.items()
-        if value != before[section][key] and not _decides(section, key)
-    ]
-    if others or before["sinks"] != after["sinks"]:
+    changes = [setting.partition("=")[0] for setting in overrides_between(config, changed)]
+    if others := [key for key in changes if not _decides(*key.partition(".")[::2])]:
         raise UserError(
-            f"{', '.join(others) or 'sinks'}: no part of the training step, so that a roll-out cannot change it; "
+            f"{', '.join(others)}: no part of the training step, so that a roll-out cannot change it; "
             "expected keys of [model], of [optimizer] but for the learning rate's, and train."
             f"{', train.'.join(sorted(ComputeOptions.__struct_fields__))}. Stop the run, and resume it with --set"
         )

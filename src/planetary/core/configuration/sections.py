@@ -53,7 +53,7 @@ class KindSection(msgspec.Struct, frozen=True):
         return ""
 
     def mathematics(self) -> dict[str, Any]:
-        """Return what of the section decides the mathematics of a run."""
+        """Return the keys that decide the mathematics of a run, with their values."""
         return {}
 
 

@@ -126,7 +126,7 @@ def passed(quantity: str, text: str) -> Callable[[str, Path], Mapping[str, str]]
         found = re.search(r"(\d+) passed", output)
         assert found is not None, "no test ran"
         assert "failed" not in output, "a test failed"
-        return {quantity: f"{text} ({found[1]} tests)"}
+        return {quantity: f"{text} ({found[1]} {'test' if found[1] == '1' else 'tests'})"}
 
     return rows
 

@@ -7,9 +7,9 @@ Three kinds of name, in this order:
   being there.
 - the name of an entry point in the kind's group, of a package installed on the machine.
 
-A file's code may go to other machines. `pin` turns `file.py:Name` into `file.py:Name@digest`, a name that means the
-same class everywhere, and that is found only where the text of this digest was loaded: by `pin` itself at the gateway,
-and by `user_code.load_text` on a worker whose operator allows code of the gateway.
+A file's code may go to other machines. `pin` turns `file.py:Name` into `file.py:Name@digest`, a name of the same class
+everywhere, found only where the text of this digest was loaded: by `pin` itself at the gateway, and by
+`user_code.load_text` on a worker whose operator allows code of the gateway.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Registry(Generic[T]):
             raise UserError(f"{self.kind} {name!r}: the entry point {point.value} cannot be loaded: {error}") from error
 
     def pin(self, name: str) -> str:
-        """Return a name that means the same class on every machine; that of a user's file gets the file's digest.
+        """Return a name of the same class on every machine; a user's file is named with a digest.
 
         Raises as `find`.
         """

@@ -50,9 +50,9 @@ def judge_hello(
 ) -> W | Refused:
     """Decide whether to take a client: `welcome`, or a refusal that names the remedy.
 
-    `version` is that of the server's protocol, `software` that of the package, `server` the name for people. `tokens`
-    is None for a server without TLS, which takes clients without a token. `now` is Unix time in seconds. The server's
-    other requirements, e.g. the client's version of IREE, are checked elsewhere, after this.
+    `version`: of the server's protocol, `software`: of the package, `server` the name for people. `tokens` is None for
+    a server without TLS, which takes clients without a token. `now` is Unix time in seconds. The server's other
+    requirements, e.g. the client's version of IREE, are checked elsewhere, after this.
     """
     if hello.protocol != version:
         client_is_old = hello.protocol < version

@@ -81,9 +81,9 @@ _names: dict[tuple[str, int], str] = {}  # drivers' names of the same devices
 def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     """Return the device, opened once per process and never closed.
 
-    Destroying a device waits for the threads while the interpreter lock is held. A thread that is still clearing up
-    after the last task wants that lock to release references of the bindings, so both wait forever: about one close in
-    five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
+    Destroying a device waits for the threads while the interpreter lock is held. A thread still clearing up after the
+    last task wants this lock to release references of the bindings, so both wait forever: about one close in five hung
+    (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
     """
     driver = DRIVERS.get(backend)
     if driver is None:

@@ -27,9 +27,9 @@ Lie = Literal[
     "false_loss",
 ]
 """huge: a million times the end parameters; largest: 3·10³⁸ everywhere; constant: a million everywhere; flipped: the
-delta with the other sign; flipped_10: that ten times as long; zero: the start parameters; noise: a delta of the right
-length in a random direction; stale: the end parameters of the previous task; copied: those that another worker sent
-last;
+delta with the other sign; flipped_10: the same ten times as long; zero: the start parameters; noise: a delta of the
+right length in a random direction; stale: the end parameters of the previous task; copied: those last sent by another
+worker;
 free_rider: a little noise on the start parameters, and an invented loss; false_loss: a held-out loss that would make
 the run go back."""
 

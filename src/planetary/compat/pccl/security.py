@@ -48,7 +48,7 @@ def authority() -> Authority | None:
 
 
 def invite_token() -> str:
-    """Return the invite that `PLANETARY_INVITE` holds, or that is in the file it names; "" where it is not set.
+    """Return the invite in `PLANETARY_INVITE`, or in the file named there; "" where it is not set.
 
     Raises:
         UserError: it names a file that cannot be read.

@@ -51,7 +51,7 @@ class HonouredKeys(msgspec.Struct, frozen=True):
         return not self.why_not(key, dict.fromkeys(absent, UNDECLARED))
 
     def refuse_others(self, config: Config, absent: Mapping[str, str]) -> None:
-        """Raise `UserError` with each key that has another value than the default and that the kind does not honour.
+        """Raise `UserError` with each changed key without effect on the kind.
 
         `absent`: as of `why_not`.
         """

@@ -1,7 +1,7 @@
 """Whether the parts of a configuration go together: each part declares its needs, and one check reads them.
 
-An object that a key names (`extension_points`) declares `needs`, the optional `keys` of its section that it uses, and
-an `objection` to their values. A section of the configuration has an `objection` of its own.
+An object named by a key (`extension_points`) declares `needs`, the used optional `keys` of its section, and an
+`objection` to their values. A section of the configuration has an `objection` of its own.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Values:
         return getattr(getattr(self.config, section), name)
 
     def class_of(self, key: str) -> Any:
-        """Return the class that a key names; None: it names none, or one in a file that is not to be run."""
+        """Return the class named by a key; None: it names none, or one in a file not to be run."""
         from planetary.core.extension_points import EXTENSION_POINTS
 
         point, name = self.points[key], self.of(key)
@@ -120,7 +120,7 @@ class _Values:
 def check_needs(
     config: Config, origin: str, objects: Mapping[tuple[str, str], ExtensionPoint], *, own: bool = False
 ) -> None:
-    """Raise `UserError` with the first need that is not met, or the first key that no part of the configuration uses.
+    """Raise `UserError` with the first unmet need, or the first key unused by the configuration.
 
     Args:
         config: to check.
@@ -170,7 +170,7 @@ def _check(need: Need, holder: str, values: _Values, origin: str) -> None:
 
 
 def _check_used(section: str, holder: str, values: _Values, origin: str) -> None:
-    """Refuse an optional key of a section that the object in use has no effect of, and values that it does not take."""
+    """Refuse an optional key without effect on the object in use, and values outside its domain."""
     from planetary.core.extension_points import EXTENSION_POINTS
 
     registry, chosen = EXTENSION_POINTS[values.points[holder].kind], values.class_of(holder)

@@ -87,7 +87,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     # path of a safetensors file whose tensors replace the initial values of the same name, or of a pretrained model's
     # folder; empty: none
     weights: str = ""
-    # name patterns that may be missing from that file, or be there without the model knowing them
+    # patterns of names that the file or the model may lack
     weights_optional: tuple[str, ...] = ()
 
 

@@ -218,7 +218,7 @@ class Membership:
         self.ban(worker, reason, "compile")
 
     def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> WorkerSession | None:
-        """Take a supervisor's message; return the worker session that ended with that process, if any."""
+        """Take a supervisor's message; return the worker session ended with the process, if any."""
         match message:
             case m.WorkerStarted():
                 supervisor.child_pid = message.pid

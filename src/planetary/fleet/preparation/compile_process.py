@@ -1,4 +1,4 @@
-"""The process that compiles and verifies what `compiling` asks for: the only one that loads the compiler for it."""
+"""The process for compilation and verification on behalf of `compiling`: the only one with the compiler."""
 
 from __future__ import annotations
 

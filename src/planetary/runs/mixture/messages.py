@@ -204,7 +204,7 @@ class OfferSketches(RoleMessage, frozen=True, kw_only=True):
     step: int  # index of the step, from 0
     progress: int  # progress before the step
     layer: int
-    version: int  # version of the composer's experts of that layer in that step
+    version: int  # version of the composer's experts of the layer in the step
     payload: str
 
 

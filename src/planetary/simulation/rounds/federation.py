@@ -85,7 +85,7 @@ class SimFederation:
 
 
 def hub_config(config: Config, sites: tuple[SiteEntry, ...], *, rounds: int, every_rounds: int = 1) -> Config:
-    """Return the configuration of a hub over sites that train by `config`; the outer step is that of `config`."""
+    """Return the configuration of a hub over sites training by `config`, with the outer step of `config`."""
     federation = FederationConfig(sites=sites, every_rounds=every_rounds)
     replace = msgspec.structs.replace
     return replace(config, train=replace(config.train, rounds=rounds)).having(federation)

@@ -1,5 +1,5 @@
-"""A composer that carries out a machine's instructions, one boundary and one step at a time, and the worker's role that
-runs it in a separate thread, on an unreliable connection.
+"""A composer: carries out a machine's instructions, one boundary and one step at a time; and the worker's role with the
+composer's thread, on an unreliable connection.
 
 Messages are left in an inbox from any thread and taken between two steps only, so no event on the network holds a step
 up. Long work besides the step goes to background threads: packing, and everything about surrogates

@@ -516,7 +516,7 @@ class SyncerMachine:
         return [name for name in self._connected if name in owners]
 
     def _due_speakers(self) -> list[tuple[int, int]]:
-        """Return shards that need another speaker, and that speaker: the first connected owner of their experts.
+        """Return shards in need of another speaker, and the speaker: the first connected owner of their experts.
 
         A lost or missing speaker remains one while the shard is kept for it. A returning owner does not take over
         before it has caught up: until then its surrogates are older than the known ones.

@@ -230,7 +230,7 @@ class WorkQueue:
 
     def forget(self, work: ExpertWork, keep: int) -> list[ExpertWork]:
         """Remove unleased work, `keep` steps older than `work` or more by the owner's count, where owner and layer are
-        the same, or more than that by the run's; return the removed work that was neither done nor failed.
+        the same, or more by the run's; return the removed work, neither done nor failed.
         """
         old = "state != 'leased' AND (progress < ? OR (owner = ? AND layer = ? AND step <= ?))"
         bounds = (work.progress - keep, work.owner, work.layer, work.step - keep)

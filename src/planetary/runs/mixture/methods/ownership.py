@@ -95,7 +95,7 @@ def owned_slots(owners: np.ndarray, composer: int, slots: int | None = None) -> 
 
 
 def slot_matrix(slots: np.ndarray, experts: int) -> np.ndarray:
-    """Return f32 [layers, experts, slots]: 1 for that expert in that slot. Gates times it are the slots' gates."""
+    """Return f32 [layers, experts, slots]: 1 for the expert in the slot. Gates times it are the slots' gates."""
     layers, width = slots.shape
     matrix = np.zeros((layers, experts, width), np.float32)
     for layer in range(layers):

@@ -25,7 +25,7 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
         return self.policy.length.has_lease(self.state.ledger.peek())
 
     def free_leases(self, count: int) -> tuple[int, ...]:
-        """Return up to `count` leases that are free and that the run still trains, in the order of the data."""
+        """Return up to `count` free leases of the run, in the order of the data."""
         return tuple(lease for lease in self.state.ledger.free(count) if self.policy.length.has_lease(lease))
 
     def goes_on_after(self, round_: int) -> bool:

@@ -80,6 +80,26 @@ def test_foreign_result_replaces_nothing(given: tuple[str, ...]) -> None:
     assert dict(bench.measures[0].contributions) == {task: 1, other: 2}
 
 
+@pytest.mark.parametrize("given", [EAGER, ("sync.overlap=streaming",)], ids=["eager", "streaming"])
+def test_second_report_does_not_replace_the_counted(given: tuple[str, ...]) -> None:
+    """The journal has the loss and tokens of the message that began to arrive; only its tensors belong to them."""
+    bench, owner, other = begun(given)
+    task, awaited = bench.task_of(owner), bench.task_of(other)
+    counted, second = result_of(bench, task, id=3, loss=2.0), result_of(bench, task, id=4, loss=1.5)
+    for event in (
+        e.PayloadArrives(owner, counted),
+        e.PayloadArrives(owner, second),
+        e.Received(owner, second, "", 777),
+        e.Received(owner, counted, "", 1),
+        e.PayloadArrives(other, result_of(bench, awaited)),
+        e.Received(other, result_of(bench, awaited), "", 2),
+    ):
+        bench.tell(event)
+        bench.controller.validate()
+    assert [(r.task, r.loss) for r in bench.records(DeltaAccepted)] == [(task, 2.0), (awaited, 2.0)]
+    assert dict(bench.measures[0].contributions) == {task: 1, awaited: 2}
+
+
 @pytest.mark.parametrize("kind", ["progress", "failure", "evaluation"])
 def test_foreign_reports_are_counted_and_ban_the_machine(kind: str) -> None:
     bench, owner, liar = begun()

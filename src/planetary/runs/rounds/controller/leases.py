@@ -391,7 +391,7 @@ class Leases:
         train = worker.train
         if train is None or train.early or train.task != result.task or self._defect_of(result, train):
             return
-        if self._topology.begins_to_arrive(worker, train):
+        if self._topology.begins_to_arrive(worker, train, result.id):
             self._end_task(worker, now)
             self._count(worker, train, result, now)
 

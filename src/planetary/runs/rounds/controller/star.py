@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment
 from planetary.fleet.protocol.records import ContributionsJudged, Mark, ParametersSent, RoundClosed
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
@@ -32,7 +31,7 @@ class Star(Topology):
         self._change = (0, self._unchanged)  # the newest version, and the form for workers with the previous version
         self._changed_by: dict[int, int] = {}  # task with a payload in that change -> session of the sender
         self._attachments: dict[int, int] = {}  # accepted task -> place of the tensors
-        self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, round
+        self._arriving: dict[int, tuple[int, int]] = {}  # accepted task whose tensors are not here -> session, message
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
         self._trained_by: dict[int, int] = {}  # accepted task of a round that is not reduced -> session
         self._mark = desk.state.mark()  # mark of the newest version
@@ -98,16 +97,15 @@ class Star(Topology):
         self._attachments[task] = attachment
         self._trained_by[task] = worker.session
 
-    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
+    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight, message: int) -> bool:
         if self.overlap.overlaps:
-            self._arriving[train.task] = worker.session, train.round
+            self._arriving[train.task] = worker.session, message
             self._trained_by[train.task] = worker.session
         return self.overlap.overlaps
 
     def arrived(self, task: int, event: Received) -> str | None:
-        """A result given again for a later round may begin before the first has ended."""
-        message = event.message
-        if not isinstance(message, m.TrainResult) or self._arriving.get(task) != (event.session, message.round):
+        """Another message about the task does not count: the journal has the numbers of the one that began."""
+        if self._arriving.get(task) != (event.session, event.message.id):
             return None
         del self._arriving[task]
         if event.defect:

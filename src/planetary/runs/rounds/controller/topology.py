@@ -130,8 +130,11 @@ class Topology(ABC):
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """Keep where the result of an accepted task is."""
 
-    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight) -> bool:
-        """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on."""
+    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight, message: int) -> bool:
+        """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on.
+
+        `message`: id of the message that brings it.
+        """
         return False
 
     def arrived(self, task: int, event: Received) -> str | None:

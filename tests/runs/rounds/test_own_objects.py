@@ -43,7 +43,8 @@ def run(folder: Path, *given: str, seed: int = 1) -> SimCluster:
     for name, text in EXAMPLES.items():
         (folder / name).write_text(text)
     cluster = SimCluster(seed, small_training(rounds=4, workers=2, given=(*PLAIN, *given)), 2, ())
-    assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+    with recorded_deltas(cluster):
+        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
     assert [r for r in cluster.journal if isinstance(r, RunFinished)]
     return cluster
 
@@ -63,10 +64,10 @@ def test_every_example_is_short() -> None:
 
 def test_an_own_codec_makes_the_bytes_of_updates(tmp_path: Path) -> None:
     """A tensor of a worker's delta has one magnitude, and the run's folder has the text."""
-    with recorded_deltas() as received:
-        coded = run(tmp_path, f"sync.compression={tmp_path}/my_codec.py:Ternary")
+    coded = run(tmp_path, f"sync.compression={tmp_path}/my_codec.py:Ternary")
+    assert coded.received
     assert {
-        len(np.unique(np.abs(values[values != 0]))) for delta in received.values() for values in delta.values()
+        len(np.unique(np.abs(values[values != 0]))) for delta in coded.received.values() for values in delta.values()
     } == {1}
     plain = run(tmp_path, "sync.compression=float32")
     assert bytes_up(coded) < bytes_up(plain)

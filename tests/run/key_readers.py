@@ -136,7 +136,7 @@ def keys_read(node: ast.AST) -> frozenset[str]:
 
 def _section(node: ast.AST) -> str | None:
     """Return the section that an expression is: `config.train`, or `config.of(RlConfig)`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "of":
+    if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute) and node.func.attr == "of":
         return SECTION_OF.get(ast.unparse(node.args[0]))
     return node.attr if isinstance(node, ast.Attribute) and node.attr in SECTIONS else None
 

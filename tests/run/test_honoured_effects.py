@@ -7,6 +7,8 @@ from key_readers import Place, keys_read_by, reached
 from test_honoured_keys import ABSENT, CASES, config_of
 
 from planetary.core.configuration.honoured import all_keys
+from planetary.core.configuration.strict import EXTENSION_KEYS
+from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.run.kinds import kind_of
 
 AT_THE_START: list[Place] = [
@@ -27,7 +29,7 @@ STARTS: dict[str, list[Place]] = {
     "site": [
         ("planetary.runs.federation.site_gateway", "SiteGateway"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
-        ("planetary.run.kinds", "SiteRounds"),
+        ("planetary.run.kind.federation", "SiteRounds"),
     ],
     "serving": [("planetary.runs.serve.gateway", "ServingGateway"), ("planetary.run.model.served", "load_served")],
     "mixture": [
@@ -62,6 +64,14 @@ NOT_OF: dict[str, list[str]] = {
 """Code of a kind that a case of it does not run."""
 
 
+def keys_of_objects(named: str) -> set[str]:
+    """Return the keys that the objects which a key names declare as theirs: `outer.momentum` of an outer optimizer."""
+    section, _, name = named.partition(".")
+    point = EXTENSION_KEYS.get((section, name))
+    objects = EXTENSION_POINTS[point.kind].built_in.values() if point is not None else ()
+    return {f"{section}.{key}" for one in objects for key in getattr(one, "keys", ())}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_honoured_key_is_read_by_the_kind(case: str) -> None:
@@ -70,5 +80,6 @@ def test_honoured_key_is_read_by_the_kind(case: str) -> None:
     keys = kind.keys(config)
     found = reached(STARTS[kind.name], [*NO_EFFECT, *NOT_OF.get(case, [])])
     read = keys_read_by([*AT_THE_START, *found])
+    read |= {key for named in read for key in keys_of_objects(named)}
     honoured = {key for key in all_keys() if not keys.why_not(key, ABSENT)} - {*keys.passed_on, "sinks"}
     assert sorted(honoured - read) == []

@@ -90,7 +90,7 @@ def test_a_gateway_that_reads_a_program_back_loads_no_jax(folder: Folder, tmp_pa
         "import sys\n"
         "from pathlib import Path\n"
         "from planetary.core.config import apply_overrides, load_config\n"
-        "from planetary.runs.mixture.gateway import mixture_gateway\n"
+        "from planetary.runs.mixture.gateway import gateway\n"
         "from planetary.runs.mixture.gateway.preparation import prepare_mixture\n"
         f"config = apply_overrides(load_config({str(config)!r}), {sets!r})\n"
         f"prepare_mixture(config, Path({str(folder.cache)!r}), lambda text: None)\n"

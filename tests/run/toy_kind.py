@@ -150,7 +150,8 @@ class Toy(RunKind):
         return config.run.name.startswith("toy")
 
     def declared(self) -> Sequence[HonouredKeys]:
-        return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*"), {}),)
+        files = ("model.source", "model.weights", "data.source")  # keys by which a submission brings files along
+        return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*", *files), {}),)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)

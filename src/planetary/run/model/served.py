@@ -162,8 +162,10 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = Serve
         UserError: no run, no checkpoint, a model that has no such function, or no such experts.
         TrustError: the checkpoint is damaged.
     """
+    from planetary.runs.mixture.results.inference import experts_named
     from planetary.runs.mixture.results.run_state import is_run
 
+    experts_named(experts)  # a wrong name is an error of the command line, whatever the folder is
     if not is_run(run):
         return _saved_training(run, checkpoint, experts)
     if not (run / CONFIG).is_file():

@@ -150,8 +150,8 @@ class Toy(RunKind):
         return config.run.name.startswith("toy")
 
     def declared(self) -> Sequence[HonouredKeys]:
-        files = ("model.source", "model.weights", "data.source")  # keys by which a submission brings files along
-        return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*", *files), {}),)
+        named = ("model.source", "model.weights", "data.source", "data.tokenizer", "sinks")  # of files and addresses
+        return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*", *named), {}),)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)

@@ -229,7 +229,7 @@ class Run:
         Args:
             prompt: at least one character.
             max_tokens: the most to draw; a token that ends a text ends it earlier.
-            temperature: divides the logits, 0 to 2; 0 always takes the likeliest token.
+            temperature: divides the logits, 0 to 100; 0 always takes the likeliest token.
             top_k: draw from the k likeliest tokens only; 0: from all.
             seed: of the draws.
             round: whose checkpoint is used; by default the newest.

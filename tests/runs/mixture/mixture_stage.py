@@ -305,7 +305,7 @@ class Worker:
     def say(self, message: m.Message, payload: Packed | None = None) -> None:
         """Send a message as its own; see `MixtureStage.settle`."""
         assert self.place is not None
-        self.place.send(message, payload)
+        self.place.send(message, None if payload is None else {"payload": np.frombuffer(payload, np.uint8)})
 
     def hang(self) -> None:
         """Let its process compute nothing any more."""

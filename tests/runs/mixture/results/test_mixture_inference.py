@@ -234,7 +234,7 @@ def test_models_that_cannot_run_are_refused_with_the_reason(
     assert main([*command, "composer:2"]) == 2
     assert "there is no composer 2: this training has the composers 0 to 1" in said(capsys)
     assert main([*command, "surrogates", "--checkpoint", str(run)]) == 2
-    assert "Leave --checkpoint out to take the newest state" in said(capsys)
+    assert f"Leave it out and name the run {run}, whose newest state has the surrogates" in said(capsys)
     without = replace(saved, state=replace(saved.state, surrogates=None))
     for experts in (ExpertSelection("surrogates"), ExpertSelection("composer", 0)):
         with pytest.raises(UserError, match="was trained with rank 0"):

@@ -19,6 +19,7 @@ from planetary.web.request_bodies import converted, decoded
 MOST_CHOICES = 32
 MOST_STOPS = 16
 MOST_LIKELIEST = 20
+HOTTEST_REQUEST = 2.0  # largest temperature, as OpenAI's
 
 Prompt = str | list[str | int | list[int]]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -90,6 +91,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         }
         if given.get("top_k") == -1:  # as vLLM says "all"
             given["top_k"] = 0
+        if given.get("temperature", 0.0) > HOTTEST_REQUEST:
+            why = f"temperature must be between 0 and {HOTTEST_REQUEST:g}, found {given['temperature']}"
+            raise ApiError(400, why, param="temperature", code="invalid_value")
         try:
             return SamplingOptions(**given, logit_bias=bias)
         except UserError as error:

@@ -15,6 +15,9 @@ import numpy as np
 
 from planetary.core.errors import UserError
 
+HOTTEST = 100.0
+"""Largest temperature: tokens are as good as equally likely. Requests over HTTP have OpenAI's 2."""
+
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn, in OpenAI's words, and `top_k` and `min_p` as others have them.
@@ -42,7 +45,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise `UserError` for values that mean nothing."""
         for name, low, high in (
-            ("temperature", 0.0, 2.0),
+            ("temperature", 0.0, HOTTEST),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
             ("presence_penalty", -2.0, 2.0),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, overrides_between, to_toml
 from planetary.core.configuration.outer_rule import chosen_rule
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.schema import OuterConfig
+from planetary.core.configuration.schema import OuterConfig, config_from_json
+from planetary.core.configuration.sections import section_struct
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.configuration.toml import toml_document
 from planetary.core.errors import UserError
@@ -400,3 +401,11 @@ def test_settings_between_configurations_make_one_the_other() -> None:
     assert len(between) == len(settings)
     assert apply_overrides(before, between) == after
     assert overrides_between(after, after) == []
+
+
+def test_a_child_process_reads_whole_sections_of_kinds() -> None:
+    """msgspec's own decoding gives a kind's section as the empty base of all sections."""
+    tables = {"federation": {"sites": [{"name": "paris"}]}, "rl": {"lag": 3}, "moe": {"composers": 4}}
+    for section, table in tables.items():
+        config = Config().having(msgspec.convert(table, section_struct(section)))
+        assert config_from_json(msgspec.json.encode(config)) == config

@@ -24,6 +24,7 @@ import msgspec
 from planetary.core import errors
 from planetary.core.config import Config
 from planetary.core.configuration.ranges import NotNegative, Positive
+from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.fleet.gateway.gateway import GatewayOptions
 from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
@@ -48,7 +49,7 @@ class PreparationLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class _Request(msgspec.Struct, frozen=True):
     """`folder`: of the job's run; "": only for the shapes of the compiled model."""
 
-    config: Config
+    config: msgspec.Raw
     memory: int
     folder: str = ""
     cache: str = ""
@@ -58,14 +59,14 @@ class _Request(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     """`error`: name of a class of `core.errors`; "": it succeeded."""
 
-    config: Config
+    config: msgspec.Raw
     error: str = ""
     text: str = ""
 
 
 async def shapes_apart(config: Config, limits: PreparationLimits) -> Config:
     """Return a configuration with the batch of the compiled model; see `with_model_shapes`, whose errors it raises."""
-    request = _Request(config, _memory(limits))
+    request = _Request(msgspec.Raw(msgspec.json.encode(config)), _memory(limits))
     return await _answer(request, min(limits.deadline_s, SHAPES_DEADLINE_S), None, lambda _: None)
 
 
@@ -86,7 +87,13 @@ async def prepare_apart(
     """
     log = options.folder / "logs" / "preparation.log"
     log.unlink(missing_ok=True)
-    request = _Request(config, _memory(limits), str(options.folder), str(options.cache), options.resume)
+    request = _Request(
+        msgspec.Raw(msgspec.json.encode(config)),
+        _memory(limits),
+        str(options.folder),
+        str(options.cache),
+        options.resume,
+    )
     await _answer(request, limits.deadline_s, log, stage)
 
 
@@ -121,7 +128,7 @@ async def _answer(request: _Request, deadline_s: float, log: Path | None, stage:
             ) from None
     if answer.error:
         raise _error(answer.error, answer.text)
-    return answer.config
+    return config_from_json(answer.config)
 
 
 async def _wait(child: Child, path: Path, stage: Callable[[str], None]) -> int:
@@ -172,11 +179,11 @@ def _limit(memory: int) -> None:
                 resource.setrlimit(limited, (most, most))
 
 
-def _carry_out(request: _Request, folder: Path) -> Config:
+def _carry_out(config: Config, request: _Request, folder: Path) -> Config:
     if not request.folder:
         from planetary.runs.rounds.preparation.model_shapes import with_model_shapes
 
-        return with_model_shapes(request.config)
+        return with_model_shapes(config)
     from planetary.run.kinds import kind_of
 
     options = GatewayOptions(
@@ -192,8 +199,8 @@ def _carry_out(request: _Request, folder: Path) -> Config:
         (folder / "stage.new").write_text(text)
         (folder / "stage.new").rename(folder / _STAGE)
 
-    kind_of(request.config).prepare(request.config, options, stage)
-    return request.config
+    kind_of(config).prepare(config, options, stage)
+    return config
 
 
 def _serve(folder: Path) -> None:
@@ -201,7 +208,8 @@ def _serve(folder: Path) -> None:
     request = msgspec.json.decode((folder / _REQUEST).read_bytes(), type=_Request)
     _limit(request.memory)
     try:
-        answer = _Answer(_carry_out(request, folder))
+        made = _carry_out(config_from_json(request.config), request, folder)
+        answer = _Answer(msgspec.Raw(msgspec.json.encode(made)))
     except PlanetaryError as error:
         answer = _Answer(request.config, type(error).__name__, str(error))
     except MemoryError:

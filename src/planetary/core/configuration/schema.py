@@ -39,7 +39,7 @@ from planetary.core.configuration.ranges import (
     extension,
     show_found,
 )
-from planetary.core.configuration.sections import KindSection
+from planetary.core.configuration.sections import KindSection, section_struct
 from planetary.core.configuration.sinks import SinkConfig, sink_tables
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.printable import one_line
@@ -391,6 +391,16 @@ class Config(msgspec.Struct, frozen=True):
     def timings(self) -> Timings:
         """All time limits, derived from `fabric.latency_budget_s`."""
         return Timings(self.fabric.latency_budget_s)
+
+
+def config_from_json(data: bytes | msgspec.Raw) -> Config:
+    """Return the configuration that `msgspec.json.encode` wrote, for a child process.
+
+    msgspec alone would read a kind's section as the empty base of all sections.
+    """
+    plain: dict[str, Any] = msgspec.json.decode(data)
+    kinds = {name: msgspec.convert(table, section_struct(name)) for name, table in plain.pop("kinds").items()}
+    return msgspec.structs.replace(msgspec.convert(plain, Config), kinds=kinds)
 
 
 class Timings(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.config import Config
+from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.fleet.gateway.roll_out import changed_config
@@ -87,7 +88,8 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _serve(folder: Path) -> None:
-    config, cache = msgspec.json.decode((folder / "request.json").read_bytes(), type=tuple[Config, str])
+    encoded, cache = msgspec.json.decode((folder / "request.json").read_bytes(), type=tuple[msgspec.Raw, str])
+    config = config_from_json(encoded)
     try:
         prepared = prepare_run(config, Path(cache), _ignore)
         (folder / "record.json").write_bytes(msgspec.json.encode(prepared.record))

@@ -132,6 +132,9 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._metrics = newest  # metrics of the round whose version is evaluated
         if self.version and self.version not in desk.state.held_out:
             self._evaluate()
+        elif newest is not None and newest.policy is not None and newest.policy.held_out_reward is None:
+            # The gateway died between the record of the evaluation and the line of the round.
+            self._write_evaluated(desk.state.held_out[self.version])
 
     # --- messages and events ----------------------------------------------------------------------------------
 
@@ -584,14 +587,18 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         reward = sum(group.reward or 0.0 for group in groups) / len(groups)
         self.desk.append(HeldOutJudged(version=self.version, reward=reward, prompts=len(groups)))
         self._forget(groups)
-        if self._metrics is not None and self._metrics.policy is not None:
-            policy = msgspec.structs.replace(self._metrics.policy, held_out_reward=reward)
-            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(self._metrics, policy=policy)))
-            self._metrics = None
+        self._write_evaluated(reward)
         self._end_imitation(reward)
         goal = self.desk.policy.goal
         if 0 < goal <= reward and self.version >= self._imitated:
             self._goal = f"held-out reward {reward:.3f} (greedy) has reached rl.goal = {goal:g} in round {self.version}"
+
+    def _write_evaluated(self, reward: float) -> None:
+        """Write the line of the evaluated round again, with the held-out reward."""
+        if self._metrics is not None and self._metrics.policy is not None:
+            policy = msgspec.structs.replace(self._metrics.policy, held_out_reward=reward)
+            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(self._metrics, policy=policy)))
+            self._metrics = None
 
     def _end_imitation(self, reward: float) -> None:
         """End the imitation before `rl.imitated_rounds` once the goal is reached."""

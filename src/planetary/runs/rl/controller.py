@@ -132,9 +132,6 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._metrics = newest  # metrics of the round whose version is evaluated
         if self.version and self.version not in desk.state.held_out:
             self._evaluate()
-        elif newest is not None and newest.policy is not None and newest.policy.held_out_reward is None:
-            # The gateway died between the record of the evaluation and the line of the round.
-            self._write_evaluated(desk.state.held_out[self.version])
 
     # --- messages and events ----------------------------------------------------------------------------------
 
@@ -323,6 +320,9 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     # --- next steps -------------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
+        # A gateway may have died between the record of an evaluation and the line of its round.
+        if (reward := self.desk.state.held_out.get(self.version)) is not None:
+            self._write_evaluated(reward)
         if self._numerics or self._broken:
             return
         self._merge()
@@ -595,9 +595,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     def _write_evaluated(self, reward: float) -> None:
         """Write the line of the evaluated round again, with the held-out reward."""
-        if self._metrics is not None and self._metrics.policy is not None:
-            policy = msgspec.structs.replace(self._metrics.policy, held_out_reward=reward)
-            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(self._metrics, policy=policy)))
+        line = self._metrics
+        if line is not None and line.policy is not None and line.policy.held_out_reward is None:
+            policy = msgspec.structs.replace(line.policy, held_out_reward=reward)
+            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(line, policy=policy)))
             self._metrics = None
 
     def _end_imitation(self, reward: float) -> None:

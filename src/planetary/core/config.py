@@ -594,7 +594,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
     for name, kind in config.kinds.items():
         if mathematics := kind.mathematics():
             kept[name] = mathematics
-    for section, key in EXTENSION_KEYS:  # of a file's path; the text is compared when a run goes on
+    for section, key in EXTENSION_KEYS:  # file name without folders; a resume compares the text
         if key in kept.get(section, {}):
             kept[section][key] = re.split(r"[/\\]", kept[section][key])[-1]
     return kept

@@ -92,7 +92,7 @@ def min_max_steps(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray
     top = np.float32(2**bits - 1)
     low = values.min(axis=1)
     # Divided first: the difference of two finite float32 can be infinite.
-    return low + np.float32(0), (values.max(axis=1) / top) - (low / top)  # of zeros of both signs any may be least
+    return low + np.float32(0), (values.max(axis=1) / top) - (low / top)  # + 0: a minimum of −0 becomes +0
 
 
 def centred_steps(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:

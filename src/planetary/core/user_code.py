@@ -121,7 +121,7 @@ def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleTy
     module = ModuleType(f"planetary_text_{digest[:12]}")
     module.__file__ = shown
     source = text.decode(errors="replace")
-    linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)  # for tracebacks
+    linecache.cache[shown] = (len(source), None, source.splitlines(keepends=True), shown)  # source lines of tracebacks
     try:
         tree = ast.parse(text, shown)
         _refuse_neighbours(file, tree, folder)
@@ -138,9 +138,12 @@ def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleTy
 
 def _refuse_neighbours(file: str, tree: ast.Module, folder: Path | None) -> None:
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             names = ["." if node.level else node.module or ""]
+        else:
+            continue
         for name in names:
             top = name.partition(".")[0]
             if top == "planetary":
@@ -149,7 +152,7 @@ def _refuse_neighbours(file: str, tree: ast.Module, folder: Path | None) -> None
             beside = any(path.is_file() for path in files)
             if not top or beside:
                 raise UserError(
-                    f"{file}, line {node.lineno}: it imports {top or 'a module'} from its own folder. A file of an "  # type: ignore[attr-defined]
+                    f"{file}, line {node.lineno}: it imports {top or 'a module'} from its own folder. A file of an "
                     "extension is sent to other machines alone: put all into one file, or into an installed package "
                     "with an entry point (docs/extending.md)"
                 )

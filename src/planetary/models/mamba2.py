@@ -172,7 +172,7 @@ def state_space(  # noqa: PLR0917 - the recurrence's own arguments
     after = None
     if before is None:
         state = jnp.einsum("bhkm,bmhpn->bkhpn", decay_between(total, strict=True), written)  # [B, K, H, P, N]
-    else:  # one more chunk first and one last, neither of which decays
+    else:  # padding of one chunk at each end, without decay
         between = decay_between(jnp.pad(total, ((0, 0), (0, 0), (1, 1))), strict=True)[:, :, 1:, :-1]
         state = jnp.einsum("bhkm,bmhpn->bkhpn", between, jnp.concatenate([before[:, None], written], axis=1))
         state, after = state[:, :-1], state[:, -1]

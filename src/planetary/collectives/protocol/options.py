@@ -34,8 +34,8 @@ class Quantization(msgspec.Struct, frozen=True):
 class SyncStrategy(enum.StrEnum):
     """Which part a peer takes in the synchronisation of shared state."""
 
-    ENFORCE_POPULAR = "enforce_popular"  # votes with the own content; takes the winner's
-    SEND_ONLY = "send_only"  # votes with the own content; is removed when another content wins
+    ENFORCE_POPULAR = "enforce_popular"  # votes for the content it has; takes the winner's
+    SEND_ONLY = "send_only"  # votes for the content it has; is removed when another content wins
     RECEIVE_ONLY = "receive_only"  # has no vote; takes the winner's
 
 

@@ -173,7 +173,7 @@ class BufferedOperation(BufferGuard):
         if data is not None and self.spec.bits:
             self._save(stage, start, stop)
             passed = self._take_encoded(action, self.source[start:stop], own, data)
-            if action is PieceAction.STORE and plan.forwards(stage):  # as it came: the memory is used again
+            if action is PieceAction.STORE and plan.forwards(stage):  # forwarded unchanged: its memory is reused
                 kept = self._memory(len(data))
                 np.copyto(kept, np.frombuffer(data, np.uint8))
                 passed = kept.data

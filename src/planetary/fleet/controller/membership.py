@@ -311,7 +311,7 @@ class Membership:
 
         `lasting`: neither the worker nor its machine under another name, whether the run is resumed or not.
         """
-        if worker.trial:  # one backend among several: the machine goes on with another
+        if worker.trial:  # a trial of one backend: the machine has others
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return reason
         lasting = lasting and not self._desk.policy.local  # whose workers are all of one person

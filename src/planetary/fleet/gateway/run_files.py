@@ -47,7 +47,7 @@ def keep_code(folder: Path, pinned: Sequence[PinnedFile], store: BlobStore, file
     """
     for file in pinned:
         loaded = loaded_text(file.digest)
-        assert loaded is not None  # to pin a name loads its file
+        assert loaded is not None  # pinning a name loads its file
         path, text = folder / CODE / file.file, loaded[1]
         if not path.exists():
             write_atomically(path, text, files)

@@ -24,6 +24,7 @@ from planetary.fleet.preparation.compiling import (
     ProgramRequest,
     PublishedArtifact,
     StepRequest,
+    answer_with,
     give_answer,
 )
 from planetary.fleet.shell.child import end_with_parent
@@ -108,12 +109,7 @@ def _published(request: StepRequest | ProgramRequest, folder: Path) -> Published
 
 def _serve(folder: Path) -> None:
     request = msgspec.json.decode((folder / REQUEST).read_bytes(), type=StepRequest | ProgramRequest)
-    try:
-        answer = CompileAnswer(_published(request, folder))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
-        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = CompileAnswer(None, text)
-    give_answer(folder, answer)
+    answer_with(folder, lambda: _published(request, folder))
 
 
 if __name__ == "__main__":

@@ -271,6 +271,16 @@ async def _wait_and_tell(child: Child, answer: Path) -> int:
         waiting.cancel()
 
 
+def answer_with(folder: Path, made: Callable[[], PublishedArtifact]) -> None:
+    """Leave what a child process makes, or the reason why it cannot be made, for the gateway."""
+    try:
+        answer = CompileAnswer(made())
+    except Exception as error:  # noqa: BLE001 - the gateway gets every reason
+        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
+        answer = CompileAnswer(None, text)
+    give_answer(folder, answer)
+
+
 def give_answer(folder: Path, answer: CompileAnswer) -> None:
     """Leave the answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))

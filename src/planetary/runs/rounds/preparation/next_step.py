@@ -21,7 +21,7 @@ from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.fleet.gateway.roll_out import changed_config
-from planetary.fleet.preparation.compiling import CompileAnswer, PublishedArtifact, answer_of_child, give_answer
+from planetary.fleet.preparation.compiling import PublishedArtifact, answer_of_child, answer_with
 from planetary.fleet.shell.child import end_with_parent
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
@@ -90,14 +90,13 @@ def _names(names: Sequence[str]) -> str:
 def _serve(folder: Path) -> None:
     encoded, cache = msgspec.json.decode((folder / "request.json").read_bytes(), type=tuple[msgspec.Raw, str])
     config = config_from_json(encoded)
-    try:
+
+    def made() -> PublishedArtifact:
         prepared = prepare_run(config, Path(cache), _ignore)
         (folder / "record.json").write_bytes(msgspec.json.encode(prepared.record))
-        answer = CompileAnswer(PublishedArtifact(prepared.record.module, len(prepared.step.portable), ""))
-    except Exception as error:  # noqa: BLE001 - the gateway gets every reason
-        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = CompileAnswer(None, text)
-    give_answer(folder, answer)
+        return PublishedArtifact(prepared.record.module, len(prepared.step.portable), "")
+
+    answer_with(folder, made)
 
 
 def _ignore(stage: str) -> None:

@@ -32,7 +32,7 @@ from planetary.cli.gateway_client import GatewayClient, client_of
 from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.configuration.ranges import describe
-from planetary.core.errors import TrustError, UserError
+from planetary.core.errors import PlanetaryError, TrustError, UserError
 from planetary.fleet.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
@@ -799,3 +799,23 @@ def test_wait_for_a_roll_out_ends_with_its_job(monkeypatch: pytest.MonkeyPatch, 
     words = argparse.Namespace(job="a", action="roll-out", set=[], reason="", no_wait=False, json=True)
     with pytest.raises(ClosedError, match=r"a is finished \(all rounds are done\)"):
         jobs._replace_step(words, Client())  # type: ignore[arg-type]
+
+
+def test_a_token_of_another_gateway_hides_no_public_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state folder's token belongs to whichever gateway ran here last; a named one that is wrong is an error."""
+    stale = tmp_path / "stale" / "api-token.txt"
+    stale.parent.mkdir()
+    stale.write_text("of-a-gateway-that-ran-yesterday")
+    monkeypatch.setenv("PLANETARY_STATE", str(stale.parent))
+
+    async def test(site: Running) -> None:
+        await site.submit()
+        assumed = await asyncio.to_thread(client_of, site.url, None)
+        assert assumed.token == stale.read_text()
+        assert [job["job_id"] for job in (await asyncio.to_thread(assumed.get, "/v1/jobs"))["jobs"]] == ["toy"]
+        named = await asyncio.to_thread(client_of, site.url, stale)
+        for ask in (lambda: named.get("/v1/jobs"), lambda: assumed.post("/v1/jobs", {})):
+            with pytest.raises(PlanetaryError, match=r"a token with the scope (read|submit) is needed"):
+                await asyncio.to_thread(ask)
+
+    run(tmp_path, test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import http.client
 import json
 import os
@@ -38,6 +39,8 @@ class GatewayClient:
         token: that it shows; "": none.
         fingerprint: of the certificate authority of a gateway that speaks HTTPS; "": the system's authorities count.
         fingerprint_from: where it comes from, for errors.
+        is_token_assumed: whether the token is that of another command's gateway on this machine, which may have
+            nothing to do with the one at the address.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -49,6 +52,7 @@ class GatewayClient:
         self.url = parts._replace(path=parts.path.rstrip("/"), query="", fragment="").geturl()
         self.token, _, self.fingerprint = (token or shown).partition("@")
         self.fingerprint_from = "the token's fingerprint (behind its @)"
+        self.is_token_assumed = False
         self._opener: urllib.request.OpenerDirector | None = None
 
     def get(self, path: str) -> Any:
@@ -77,6 +81,9 @@ class GatewayClient:
             with self._open(request) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.UNAUTHORIZED and self.is_token_assumed and method == "GET":
+                self.token, self.is_token_assumed = "", False  # a run on loopback is shown without a token
+                return self._ask(method, path, body)
             raise _refusal(error, self.url) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
@@ -157,6 +164,7 @@ def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
     client, folder = GatewayClient(url or DEFAULT_URL, token), None if token_file is None else token_file.parent
     if not client.token:
         client.token, folder = _own_token(client.url)
+        client.is_token_assumed = bool(client.token)
     if not client.fingerprint and folder is not None and client.url.startswith("https:"):
         from planetary.net.authority import fingerprint_in
 

@@ -110,7 +110,7 @@ def main() -> None:
     for number in range(args.runs):
         kills = args.kills // args.runs + (number < args.kills % args.runs)
         with tempfile.TemporaryDirectory(prefix="planetary-bench-") as scratch:
-            run = Run(args.config, Path(scratch) / "run", rounds=kills + 1)
+            run = Run(args.config, Path(scratch) / "run", rounds=2 * kills + 1)  # a kill may pass into the next round
             try:
                 for _ in range(kills):
                     to_known, to_assigned, to_trained = kill_and_measure(run, source)

@@ -15,7 +15,16 @@ import msgspec
 from msgspec import inspect
 
 from planetary.core.bounded_text import json_value, toml_tables
-from planetary.core.configuration.ranges import Count, NotNegative, Port, Priority, Text, describe, show_found
+from planetary.core.configuration.ranges import (
+    Count,
+    NotNegative,
+    Port,
+    Priority,
+    Text,
+    describe,
+    field_infos,
+    show_found,
+)
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import NAME_RULE, is_name
 from planetary.site.model_process import PreparationLimits
@@ -264,7 +273,7 @@ def _converted(tables: Mapping[str, Any], path: Path) -> SiteConfig:
             ) from None
         place = place.removesuffix("[...]")  # a key of a table, which is not named
         section, _, key = re.sub(r"\[\d+\]$", "", place).rpartition(".")
-        wanted = {field.name: field.type for field in _fields_of(_kind_at(section))}
+        wanted = {name: field.type for name, field in field_infos(_kind_at(section)).items()}
         if key not in wanted or "missing" in text:
             raise UserError(f"{path}: {text}{f', in {place}' if place else ''}") from None
         kind, value = wanted[key], _value_at(given, place)
@@ -278,12 +287,6 @@ def _value_at(tables: Any, place: str) -> Any:
     for name, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
         tables = tables[name] if name else tables[int(index)]
     return tables
-
-
-def _fields_of(struct: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    return info.fields
 
 
 def _kind_at(place: str) -> type[msgspec.Struct]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+from collections.abc import Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal
 
@@ -168,23 +170,33 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+@functools.cache
+def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Return field -> annotated type; msgspec evaluates a class's annotations anew at each call."""
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
+
+
+@functools.cache
+def field_infos(struct: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
+    """Return field -> its type as msgspec describes it, default included."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {field.name: field for field in info.fields}
+
+
 def check_ranges(options: msgspec.Struct) -> None:
     """Check every field of a struct made in Python; files are checked when they are read.
 
     Raises:
         UserError: naming the first field that is of another type or out of range.
     """
-    info = inspect.type_info(type(options))
-    assert isinstance(info, inspect.StructType)
-    kinds = {field.name: field.type for field in info.fields}
-    for field in msgspec.structs.fields(type(options)):
-        value = getattr(options, field.name)
+    for name, wanted in field_types(type(options)).items():
+        value = getattr(options, name)
         try:
-            convert_value(value, field.type)
+            convert_value(value, wanted)
         except ValueError:  # msgspec's own error is one
-            raise UserError(
-                f"{field.name}: expected {describe(kinds[field.name])}, found {show_found(value)}"
-            ) from None
+            kind = field_infos(type(options))[name].type
+            raise UserError(f"{name}: expected {describe(kind)}, found {show_found(value)}") from None
 
 
 def check_argument(name: str, value: Any, kind: Any) -> None:

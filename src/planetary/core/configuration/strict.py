@@ -5,7 +5,6 @@ The rules come from the types in `schema`; this file only words the errors.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,15 @@ from msgspec import inspect
 from planetary.core.bounded_text import toml_tables
 from planetary.core.configuration.needs import check_needs
 from planetary.core.configuration.outer_rule import FEW_OUTER_STEPS, RULE_KEYS, chosen_rule
-from planetary.core.configuration.ranges import ExtensionPoint, convert_value, describe, extension_of, show_found
+from planetary.core.configuration.ranges import (
+    ExtensionPoint,
+    convert_value,
+    describe,
+    extension_of,
+    field_infos,
+    field_types,
+    show_found,
+)
 from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
 from planetary.core.configuration.sections import KindSection, section_names, section_struct
 from planetary.core.configuration.sinks import OwnSink
@@ -26,12 +33,6 @@ from planetary.core.extension_points import EXTENSION_POINTS, OUTER_OPTIMIZERS, 
 from planetary.core.registry import PinnedFile, Registry, file_of, files_of
 
 log = logging.getLogger(__name__)
-
-
-def _struct_fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    return {field.name: field for field in info.fields}
 
 
 def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
@@ -44,7 +45,7 @@ WARMUP_SHARE = 5
 
 _OF_ALL: Mapping[str, type[msgspec.Struct]] = {
     name: _section_type(field)
-    for name, field in _struct_fields(Config).items()
+    for name, field in field_infos(Config).items()
     if isinstance(field.type, inspect.StructType)
 }
 
@@ -67,7 +68,7 @@ class _Sections(Mapping[str, type[msgspec.Struct]]):
 
 class _Fields(Mapping[str, Mapping[str, inspect.Field]]):
     def __getitem__(self, name: str) -> Mapping[str, inspect.Field]:
-        return _fields_of(SECTIONS[name])
+        return field_infos(SECTIONS[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(SECTIONS)
@@ -76,7 +77,6 @@ class _Fields(Mapping[str, Mapping[str, inspect.Field]]):
         return len(SECTIONS)
 
 
-_fields_of = functools.cache(_struct_fields)
 SECTIONS: Mapping[str, type[msgspec.Struct]] = _Sections()
 """Section name -> its type; sections of one kind of run come last."""
 
@@ -138,7 +138,7 @@ def takes_table(section: str, key: str) -> bool:
 def check_value(section: str, key: str, value: object, origin: str) -> Any:
     """Return `value` as the type the known key takes, or raise `UserError` with the expected type or range."""
     kind = FIELDS[section][key].type
-    wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
+    wanted = field_types(SECTIONS[section])[key]
     if isinstance(value, str):
         value = ALIASES.get((section, key), {}).get(value, value)
     try:
@@ -218,14 +218,14 @@ def check_table(
     name: str, kind: str, struct: type[msgspec.Struct], table: Mapping[str, object], origin: str
 ) -> msgspec.Struct:
     """Return a table of the array `name` as a struct, or raise `UserError` naming its kind and key."""
-    values, fields = {}, _struct_fields(struct)
+    values, fields = {}, field_infos(struct)
     for key, value in table.items():
         if key not in fields:
             raise UserError(
                 f'{origin}: {name} of kind "{kind}": unknown key {key}{did_you_mean(key, list(fields))} '
                 f"Its keys: {', '.join(fields)}"
             )
-        wanted = next(field.type for field in msgspec.structs.fields(struct) if field.name == key)
+        wanted = field_types(struct)[key]
         try:
             values[key] = convert_value(value, wanted)
         except ValueError:  # msgspec's own error is one

@@ -112,9 +112,17 @@ class Fabric:
         self.attachments: set[int] = set()
         self._attachment = 0
         self.full_disk = 0  # checkpoints that cannot be written from now on
+        self.slow_line = False
+        self.unsent: list[e.PayloadSent] = []  # payloads that have not left on a slow line
 
     def post(self, event: e.Event) -> None:
-        for one in self.controller.handle(event, self.now):
+        instructions = self.controller.handle(event, self.now)
+        self.unsent += [
+            e.PayloadSent(one.session, one.message)
+            for one in instructions
+            if isinstance(one, e.Send) and one.payload is not None
+        ]
+        for one in instructions:
             match one:
                 case e.Compile():
                     self.post(e.Compiled(one.backend, one.target, "", "module", 1, 1.0, "fine", "ref"))
@@ -151,6 +159,8 @@ class Fabric:
                 case e.Finish():
                     self.finish = one
         self.controller.validate()
+        while self.unsent and not self.slow_line:
+            self.post(self.unsent.pop(0))
 
     def join(self, name: str, roles: tuple[str, ...] = ()) -> int:
         self.sessions += 1
@@ -429,12 +439,7 @@ def test_a_group_without_any_reward_is_dropped_and_replaced() -> None:
 def test_a_group_that_is_too_old_is_dropped() -> None:
     """Groups that an actor returned late are as old as the versions made meanwhile, and no older one is trained."""
     fabric = Fabric(policy(imitated=0, held_out=0, lag=0, ahead=0, rounds=2))
-    fabric.controller.pool.add(PromptGroup(99))
-    group = fabric.controller.pool.get(False, 99)
-    assert group is not None
-    for event in ("task", "sampled", "rewards"):
-        group.advance(event)
-    group.version, group.reward = -1, 0.5
+    fabric.controller.pool.add(PromptGroup(99, version=-1, reward=0.5))
     fabric.join("a")
     fabric.run()
     assert [(record.group, record.why) for record in fabric.of(GroupDropped)] == [(99, "stale")]
@@ -486,6 +491,23 @@ def test_a_worker_that_hangs_is_restarted() -> None:
     fabric.join("a")
     fabric.run()
     check_whole(fabric)
+
+
+def test_no_worker_is_stuck_while_weights_are_in_flight() -> None:
+    fabric = Fabric(policy(imitated=0, held_out=0, rounds=1))
+    fabric.slow_line = True
+    session = fabric.join("a")
+    fabric.now += 5000.0
+    fabric.post(e.Tick())
+    assert session in fabric.tasks
+    fabric.slow_line = False
+    fabric.now += 299.0
+    fabric.post(e.Tick())
+    assert session in fabric.tasks
+    fabric.now += 300.0
+    fabric.post(e.Tick())
+    assert session not in fabric.tasks
+    assert "sampled nothing for 300 s" in fabric.of(WorkerLost)[0].reason
 
 
 def test_the_goal_ends_the_run_with_a_checkpoint_of_its_version() -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from planetary.fleet.protocol.status import Leave
+from planetary.machine.board import InFlight
 from planetary.machine.events import Received
 from planetary.machine.state_table import Table, advance
 from planetary.sync.fragments import FragmentSteps
@@ -31,23 +32,6 @@ WORKER_SESSION: Table = {
     (Phase.READY, "job replaced"): Phase.COMPILING,
 }
 """At the gateway. A session ends with the connection, in any phase."""
-
-
-class InFlight(msgspec.Struct, kw_only=True):
-    """A task a session has not answered yet.
-
-    Attributes:
-        awaits: payloads that have not left the gateway and without which it cannot begin.
-        complete_at: from when on it is waited for: when the last of them had left, or a sign of life came.
-    """
-
-    awaits: int = 0
-    complete_at: float = 0.0
-
-    def sent(self, now: float) -> None:
-        """A payload has left the gateway."""
-        if self.awaits > 0:
-            self.awaits, self.complete_at = self.awaits - 1, now
 
 
 class TrainInFlight(InFlight):

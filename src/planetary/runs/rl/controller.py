@@ -28,6 +28,7 @@ from planetary.fleet.protocol.records import (
 )
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import ContributionMetrics, PolicyMetrics, RoundMetrics
+from planetary.machine.board import Loan, TaskBoard, TaskPhase, TaskTimes
 from planetary.runs.rl.events import (
     BatchesOf,
     ForgetGroups,
@@ -49,7 +50,7 @@ from planetary.runs.rl.messages import (
     RolloutsSampled,
     SampleRollouts,
 )
-from planetary.runs.rl.prompt_groups import GroupPhase, PolicyRound, Pool, PromptGroup, Share
+from planetary.runs.rl.prompt_groups import PolicyRound, PromptGroup, Share
 from planetary.runs.rl.records import (
     GroupDropped,
     GroupSampled,
@@ -65,8 +66,9 @@ from planetary.runs.rounds.controller.checkpointing import Checkpointing
 FIRST_TASK_S = 300.0
 """A worker may compile a function when it is first called, and write it to a slow disk."""
 TASK_S = 30.0
-TASK_FACTOR = 20.0
-"""A task that takes so many times as long as the longest before, and `TASK_S`, is stuck."""
+"""Smallest limit of a task."""
+LACKS = {"sample": "sampled nothing", "learn": "has not trained its groups"}
+"""What a stuck worker has not done, by kind of task."""
 LAST_CHECKPOINT_TRIES = 5
 """The last checkpoint is the run's result: it is tried so often, with pauses."""
 HOPELESS_GROUPS = 16
@@ -79,40 +81,37 @@ class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
     """The desk of a run of reinforcement learning."""
 
 
-@dataclass
-class SamplingTask:
-    """A task a worker samples, or whose rollouts are being judged."""
+@dataclass(frozen=True)
+class RolloutTask:
+    """A task of a worker that samples, or whose rollouts are being judged."""
 
-    task: int
     worker: WorkerSession
     groups: tuple[PromptGroup, ...]
     held_out: bool
     version: int
-    since: float
 
 
 class ReinforcementController(RunController[ReinforcementDesk]):
     """The controller of reinforcement learning, as a pure machine.
 
     Attributes:
+        board: groups that are to be sampled or judged, and shares of the round that are to be trained.
         pool: groups that are neither trained nor dropped.
         round: under way; None between two. None begins while a checkpoint has to be written first.
         checkpoint: of the newest version, where one is due.
-        sampling: tasks of workers that sample, by session.
-        judging: tasks whose rollouts are being judged, by number.
+        rollouts: tasks that are sampled or judged, by number.
     """
 
     def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float, newest: RoundMetrics | None = None) -> None:
         """`newest`: metrics of the version a resumed run begins with."""
         super().__init__(desk, grace_s, now)
-        self.pool = Pool()
+        self.board = TaskBoard[PromptGroup | Share](TaskTimes(TASK_S, FIRST_TASK_S), desk.state.next_task)
+        self.pool: set[PromptGroup] = set()
         self.round: PolicyRound | None = None
-        self.sampling: dict[int, SamplingTask] = {}
-        self.judging: dict[int, SamplingTask] = {}
-        self._next_group, self._next_task = desk.state.next_group, desk.state.next_task
+        self.rollouts: dict[int, RolloutTask] = {}
+        self._next_group = desk.state.next_group
         self._versions: dict[int, int] = {}  # session -> the weights it has
         self._has_reference: set[int] = set()
-        self._slowest: dict[tuple[int, str], float] = {}
         self._dropped: Counter[str] = Counter()  # groups dropped since the last round, by reason
         self._generated = 0  # tokens, since the last round
         self._replaced = 0
@@ -146,39 +145,39 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 self.membership.ready(worker, now, message.device, message.verified)
                 self._vacate(worker.session)  # it begins again
                 return
-            case RolloutsSampled() if self._answers(worker, message.task) is not None:
-                self._sampled(worker, message, event, now)
-                return
-            case RolloutsLearned() if self.round is not None:
-                share = self.round.share_of(worker.session)
-                if share is not None and share.task == message.task:
-                    self._learned(worker, share, message, event, now)
+            case RolloutsSampled() | RolloutsLearned():
+                loan = self.board.loan(worker.session, message.task)
+                if isinstance(message, RolloutsSampled) and loan is not None and loan.kind == "sample":
+                    self._sampled(worker, loan, event, now)
+                    return
+                if isinstance(message, RolloutsLearned) and loan is not None and loan.kind == "learn":
+                    self._learned(worker, loan, message, event, now)
                     return
             case _:
                 pass
         self._drop_attachment(event)  # late: it was given to another, or the round is over
 
-    def _answers(self, worker: WorkerSession, task: int) -> SamplingTask | None:
-        under_way = self.sampling.get(worker.session)
-        return under_way if under_way is not None and under_way.task == task else None
-
-    def _sampled(self, worker: WorkerSession, message: RolloutsSampled, event: e.Received, now: float) -> None:
-        task = self.sampling.pop(worker.session)
-        for group in task.groups:
-            group.advance("sampled")
-        self._took(worker, "sample", now - task.since)
-        self.judging[task.task] = task
+    def _sampled(self, worker: WorkerSession, loan: Loan[PromptGroup | Share], event: e.Received, now: float) -> None:
+        self.board.done(loan, now)
+        task = self.rollouts[loan.number]
         numbers = tuple(group.number for group in task.groups)
         if event.defect:
             self._drop_attachment(event)
-            self._judged(RolloutsJudged(task.task, defect=event.defect), now)
+            self._judged(RolloutsJudged(loan.number, defect=event.defect), now)
             return
-        self.desk.out.append(JudgeRollouts(task.task, event.attachment, task.version, task.held_out, numbers))
+        self.desk.out.append(JudgeRollouts(loan.number, event.attachment, task.version, task.held_out, numbers))
 
     def _learned(
-        self, worker: WorkerSession, share: Share, message: RolloutsLearned, event: e.Received, now: float
+        self,
+        worker: WorkerSession,
+        loan: Loan[PromptGroup | Share],
+        message: RolloutsLearned,
+        event: e.Received,
+        now: float,
     ) -> None:
+        (share,) = loan.tasks
         assert self.round is not None
+        assert isinstance(share, Share)
         defect = event.defect or ("" if math.isfinite(message.loss) else "its loss is not finite")
         if defect:
             self._drop_attachment(event)
@@ -186,9 +185,9 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self._take_failure(worker, failure, now)
             return
         self.membership.succeeded(worker)
-        self._took(worker, "learn", now - share.since)
+        self.board.done(loan, now)
         self._versions.pop(worker.session, None)  # the worker has weights of its own now
-        share.result, share.attachment, share.worker, share.session = message, event.attachment, worker.worker, None
+        share.task, share.result, share.attachment, share.worker = loan.number, message, event.attachment, worker.worker
         self.desk.append(
             GroupsLearned(
                 round=self.round.number,
@@ -200,10 +199,6 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 tokens=message.tokens,
             )
         )
-
-    def _took(self, worker: WorkerSession, kind: str, seconds: float) -> None:
-        key = worker.session, kind
-        self._slowest[key] = max(self._slowest.get(key, 0.0), seconds)
 
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
@@ -225,14 +220,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     # --- sampled rollouts ----------------------------------------------------------------------------------------
 
     def _judged(self, event: RolloutsJudged, now: float) -> None:
-        task = self.judging.pop(event.task, None)
+        task = self.rollouts.pop(event.task, None)
         if task is None:
             return
         if event.broken:
             self._broken = event.broken
             return
         if event.defect:
-            self._refuse(task, event.defect, now)
+            self._refuse(event.task, task, event.defect, now)
             return
         if task.worker.session in self.desk.workers:
             self.membership.succeeded(task.worker)
@@ -241,14 +236,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         for group in task.groups:
             group.version = task.version if group.version < 0 else min(group.version, task.version)
             group.newest = max(group.newest, task.version)
-            self._take_outcome(group, outcomes[group.number], task)
+            self._take_outcome(group, outcomes[group.number], event.task, task.worker.worker)
         self._check_evaluated()
 
-    def _take_outcome(self, group: PromptGroup, outcome: GroupOutcome, task: SamplingTask) -> None:
-        if outcome.goes_on:
-            group.advance("reply")
+    def _take_outcome(self, group: PromptGroup, outcome: GroupOutcome, task: int, worker: str) -> None:
+        if outcome.goes_on:  # a dialogue
+            self.board.offer(group)
             return
-        group.advance("rewards")
+        self.board.forget([group])
         known = [reward for reward in outcome.rewards if reward is not None]
         group.reward = sum(known) / len(known) if known else None
         group.equal = len(known) < 2 or all(reward == known[0] for reward in known)
@@ -257,8 +252,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self.desk.append(
             GroupSampled(
                 group=group.number,
-                task=task.task,
-                worker=task.worker.worker,
+                task=task,
+                worker=worker,
                 version=group.version,
                 newest=group.newest,
                 rewards=outcome.rewards,
@@ -283,15 +278,15 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     def _may_replace(self) -> bool:
         return self._replaced < MOST_REPLACED * self.desk.policy.groups
 
-    def _refuse(self, task: SamplingTask, reason: str, now: float) -> None:
+    def _refuse(self, number: int, task: RolloutTask, reason: str, now: float) -> None:
         """Refuse rollouts that do not follow from the weights: other workers sample the groups again."""
         for group in task.groups:
-            group.advance("refused")
+            self.board.failed(group)
         numbers = tuple(group.number for group in task.groups)
         name = task.worker.worker
         refused = RolloutsRefused(
             round=self.version + 1,
-            task=task.task,
+            task=number,
             worker=name,
             groups=numbers,
             reason=reason,
@@ -311,7 +306,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._forget(groups)
 
     def _forget(self, groups: Sequence[PromptGroup]) -> None:
-        self.pool.forget(groups)
+        self.pool.difference_update(groups)
         for held_out in (False, True):
             numbers = tuple(group.number for group in groups if group.held_out == held_out)
             if numbers:
@@ -355,15 +350,28 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         first = (self.version if open_ is None else open_.number) + 1  # round whose groups are not composed yet
         last = min(self.version + 1 + policy.ahead, policy.rounds)
         rounds = last - max(first, self._imitated + 1) + 1
-        for _ in range(max(0, rounds * policy.groups - len(self.pool.of()))):
-            self.pool.add(PromptGroup(self._next_group))
+        for _ in range(max(0, rounds * policy.groups - len(self._groups()))):
+            self._add(PromptGroup(self._next_group))
             self._next_group += 1
+
+    def _add(self, group: PromptGroup) -> None:
+        """Have a new group sampled."""
+        self.pool.add(group)
+        self.board.offer(group)
+
+    def _groups(self, *, held_out: bool = False) -> list[PromptGroup]:
+        """Return the groups that are neither trained nor dropped, the lowest number first."""
+        return sorted((one for one in self.pool if one.held_out == held_out), key=lambda group: group.number)
+
+    def _ready(self) -> list[PromptGroup]:
+        """Return the training groups with rewards, the lowest number first."""
+        return [group for group in self._groups() if self.board.phase(group) is None]
 
     def _sample(self, now: float) -> None:
         """Give waiting rollouts to idle workers that may sample, held-out ones first."""
         policy = self.desk.policy
         for held_out, each in ((True, 1), (False, policy.completions)):
-            waiting = self.pool.of(GroupPhase.WAITING, held_out=held_out)
+            waiting = [one for one in self._groups(held_out=held_out) if self.board.phase(one) is TaskPhase.WAITING]
             idle = self._idle("actor")
             if not idle or not waiting:
                 continue
@@ -375,26 +383,21 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     def _hand_out(self, worker: WorkerSession, groups: tuple[PromptGroup, ...], held_out: bool, now: float) -> None:
         self._give_weights(worker)
-        task = self._new_task()
-        for group in groups:
-            group.advance("task")
-        self.sampling[worker.session] = SamplingTask(task, worker, groups, held_out, self.version, now)
+        loan = self.board.lend(worker.session, groups, "sample", now)
+        self.rollouts[loan.number] = RolloutTask(worker, groups, held_out, self.version)
         numbers = tuple(group.number for group in groups)
         policy = self.desk.policy
         message = SampleRollouts(
-            task=task, version=self.version, greedy=held_out, ends=policy.ends, vocabulary=policy.vocabulary
+            task=loan.number, version=self.version, greedy=held_out, ends=policy.ends, vocabulary=policy.vocabulary
         )
-        self.desk.send(worker.session, message, RolloutsOf(task, held_out, numbers))
+        self._send_task(loan, message, RolloutsOf(loan.number, held_out, numbers))
+
+    def _send_task(self, loan: Loan[PromptGroup | Share], message: m.Message, payload: e.Payload) -> None:
+        self.desk.send(loan.session, message, payload)
+        loan.flight.awaits = self.desk.under_way.count(loan.session)
 
     def _idle(self, role: str) -> list[WorkerSession]:
-        busy = set(self.sampling)
-        if self.round is not None:
-            busy |= {share.session for share in self.round.shares if share.session is not None}
-        return [one for one in self.desk.ready_workers() if one.session not in busy and one.may(role)]
-
-    def _new_task(self) -> int:
-        self._next_task += 1
-        return self._next_task - 1
+        return [one for one in self.desk.ready_workers() if self._is_idle(one) and one.may(role)]
 
     def _give_weights(self, worker: WorkerSession) -> None:
         if self._versions.get(worker.session) != self.version:
@@ -405,7 +408,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
 
     def _open(self, now: float) -> None:
         """Open the next round once the groups are there and no version is being evaluated."""
-        if self.pool.of(held_out=True):
+        if self._groups(held_out=True):
             return
         learners = self._idle("learner")
         if not learners:
@@ -427,16 +430,18 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         size = -(-len(groups) // len(learners))
         for start in range(0, len(groups), size):
             part = groups[start : start + size]
-            opened.shares.append(Share(tuple(group.number for group in part), tuple(group.version for group in part)))
+            share = Share(tuple(group.number for group in part), tuple(group.version for group in part))
+            opened.shares.append(share)
+            self.board.offer(share)
 
     def _compose(self, opened: PolicyRound) -> list[PromptGroup] | None:
         """Return the groups the round trains; None: there are not enough yet."""
         policy = self.desk.policy
-        stale = [group for group in self.pool.of(GroupPhase.READY) if self.version - group.version > policy.lag]
+        stale = [group for group in self._ready() if self.version - group.version > policy.lag]
         self._drop(stale, "stale")
         if stale:
             self._supply()  # new groups are handed out when a worker is idle
-        ready = self.pool.of(GroupPhase.READY)
+        ready = self._ready()
         if len(ready) < policy.groups:
             return None
         chosen = ready[: policy.groups]
@@ -448,7 +453,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             equal = []
         self._drop(equal, "equal")
         trained = [group for group in chosen if group not in equal]
-        self.pool.forget(trained)  # their rollouts are needed until the round ends
+        self.pool.difference_update(trained)  # their rollouts are needed until the round ends
         return trained
 
     def _learn(self, now: float) -> None:
@@ -456,14 +461,15 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             return
         policy = self.desk.policy
         refers = (policy.refers or policy.teaches) and not self.round.imitates
-        for share, worker in zip(self.round.waiting, self._idle("learner"), strict=False):
+        waiting = [share for share in self.round.shares if self.board.phase(share) is TaskPhase.WAITING]
+        for share, worker in zip(waiting, self._idle("learner"), strict=False):
             self._give_weights(worker)
             if refers and worker.session not in self._has_reference:
                 self._has_reference.add(worker.session)
                 self.desk.send(worker.session, PolicyWeights(version=0, reference=True), ReferenceWeights())
-            share.session, share.task, share.since = worker.session, self._new_task(), now
+            loan = self.board.lend(worker.session, (share,), "learn", now)
             message = LearnRollouts(
-                task=share.task,
+                task=loan.number,
                 round=self.round.number,
                 version=self.version,
                 first_step=self.round.number - 1,
@@ -472,7 +478,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 teacher=policy.teaches and not self.round.imitates,
                 staleness=None if self.round.imitates else policy.staleness,
             )
-            self.desk.send(worker.session, message, BatchesOf(share.task, self.round.imitates, share.groups))
+            self._send_task(loan, message, BatchesOf(loan.number, self.round.imitates, share.groups))
 
     def _merge(self) -> None:
         """Make the next version once every share has been trained."""
@@ -556,6 +562,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self.desk.out.append(e.WriteMetrics(metrics))
         trained = [number for share in opened.shares for number in share.groups]
         self.desk.out.append(ForgetGroups(False, tuple(trained)))
+        self.board.forget(opened.shares)
         self.round, self._last_end = None, now
         self._dropped.clear()
         self._generated = self._replaced = 0
@@ -566,8 +573,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._keep_versions()
 
     def _keep_versions(self) -> None:
-        tasks = [*self.sampling.values(), *self.judging.values()]
-        self.desk.out.append(e.KeepParameters(tuple(sorted({self.version, *(task.version for task in tasks)}))))
+        versions = {self.version, *(task.version for task in self.rollouts.values())}
+        self.desk.out.append(e.KeepParameters(tuple(sorted(versions))))
 
     # --- evaluation and checkpoints ---------------------------------------------------------------------------
 
@@ -577,11 +584,11 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         every = policy.imitation_every if self.version < self._imitated else policy.eval_every
         if policy.is_due(self.version, every, self._imitated):
             for number in range(policy.held_out):
-                self.pool.add(PromptGroup(number, held_out=True))
+                self._add(PromptGroup(number, held_out=True))
 
     def _check_evaluated(self) -> None:
-        groups = self.pool.of(held_out=True)
-        if not groups or any(group.phase is not GroupPhase.READY for group in groups):
+        groups = self._groups(held_out=True)
+        if not groups or any(self.board.phase(group) is not None for group in groups):
             return
         # Without a reward it is not right.
         reward = sum(group.reward or 0.0 for group in groups) / len(groups)
@@ -617,41 +624,41 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self.checkpoint.begin()
 
     def _write_newest(self) -> int:
-        mark = Mark(self.version, self.desk.state.tokens_total, self._next_task, LeaseLedger())
+        mark = Mark(self.version, self.desk.state.tokens_total, self.board.next_number, LeaseLedger())
         self.desk.out.append(e.WriteCheckpoint(mark))
         return self.version
 
     # --- workers ----------------------------------------------------------------------------------------------
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
-        sampling = self._answers(worker, failure.task)
-        share = self.round.share_of(worker.session) if self.round is not None else None
-        if sampling is None and (share is None or share.task != failure.task):
+        if self.board.loan(worker.session, failure.task) is None:
             return
         self._vacate(worker.session)
         self._strike(worker, failure.reason, self._record_failure(worker, failure, self.version + 1), now)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self._vacate(worker.session)
-        self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
+        self.board.lost(worker.session)
 
     def _is_idle(self, worker: WorkerSession) -> bool:
-        trains = self.round is not None and self.round.share_of(worker.session) is not None
-        return worker.session not in self.sampling and not trains
+        return not self.board.loans(worker.session)
 
     def _vacate(self, session: int) -> None:
         """Give the tasks of this worker to others."""
         self._versions.pop(session, None)
         self._has_reference.discard(session)
-        task = self.sampling.pop(session, None)
-        if task is not None:
-            for group in task.groups:
-                group.advance("lost")
-            self.desk.out.append(ForgetTask(task.task))
-        share = self.round.share_of(session) if self.round is not None else None
-        if share is not None:
-            self.desk.out.append(ForgetTask(share.task))
-            share.session, share.task = None, 0
+        for loan in self.board.take_back(session):
+            self.rollouts.pop(loan.number, None)
+            self.desk.out.append(ForgetTask(loan.number))
+
+    def _payload_sent(self, session: int, now: float) -> None:
+        self.board.sent(session, now)
+
+    def _payload_arrives(self, session: int, message: m.Message, now: float) -> None:
+        self.board.arrives(session, message.id)
+
+    def _arrived(self, session: int, message: int, now: float) -> None:
+        self.board.arrived(session, message, now)
 
     # --- hooks of the base ------------------------------------------------------------------------------------
 
@@ -669,7 +676,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             return "numerics", self._numerics
         if self._broken:
             return "data", self._broken
-        if not self._is_over or self.round is not None or self.pool.of(held_out=True) or self.checkpoint.pending:
+        if not self._is_over or self.round is not None or self._groups(held_out=True) or self.checkpoint.pending:
             return None
         if self.checkpoint.given_up:
             return "resource", f"the last checkpoint could not be written: {self.checkpoint.unkept}"
@@ -681,37 +688,25 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         yield self.checkpoint.again_at
 
     def _waits(self) -> Iterable[Wait]:
-        for session, task in self.sampling.items():
-            yield self._wait(session, "sample", task.since, "sampled nothing")
-        if self.round is not None:
-            for share in self.round.shares:
-                if share.session is not None:
-                    yield self._wait(share.session, "learn", share.since, "has not trained its groups")
-
-    def _wait(self, session: int, kind: str, since: float, lacks: str) -> Wait:
-        slowest = self._slowest.get((session, kind))
-        most = FIRST_TASK_S if slowest is None else max(TASK_S, TASK_FACTOR * slowest)
-        return Wait(session, since, since + most, lacks)
+        return (Wait(loan.session, loan.since, until, LACKS[loan.kind]) for loan, until in self.board.limits())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         yield from super()._invariants()
         if self._has_ended:
             return
-        live = set(self.desk.workers)
-        yield set(self.sampling) <= live, "a worker that is gone samples"
-        sampled = [group for task in self.sampling.values() for group in task.groups]
-        judged = [group for task in self.judging.values() for group in task.groups]
-        yield all(group.phase is GroupPhase.SAMPLING for group in sampled), "a task samples a group twice"
-        yield all(group.phase is GroupPhase.JUDGING for group in judged), "a group is judged in two tasks"
-        count = sum(group.phase in {GroupPhase.SAMPLING, GroupPhase.JUDGING} for group in self.pool)
-        yield count == len(sampled) + len(judged), f"{count} groups are on their way, tasks have {len(sampled)}"
+        yield from self.board.invariants(self.desk.workers)
+        sessions = [loan.session for loan in self.board.loans()]
+        yield len(set(sessions)) == len(sessions), f"a worker has two tasks: {sessions}"
+        groups = {one for one in self.board if isinstance(one, PromptGroup)}
+        away = {one for one in groups if self.board.phase(one) is not TaskPhase.WAITING}
+        sampled = [group for task in self.rollouts.values() for group in task.groups]
+        yield len(set(sampled)) == len(sampled), "a group is sampled or judged in two tasks"
+        yield away == set(sampled), f"{len(away)} groups are on their way, tasks have {len(sampled)}"
+        yield groups <= self.pool, "a dropped group is sampled"
         if self.round is not None:
             yield self.round.number == self.version + 1, f"round {self.round.number} after version {self.version}"
-            sessions = [share.session for share in self.round.shares if share.session is not None]
-            yield len(set(sessions)) == len(sessions) and set(sessions) <= live, f"shares are with {sessions}"
-            yield not set(sessions) & set(self.sampling), "a worker samples and trains at once"
             lags = [self.version - version for share in self.round.shares for version in share.sampled]
             yield all(0 <= lag <= self.desk.policy.lag for lag in lags) or self.round.imitates, f"lags are {lags}"
         # A group that takes part in a round is not in the pool any more.
-        numbers = [group.number for group in self.pool.of()]
+        numbers = [group.number for group in self._groups()]
         yield len(numbers) == len(set(numbers)), "a group is there twice"

@@ -385,10 +385,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
 def _seen(worker: WorkerSession, controller: ReinforcementController) -> WorkerStatus:
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
-    share = None if controller.round is None else controller.round.share_of(worker.session)
-    if share is not None:
-        state = "training"
-    elif worker.session in controller.sampling:
-        state = "evaluating"
+    for loan in controller.board.loans(worker.session):
+        state = "training" if loan.kind == "learn" else "evaluating"
     seen = connected_worker(worker, state, controller.desk.state.losses.get(worker.worker, 0))
     return msgspec.structs.replace(seen, round=controller.version + 1)

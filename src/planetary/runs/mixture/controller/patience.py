@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol.sessions import InFlight
+from planetary.machine.board import InFlight
 
 Task = tuple[int, Literal["work", "evaluation", "state"], int]
 """Session, kind, and number: of the work, of the round, or of the shard whose last state is due."""

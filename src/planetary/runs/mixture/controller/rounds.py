@@ -11,8 +11,9 @@ import msgspec
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
-from planetary.fleet.protocol.sessions import InFlight, WorkerSession
+from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import MixtureMetrics, RoundMetrics, ShardMetrics
+from planetary.machine.board import InFlight
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk
 from planetary.runs.mixture.controller.events import AssembleModel, ModelAssembled, StoredPayload

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from planetary.core.errors import ProtocolError
     from planetary.core.tensors import TensorSpec
     from planetary.monitor.sinks.sink import Sink
+    from planetary.runs.rl.environments.tasks import Problem, Task
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
     from planetary.sync.deltas import Table
@@ -28,9 +29,11 @@ _HOMES = {
     "MergeRule": "planetary.sync.merge",
     "Need": "planetary.core.configuration.needs",
     "OuterOptimizer": "planetary.sync.outer_optimizers",
+    "Problem": "planetary.runs.rl.environments.tasks",
     "OuterState": "planetary.sync.outer_optimizers",
     "Overlap": "planetary.runs.rounds.controller.overlap",
     "ProtocolError": "planetary.core.errors",
+    "Task": "planetary.runs.rl.environments.tasks",
     "TensorSpec": "planetary.core.tensors",
     "check_finite": "planetary.sync.codecs.tensor_codec",
     "flat_state": "planetary.sync.outer_optimizers",
@@ -46,9 +49,11 @@ __all__ = [
     "OuterOptimizer",
     "OuterState",
     "Overlap",
+    "Problem",
     "ProtocolError",
     "Sink",
     "Table",
+    "Task",
     "TensorSpec",
     "check_finite",
     "flat_state",

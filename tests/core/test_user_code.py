@@ -12,7 +12,6 @@ import pytest
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError
 from planetary.core.user_code import load_module
-from planetary.runs.rl.environments.judging import judge_of
 
 DATACLASS = """
 from __future__ import annotations
@@ -99,19 +98,11 @@ def test_neighbour_hides_no_module_later(tmp_path: Path) -> None:
     ],
 )
 def test_failure_names_file_and_line(tmp_path: Path, text: str, expected: str) -> None:
-    """The same for every user of the loader: models and rewards."""
     _write(tmp_path, "helper_that_fails.py", "\n1 / 0\n")
     path = _write(tmp_path, "broken.py", text)
-    for load in (load_module, lambda place: find_builder(f"{place}:build"), lambda place: judge_of(f"{place}:reward")):
+    for load in (load_module, lambda place: find_builder(f"{place}:build")):
         with pytest.raises(UserError, match=expected):
             load(path)
-
-
-def test_reward_with_a_dataclass_and_a_neighbour(tmp_path: Path) -> None:
-    _write(tmp_path, "points.py", "POINTS = 0.5\n")
-    reward = "from points import POINTS\ndef reward(prompt, completion, meta):\n    return POINTS\n"
-    path = _write(tmp_path, "reward.py", DATACLASS + reward)
-    assert judge_of(f"{path}:reward")("", ["x"], {}).reward == 0.5
 
 
 @pytest.mark.parametrize("place", ["missing.py", "no_such_module_here"])

@@ -7,7 +7,7 @@ from key_readers import Place, keys_read_by, reached
 from test_honoured_keys import ABSENT, CASES, config_of
 
 from planetary.core.configuration.honoured import all_keys
-from planetary.core.configuration.strict import EXTENSION_KEYS
+from planetary.core.configuration.strict import extension_keys
 from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.run.kinds import kind_of
 
@@ -67,7 +67,7 @@ NOT_OF: dict[str, list[str]] = {
 def keys_of_objects(named: str) -> set[str]:
     """Return the keys that the objects which a key names declare as theirs: `outer.momentum` of an outer optimizer."""
     section, _, name = named.partition(".")
-    point = EXTENSION_KEYS.get((section, name))
+    point = extension_keys([]).get((section, name))
     objects = EXTENSION_POINTS[point.kind].built_in.values() if point is not None else ()
     return {f"{section}.{key}" for one in objects for key in getattr(one, "keys", ())}
 

@@ -47,7 +47,6 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.configuration.sections import section_names, section_struct
 from planetary.core.configuration.strict import (
-    EXTENSION_KEYS,
     LISTS,
     SECTIONS,
     build_config,
@@ -55,6 +54,7 @@ from planetary.core.configuration.strict import (
     check_known,
     check_value,
     expects_text,
+    extension_keys,
     takes_table,
     text_value,
 )
@@ -395,9 +395,7 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
             kind = section_struct(name)
             for key in kind.paths:
                 complete(name, key, lambda value: True)
-            for key in kind.code:
-                complete(name, key, lambda value: ".py:" in value)
-    for section, key in EXTENSION_KEYS:
+    for section, key in extension_keys(name for name in section_names() if name in tables):
         complete(section, key, lambda value: file_of(value) is not None)
     if isinstance(sinks := tables.get("sinks"), list):
         for one in (one for one in sinks if isinstance(one, dict)):
@@ -594,7 +592,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
     for name, kind in config.kinds.items():
         if mathematics := kind.mathematics():
             kept[name] = mathematics
-    for section, key in EXTENSION_KEYS:  # file name without folders; a resume compares the text
+    for section, key in extension_keys(config.kinds):  # file name without folders; a resume compares the text
         if key in kept.get(section, {}):
             kept[section][key] = re.split(r"[/\\]", kept[section][key])[-1]
     return kept

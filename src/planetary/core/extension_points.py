@@ -39,12 +39,20 @@ JUDGES: Registry[Any] = Registry(
     "judge", "planetary.judges", "planetary.sync.judgement:Judge", ["planetary.sync.judgement"]
 )
 
+TASKS: Registry[Any] = Registry(
+    "task",
+    "planetary.tasks",
+    "planetary.runs.rl.environments.tasks:Task",
+    ["planetary.runs.rl.environments.tasks"],
+    apart=True,
+)
+
 SINKS: Registry[Any] = Registry(
     "sink", "planetary.sinks", "planetary.monitor.sinks.sink:Sink", ["planetary.monitor.sinks.*"], but=["sink_kinds"]
 )
 """By the `kind` of a table of `[[sinks]]`, which has the keys of the class's `options`."""
 
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
-    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES)
+    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES, TASKS)
 }
 """By the kind that a key of the configuration declares."""

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 
 from planetary.core.errors import LocalProtocolError, PlanetaryError, UserError, did_you_mean
-from planetary.core.user_code import load_text, loaded_text, text_digest
+from planetary.core.user_code import keep_text, load_text, loaded_module
 
 T = TypeVar("T")
 
@@ -65,9 +65,12 @@ class Registry(Generic[T]):
     Attributes:
         kind: in words: "codec".
         group: of the entry points.
+        apart: whether a user's class runs in separate processes only, so that the gateway does not run the file.
     """
 
-    def __init__(self, kind: str, group: str, base: str, modules: Sequence[str], but: Sequence[str] = ()) -> None:
+    def __init__(
+        self, kind: str, group: str, base: str, modules: Sequence[str], but: Sequence[str] = (), *, apart: bool = False
+    ) -> None:
         """Nothing is imported before a name is looked up.
 
         Args:
@@ -76,8 +79,9 @@ class Registry(Generic[T]):
             base: "module:Class", the interface, which every class of the kind is derived from.
             modules: of the built-in classes; "package.*" are all modules in a package.
             but: modules of the package that are not imported.
+            apart: as the attribute.
         """
-        self.kind, self.group = kind, group
+        self.kind, self.group, self.apart = kind, group, apart
         self._base, self._modules, self._but = base, tuple(modules), tuple(but)
 
     @functools.cached_property
@@ -122,10 +126,10 @@ class Registry(Generic[T]):
             LocalProtocolError: a pinned file was not loaded here.
         """
         if pinned := _PINNED.fullmatch(name):
-            loaded = loaded_text(pinned["digest"])
-            if loaded is None:
+            module = loaded_module(pinned["digest"])
+            if module is None:
                 raise LocalProtocolError(f"{name}: the file of this digest was not loaded here")
-            return self._class(vars(loaded[0]).get(pinned["name"]), name)
+            return self._class(vars(module).get(pinned["name"]), name)
         if place := _PLACE.fullmatch(name):
             path = Path(place["file"])
             return self._class(vars(load_text(path.name, _read(path), folder=path.parent)).get(place["name"]), name)
@@ -146,9 +150,10 @@ class Registry(Generic[T]):
         place = _PLACE.fullmatch(name)
         if place is None:
             return name
-        self.find(name)
+        if not self.apart:
+            self.find(name)
         path = Path(place["file"])
-        return f"{path.name}:{place['name']}@{text_digest(_read(path))}"
+        return f"{path.name}:{place['name']}@{keep_text(_read(path))}"
 
     def chosen(self, name: str, section: msgspec.Struct) -> Chosen:
         """Return the object of a name with the values of its `keys` in a section of the configuration.

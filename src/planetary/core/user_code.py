@@ -87,17 +87,25 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-_TEXTS: dict[str, tuple[ModuleType, bytes]] = {}  # SHA-256 of a text -> its module, and the text
+_MODULES: dict[str, ModuleType] = {}  # SHA-256 of a text -> its module
+_TEXTS: dict[str, bytes] = {}  # SHA-256 -> text
 
 
-def text_digest(text: bytes) -> str:
-    """Return the SHA-256 of a file's text, in hex."""
-    return hashlib.sha256(text).hexdigest()
+def keep_text(text: bytes) -> str:
+    """Keep a file's text for `kept_text`; return its SHA-256, in hex."""
+    digest = hashlib.sha256(text).hexdigest()
+    _TEXTS[digest] = text
+    return digest
 
 
-def loaded_text(digest: str) -> tuple[ModuleType, bytes] | None:
-    """Return the module that `load_text` made of the text with this digest, and the text; None: it made none."""
-    return _TEXTS.get(digest)
+def kept_text(digest: str) -> bytes:
+    """Return the text that was kept or loaded here. Raises `KeyError` for another digest."""
+    return _TEXTS[digest]
+
+
+def loaded_module(digest: str) -> ModuleType | None:
+    """Return the module that `load_text` made of the text with this digest; None: it made none."""
+    return _MODULES.get(digest)
 
 
 def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleType:
@@ -114,9 +122,9 @@ def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleTy
     """
     if _BARRED.get():
         raise LocalProtocolError(f"{file}: code of users does not run here: {_BARRED.get()}")
-    digest = text_digest(text)
-    if digest in _TEXTS:
-        return _TEXTS[digest][0]
+    digest = keep_text(text)
+    if digest in _MODULES:
+        return _MODULES[digest]
     shown = f"<{file}@{digest[:12]}>"
     module = ModuleType(f"planetary_text_{digest[:12]}")
     module.__file__ = shown
@@ -132,7 +140,7 @@ def load_text(file: str, text: bytes, *, folder: Path | None = None) -> ModuleTy
         if isinstance(error, PlanetaryError) or not isinstance(error, Exception | SystemExit):
             raise
         raise _failure(file, error) from error
-    _TEXTS[digest] = module, text
+    _MODULES[digest] = module
     return module
 
 

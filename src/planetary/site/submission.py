@@ -16,8 +16,9 @@ import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
 from planetary.core.configuration.sinks import OwnSink
-from planetary.core.configuration.strict import EXTENSION_KEYS
+from planetary.core.configuration.strict import extension_keys
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.core.registry import file_of
 from planetary.data.files import is_pattern
 from planetary.run.choice import check_unchanged
@@ -199,8 +200,17 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
 
 
 def refuse_own_code(config: Config) -> None:
-    """Raise `UserError` for an object in a user's file: a site runs the jobs of several people in one process."""
-    named = {f"{section}.{key}": getattr(getattr(config, section), key) for section, key in EXTENSION_KEYS}
+    """Raise `UserError` for an object in a user's file: a site runs the jobs of several people in one process.
+
+    A task judges in separate processes, and is refused only if it would make the prompts, too.
+    """
+    named = {
+        f"{section}.{key}": getattr(config.section(section), key)
+        for (section, key), point in extension_keys(config.kinds).items()
+        if not EXTENSION_POINTS[point.kind].apart
+    }
+    if not config.of(RlConfig).prompts:
+        named["rl.task, without rl.prompts"] = config.of(RlConfig).task
     named |= {f"sinks[{at}].kind": one.place for at, one in enumerate(config.sinks) if isinstance(one, OwnSink)}
     for key, value in named.items():
         if file_of(value) is not None:

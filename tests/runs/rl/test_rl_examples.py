@@ -7,7 +7,7 @@ import pytest
 
 from planetary.core.config import load_config
 from planetary.runs.rl.config import RlConfig, check_keys
-from planetary.runs.rl.environments.tasks import TASKS
+from planetary.runs.rl.environments.judging import task_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -19,7 +19,7 @@ def test_examples_answers_fit_and_its_imitation_ends_early(name: str) -> None:
     check_keys(config)
     rl = config.of(RlConfig)
     for number in range(200):
-        problem = TASKS[rl.task].problem(np.random.default_rng(number))
+        problem = task_of(rl.task).problem(np.random.default_rng(number))
         assert len(problem.answer) + 1 <= rl.max_tokens
         assert len(problem.prompt) + len(problem.answer) + 1 <= config.train.sequence_length + 1
     assert 0 < rl.imitation_goal < 0.4

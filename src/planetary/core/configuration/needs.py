@@ -95,7 +95,7 @@ class _Values:
 
     def of(self, key: str) -> Any:
         section, _, name = key.partition(".")
-        return getattr(getattr(self.config, section), name)
+        return getattr(self.config.section(section), name)
 
     def class_of(self, key: str) -> Any:
         """Return the class named by a key; None: it names none, or one in a file not to be run."""
@@ -105,7 +105,7 @@ class _Values:
         if name in point.also:
             return None
         registry = EXTENSION_POINTS[point.kind]
-        return registry.find(name) if self.own else registry.declared(name)
+        return registry.find(name) if self.own and not registry.apart else registry.declared(name)
 
     def able(self, key: str, attribute: str, wanted: bool) -> str:
         """Return the values of a key that names objects which declare an attribute, or do not, in words."""
@@ -191,7 +191,7 @@ def _check_used(section: str, holder: str, values: _Values, origin: str) -> None
 
 def _default(config: Config, key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(type(getattr(config, section))(), name)
+    return getattr(type(config.section(section))(), name)
 
 
 def _shown(value: Any) -> str:

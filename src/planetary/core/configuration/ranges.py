@@ -51,7 +51,7 @@ class ExtensionPoint(msgspec.Struct, frozen=True):
 
 def extension(kind: str, *also: str, having: str = "") -> Meta:
     """Return the constraint of a key that names an object; see `ExtensionPoint`."""
-    return Meta(min_length=1, extra={"extension": ExtensionPoint(kind, also, having)})
+    return Meta(min_length=0 if "" in also else 1, extra={"extension": ExtensionPoint(kind, also, having)})
 
 
 def extension_of(kind: inspect.Type) -> ExtensionPoint | None:

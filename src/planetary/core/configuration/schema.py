@@ -349,6 +349,10 @@ class Config(msgspec.Struct, frozen=True):
         found = self.kinds.get(section.section)
         return section() if found is None else cast(SectionT, found)
 
+    def section(self, name: str) -> msgspec.Struct:
+        """Return a section by name; of a kind of run only one that is there."""
+        return self.kinds[name] if name in self.kinds else getattr(self, name)
+
     def having(self, section: KindSection) -> Config:
         """Return the configuration with another section of a kind of run."""
         name = section.section

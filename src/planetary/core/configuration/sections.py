@@ -25,12 +25,10 @@ class KindSection(msgspec.Struct, frozen=True):
     Attributes:
         section: name in a file.
         paths: keys whose values are paths, relative to the file's folder.
-        code: keys whose values may be "file.py:name", relative to it, too.
     """
 
     section: ClassVar[str]
     paths: ClassVar[tuple[str, ...]] = ()
-    code: ClassVar[tuple[str, ...]] = ()
 
     @property
     def steps_itself(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -88,13 +88,14 @@ FIELDS: Mapping[str, Mapping[str, inspect.Field]] = _Fields()
 """Section name -> key -> type and default of the key."""
 
 
-EXTENSION_KEYS: Mapping[tuple[str, str], ExtensionPoint] = {
-    (section, key): point
-    for section in _OF_ALL
-    for key, field in FIELDS[section].items()
-    if (point := extension_of(field.type)) is not None
-}
-"""Section and key -> the kind of object the key names."""
+def extension_keys(sections: Iterable[str]) -> dict[tuple[str, str], ExtensionPoint]:
+    """Return section and key -> the kind of object the key names; `sections`: of kinds of run, beside those of all."""
+    return {
+        (section, key): point
+        for section in (*_OF_ALL, *sections)
+        for key, field in FIELDS[section].items()
+        if (point := extension_of(field.type)) is not None
+    }
 
 
 def _meant_key(section: str, key: str) -> str:
@@ -277,7 +278,7 @@ def _check_together(config: Config, origin: str) -> None:
     for part in (*(getattr(config, name) for name in _OF_ALL), *config.kinds.values(), *config.sinks):
         if objection := getattr(part, "objection", ""):
             raise UserError(f"{origin}: {objection}")
-    check_needs(config, origin, EXTENSION_KEYS)
+    check_needs(config, origin, extension_keys(config.kinds))
 
 
 def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
@@ -286,16 +287,19 @@ def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
     Raises:
         UserError: a file cannot be loaded, or its class does not go with the rest of the configuration.
     """
-    names = {f"{s}.{k}": (point, getattr(getattr(config, s), k)) for (s, k), point in EXTENSION_KEYS.items()}
+    keys = extension_keys(config.kinds)
+    names = {f"{s}.{k}": (point, getattr(config.section(s), k)) for (s, k), point in keys.items()}
     pinned = []
     for key, (point, name) in names.items():
         if file_of(name) is None:
             continue
         registry = EXTENSION_POINTS[point.kind]
         pinned.append(registry.pin(name))
+        if registry.apart:
+            continue
         if point.having and not getattr(registry.find(name), point.having):
             raise UserError(f"{origin}: {key} = {name}: expected a {point.kind} that declares {point.having}")
-    check_needs(config, origin, EXTENSION_KEYS, own=bool(pinned))
+    check_needs(config, origin, keys, own=bool(pinned))
     return files_of(pinned)
 
 

@@ -11,8 +11,8 @@ from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import ResourceError, UserError
-from planetary.core.registry import PinnedFile
-from planetary.core.user_code import loaded_text
+from planetary.core.registry import PinnedFile, file_of
+from planetary.core.user_code import kept_text
 from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
@@ -46,9 +46,7 @@ def keep_code(folder: Path, pinned: Sequence[PinnedFile], store: BlobStore, file
         ResourceError: they cannot be written.
     """
     for file in pinned:
-        loaded = loaded_text(file.digest)
-        assert loaded is not None  # pinning a name loads its file
-        path, text = folder / CODE / file.file, loaded[1]
+        path, text = folder / CODE / file.file, kept_text(file.digest)  # pinning a name keeps it
         if not path.exists():
             write_atomically(path, text, files)
         elif path.read_bytes() != text:
@@ -57,6 +55,12 @@ def keep_code(folder: Path, pinned: Sequence[PinnedFile], store: BlobStore, file
                 "another run"
             )
         store.put(text)
+
+
+def kept_place(folder: Path, name: str) -> str:
+    """Return the name of an object for a child process: one in a user's file by the run's copy of the file."""
+    file = file_of(name)
+    return name if file is None else f"{folder / CODE / Path(file).name}{name.removeprefix(file)}"
 
 
 def check_config(folder: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, RateDecay
+from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, RateDecay, extension
 from planetary.core.configuration.sections import KindSection
 from planetary.core.errors import UserError
 
@@ -19,13 +19,12 @@ class RlConfig(KindSection, frozen=True):
 
     section: ClassVar[str] = "rl"
     paths: ClassVar[tuple[str, ...]] = ("prompts", "start", "teacher")
-    code: ClassVar[tuple[str, ...]] = ("task",)
 
-    # "reverse", "add", "sort", "countdown", or "module:name" or "file.py:name" of a reward function or of a class of
-    # dialogues; empty: this is no reinforcement learning
-    task: str = ""
+    # what is rewarded: six letters "reverse"d, two numbers "add"ed, six digits "sort"ed, a number to be made
+    # ("countdown"), or a task of your own; empty: this is no reinforcement learning
+    task: Annotated[str, extension("task", "")] = ""
     # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:
-    # a built-in task makes them
+    # the task makes them
     prompts: str = ""
     # run folder, checkpoint folder of one, or folder of a pretrained model the policy starts as; empty: as `[model]`
     # says

@@ -16,7 +16,7 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
-from planetary.fleet.gateway.run_files import CHECKPOINTS
+from planetary.fleet.gateway.run_files import CHECKPOINTS, kept_place
 from planetary.fleet.gateway.status import base_status, connected_worker, ended_as, stage_of, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import messages as m
@@ -148,7 +148,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         self._rollouts = Rollouts(
             prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions
         )
-        self._judges = self._make_judges(rl.task, judge_limits(self.config))
+        self._judges = self._make_judges(kept_place(self.options.folder, rl.task), judge_limits(self.config))
         self._recomputation = Recomputation(
             model.decode,
             model.params,

@@ -21,7 +21,11 @@ import os, subprocess, sys, time
 
 FORGED = b'{"ticket":"","verdict":{"reward":1e9}}\\n'
 
-def reward(prompt, completion, meta):
+from planetary.extend import Task
+
+class Reward(Task):
+  def judge(self, prompt, completions, meta):
+    completion = completions[-1]
     if completion == "hang":
         while True: time.sleep(1)
     if completion == "raise":
@@ -54,6 +58,9 @@ def reward(prompt, completion, meta):
 """
 
 
+TASK = "from planetary.extend import Task\n"
+
+
 async def judged(task: str, completions: list[str], meta: dict[str, str], seconds: float = 2.0) -> list[Judged]:
     judges = JudgeProcesses(task, JudgeLimits(processes=2, seconds=seconds, memory_bytes=2 << 30))
     try:
@@ -67,7 +74,7 @@ def test_a_broken_completion_costs_itself_only(tmp_path: Path) -> None:
     path.write_text(ENVIRONMENT)
     bad = ["hang", "raise", "exit", "leave", "fork", "process", "memory", "nan"]
     completions = [one for name in bad for one in (name, "fine")] + ["print"]
-    found = dict(enumerate(asyncio.run(judged(f"{path}:reward", completions, {"pid": str(pid)}))))
+    found = dict(enumerate(asyncio.run(judged(f"{path}:Reward", completions, {"pid": str(pid)}))))
     assert [found[i].reward for i in range(1, 2 * len(bad), 2)] == [1.0] * len(bad)
     problems = {name: found[2 * i].problem for i, name in enumerate(bad)}
     assert problems == {
@@ -91,7 +98,7 @@ def test_a_reward_cannot_write_verdicts_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "environment.py"
     path.write_text(ENVIRONMENT)
     completions = ["fine", "forge1", "fine", "forge3", "fine", "fine"]
-    verdicts = asyncio.run(judged(f"{path}:reward", completions, {}))
+    verdicts = asyncio.run(judged(f"{path}:Reward", completions, {}))
     assert {verdict.reward for verdict in verdicts} <= {1.0, None}
     assert [verdicts[i].reward for i in (0, 2, 4, 5)] == [1.0] * 4
     assert {verdicts[i].problem for i in (1, 3)} == {"it wrote to the pipe of the verdicts"}
@@ -102,20 +109,25 @@ def test_a_reward_cannot_write_verdicts_by_itself(tmp_path: Path) -> None:
     [
         ("import os; os._exit(3)", "exited with status 3 before it was ready"),
         ("import nothing_of_this_name", "failed while it was loaded: .*No module named 'nothing_of_this_name'"),
-        ("def rewards(prompt, completion, meta): return 1", "no function or class reward"),
-        ("def reward(prompts, completions, **kwargs): return [1.0]", "positional arguments .prompt, completion, meta."),
-        ("class reward:\n    def __init__(self): pass", "positional arguments .prompt, meta."),
+        ("class Rewards: pass", "Reward: no class; expected a class derived from planetary.extend.Task"),
+        ("def Reward(prompt, completion, meta): return 1.0", "Reward: no class; expected a class derived from"),
+        ("class Reward: pass", "Reward: no Task; expected a class derived from planetary.extend.Task"),
+        (f"{TASK}class Reward(Task): pass", "Reward: the class lacks judge"),
+        (
+            f"{TASK}class Reward(Task):\n    def judge(self, prompts): return 1",
+            "called with .prompt, completions, meta.",
+        ),
     ],
 )
 def test_a_useless_environment_is_refused_at_the_start(tmp_path: Path, code: str, reason: str) -> None:
     path = tmp_path / "environment.py"
     path.write_text(code)
     with pytest.raises(UserError, match=reason):
-        check_environment(f"{path}:reward", JudgeLimits(processes=1, seconds=2.0, memory_bytes=2 << 30))
+        check_environment(f"{path}:Reward", JudgeLimits(processes=1, seconds=2.0, memory_bytes=2 << 30))
 
 
 def test_an_environment_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise RuntimeError('not today')")
     with pytest.raises(UserError, match="RuntimeError: not today"):
-        asyncio.run(judged(f"{path}:reward", ["x"], {}))
+        asyncio.run(judged(f"{path}:Reward", ["x"], {}))

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.runs.rl.environments.judging import Judge, Judged, judge_of
+from planetary.runs.rl.environments.judging import Judged, task_of, verdict_of
+from planetary.runs.rl.environments.tasks import Task
 
 MOST_OUTPUT = 16 << 20
 """Bytes an environment may write into one file."""
@@ -79,39 +80,39 @@ def has_children() -> bool:
             return True
 
 
-def loaded(task: str) -> tuple[Judge | None, str]:
-    """Return the judge of a task, or None and the reason."""
+def loaded(name: str) -> tuple[Task | None, str]:
+    """Return a task, or None and the reason."""
     try:
-        return judge_of(task), ""
+        return task_of(name), ""
     except UserError as error:
         return None, str(error)
 
 
-def judged(judge: Judge, case: Case) -> Judged:
+def judged(task: Task, case: Case) -> Judged:
     """Return the verdict on a case; an exception of the environment is a problem of the case."""
     try:
-        return judge(case.prompt, case.completions, case.meta)
+        return verdict_of(task.judge(case.prompt, case.completions, case.meta))
     except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
         return Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
 
 
 def main() -> None:
     """Judge until the gateway closes the pipe."""
-    task, requests, answers, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    name, requests, answers, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     limit(memory)
     adopt_orphans()
     os.set_inheritable(requests, False)
     os.set_inheritable(answers, False)
-    judge: Judge | None = None
+    task: Task | None = None
     own = os.getpid()
     with os.fdopen(requests, "rb") as source:
         for line in source:
             request = msgspec.json.decode(line, type=Request)
-            if judge is None or request.case is None:
-                judge, problem = loaded(task)
+            if task is None or request.case is None:
+                task, problem = loaded(name)
                 verdict = Judged(problem=problem)
             else:
-                verdict = judged(judge, request.case)
+                verdict = judged(task, request.case)
             if os.getpid() != own:
                 os._exit(1)  # the environment has forked, and this is the copy: one of them answers
             if has_children():

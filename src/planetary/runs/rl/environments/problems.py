@@ -1,4 +1,4 @@
-"""Where prompts come from: a built-in task, drawn by number, or a file of prompts."""
+"""Where prompts come from: a task, which makes them by number, or a file of prompts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.core.extension_points import TASKS
+from planetary.core.registry import Chosen
 from planetary.data.sources import rows_of
-from planetary.runs.rl.environments.tasks import TASKS, Problem, Task
+from planetary.runs.rl.environments.tasks import Problem, Task
 
 _HELD_OUT = 1  # the stream of random numbers that held-out prompts are drawn from
 
@@ -32,7 +34,7 @@ class Problems(Protocol):
 
 
 class DrawnProblems:
-    """Prompts of a built-in task. A training prompt may be a held-out one by chance, as rarely as two are equal."""
+    """Prompts that a task makes. A training prompt may be a held-out one by chance, as rarely as two are equal."""
 
     def __init__(self, task: Task, seed: int, held_out: int) -> None:
         """`seed`: of the run; `held_out`: how many prompts are evaluated."""
@@ -84,18 +86,19 @@ def problems_of(task: str, source: str, seed: int, held_out: int) -> Problems:
 
     Args:
         task: `rl.task`.
-        source: `rl.prompts`; "": a built-in task draws them.
+        source: `rl.prompts`; "": the task makes them.
         seed: of the run.
         held_out: how many prompts are evaluated.
 
     Raises:
-        UserError: the task is not built-in and there is no file, or the file has no usable prompts.
+        UserError: the task makes no prompts and there is no file, or the file has no usable prompts.
     """
     if source:
         return FileProblems(source, seed, held_out)
-    if task not in TASKS:
-        raise UserError(f'rl.task = "{task}" is not built in, so it needs rl.prompts, a file of prompts')
-    return DrawnProblems(TASKS[task], seed, held_out)
+    made: Task = TASKS.make(Chosen(task))
+    if type(made).problem is Task.problem:
+        raise UserError(f'rl.task = "{task}" makes no prompts (problem), so it needs rl.prompts, a file of prompts')
+    return DrawnProblems(made, seed, held_out)
 
 
 def _problem(row: Mapping[str, Any], number: int, source: str) -> Problem:

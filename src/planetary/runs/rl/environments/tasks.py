@@ -1,13 +1,16 @@
-"""Built-in tasks: prompts made on the spot, with an answer and a reward between 0 and 1 for anything else."""
+"""Tasks of reinforcement. The built-in ones make prompts on the spot, with an answer whose reward is 1."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+
+from planetary.core.configuration.needs import Need
 
 
 @dataclass(frozen=True)
@@ -25,16 +28,29 @@ class Problem:
     meta: Mapping[str, Any]
 
 
-Reward = Callable[[str, str, Mapping[str, Any]], float]
-"""`reward(prompt, completion, meta)`: a number, the larger the better."""
+class Task(ABC):
+    """A task of reinforcement: an environment that judges completions, and maybe the prompts. One per process.
 
+    A class that has no `problem` needs a file of prompts, `rl.prompts`.
+    """
 
-@dataclass(frozen=True)
-class Task:
-    """A built-in task."""
+    needs: ClassVar[tuple[Need, ...]] = ()
 
-    problem: Callable[[np.random.Generator], Problem]
-    reward: Reward
+    def problem(self, rng: np.random.Generator) -> Problem:
+        """Return a prompt, a function of the random numbers."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+        """Return the reward of a dialogue, or the text that follows, after which the policy goes on.
+
+        The result must be a function of the arguments: a process that dies takes no dialogue with it.
+
+        Args:
+            prompt: as `problem` or the file of prompts has it.
+            completions: of the policy, oldest first; those of a class that returns no text are one.
+            meta: of the problem; of a file, all fields of the record but the prompt.
+        """
 
 
 def likeness(found: str, wanted: str) -> float:
@@ -45,39 +61,69 @@ def likeness(found: str, wanted: str) -> float:
     return 0.2 * right / max(len(found), len(wanted), 1)
 
 
-def _of_answer(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:
-    return likeness(completion.strip(), str(meta["answer"]))
+class _WithAnswer(Task):
+    """A task whose prompts have one answer."""
+
+    def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+        return likeness(completions[-1].strip(), str(meta["answer"]))
 
 
-def _reverse(rng: np.random.Generator) -> Problem:
-    """Return six letters, which are wanted from the last to the first."""
-    letters = "".join(chr(ord("a") + int(i)) for i in rng.integers(0, 26, 6))
-    return Problem(f"{letters}>", letters[::-1], {"answer": letters[::-1]})
+class Reverse(_WithAnswer):
+    """Six letters, which are wanted from the last to the first."""
+
+    name = "reverse"
+
+    def problem(self, rng: np.random.Generator) -> Problem:
+        letters = "".join(chr(ord("a") + int(i)) for i in rng.integers(0, 26, 6))
+        return Problem(f"{letters}>", letters[::-1], {"answer": letters[::-1]})
 
 
-def _add(rng: np.random.Generator) -> Problem:
-    """Return two numbers of three digits. Their sum is wanted from the units on, as on paper: each digit follows from
-    two digits and the carry of those before.
+class Add(_WithAnswer):
+    """Two numbers of three digits. Their sum is wanted from the units on, as on paper: each digit follows from two
+    digits and the carry of those before.
     """
-    a, b = (int(value) for value in rng.integers(100, 1000, 2))
-    answer = str(a + b)[::-1]
-    return Problem(f"{a}+{b}=", answer, {"answer": answer})
+
+    name = "add"
+
+    def problem(self, rng: np.random.Generator) -> Problem:
+        a, b = (int(value) for value in rng.integers(100, 1000, 2))
+        answer = str(a + b)[::-1]
+        return Problem(f"{a}+{b}=", answer, {"answer": answer})
 
 
-def _sort(rng: np.random.Generator) -> Problem:
-    """Return six digits, which are wanted in order."""
-    digits = "".join(str(int(i)) for i in rng.integers(0, 10, 6))
-    return Problem(f"{digits}<", "".join(sorted(digits)), {"answer": "".join(sorted(digits))})
+class Sort(_WithAnswer):
+    """Six digits, which are wanted in order."""
+
+    name = "sort"
+
+    def problem(self, rng: np.random.Generator) -> Problem:
+        digits = "".join(str(int(i)) for i in rng.integers(0, 10, 6))
+        return Problem(f"{digits}<", "".join(sorted(digits)), {"answer": "".join(sorted(digits))})
 
 
-def _countdown(rng: np.random.Generator) -> Problem:
-    """Return three digits and a number made of them by + - *, each used once, in a wanted order."""
-    a, b, c = (int(value) for value in rng.integers(1, 10, 3))
-    first, second = (("+", "-", "*")[int(i)] for i in rng.integers(0, 3, 2))
-    answer = f"{a}{first}{b}{second}{c}"
-    target = _value(answer)
-    numbers = sorted([a, b, c])
-    return Problem(f"{' '.join(map(str, numbers))}: {target}=", answer, {"numbers": numbers, "target": target})
+class Countdown(Task):
+    """Three digits and a number made of them by + - *, each used once, in a wanted order."""
+
+    name = "countdown"
+
+    def problem(self, rng: np.random.Generator) -> Problem:
+        a, b, c = (int(value) for value in rng.integers(1, 10, 3))
+        first, second = (("+", "-", "*")[int(i)] for i in rng.integers(0, 3, 2))
+        answer = f"{a}{first}{b}{second}{c}"
+        target = _value(answer)
+        numbers = sorted([a, b, c])
+        return Problem(f"{' '.join(map(str, numbers))}: {target}=", answer, {"numbers": numbers, "target": target})
+
+    def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+        """Return 1 for an expression of all numbers with the wanted value; 0.3 for all numbers, 0.1 for an
+        expression.
+        """
+        text = completions[-1].strip()
+        if len(text) > 40 or not re.fullmatch(r"[0-9]{1,4}([+*-][0-9]{1,4})*", text):
+            return 0.0
+        if sorted(int(number) for number in re.findall(r"[0-9]+", text)) != list(meta["numbers"]):
+            return 0.1
+        return 1.0 if _value(text) == meta["target"] else 0.3
 
 
 def _value(expression: str) -> int:
@@ -89,21 +135,3 @@ def _value(expression: str) -> int:
             product *= int(factor)
         total += -product if sign == "-" else product
     return total
-
-
-def _reward_countdown(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:
-    """Return 1 for an expression of all numbers with the wanted value; 0.3 for all numbers, 0.1 for an expression."""
-    text = completion.strip()
-    if len(text) > 40 or not re.fullmatch(r"[0-9]{1,4}([+*-][0-9]{1,4})*", text):
-        return 0.0
-    if sorted(int(number) for number in re.findall(r"[0-9]+", text)) != list(meta["numbers"]):
-        return 0.1
-    return 1.0 if _value(text) == meta["target"] else 0.3
-
-
-TASKS: Mapping[str, Task] = {
-    "reverse": Task(_reverse, _of_answer),
-    "add": Task(_add, _of_answer),
-    "sort": Task(_sort, _of_answer),
-    "countdown": Task(_countdown, _reward_countdown),
-}

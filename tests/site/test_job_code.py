@@ -29,6 +29,10 @@ def test_a_job_with_an_object_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a site runs no code of jobs in its own process"):
         refuse_own_code(config)
     refuse_own_code(config_from_tables({}, ["outer.merge=median"]))
+    task = "rl.task=my_task.py:Guess"
+    with pytest.raises(UserError, match=r"rl\.task, without rl\.prompts = .*my_task\.py:Guess"):
+        refuse_own_code(config_from_tables({}, [task]))
+    refuse_own_code(config_from_tables({}, [task, "rl.prompts=some.jsonl"]))  # judged in separate processes
 
 
 MODEL = """

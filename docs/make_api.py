@@ -18,7 +18,7 @@ PAGE = Path(__file__).with_name("api.md")
 
 CALLS = (
     *("train", "train_async", "Run", "simulate", "Simulated", "SimulatedLink", "Fault"),
-    *("export", "compile", "vjp", "Communicator", "Config"),
+    *("export", "compile", "vjp", "Jobs", "Communicator", "Config"),
 )
 RECORDS = (
     "planetary.fleet.protocol.status:RunStatus",
@@ -28,6 +28,15 @@ RECORDS = (
     "planetary.run.metrics:Metrics",
     "planetary.monitor.report:Report",
     "planetary.artifacts.checkpoint:Checkpoint",
+    "planetary.site.api.views:JobView",
+    "planetary.fleet.protocol.status:PlacedJobStatus",
+    "planetary.site.client.jobs:JobEvent",
+    "planetary.site.api.views:SiteView",
+    "planetary.site.api.views:CheckpointView",
+    "planetary.site.api.views:CheckpointFile",
+    "planetary.site.api.views:StepHistory",
+    "planetary.site.api.views:StepUse",
+    "planetary.site.api.views:RollOutView",
     "planetary.run.model.authoring:CompiledStep",
     "planetary.compiler.frontend.export:Model",
 )

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from planetary.run.train import train, train_async
     from planetary.simulation.faults import Fault
     from planetary.simulation.simulated_network import SimulatedLink
+    from planetary.site.client.jobs import Jobs
 
 __all__ = [
     "Communicator",
     "Config",
     "Fault",
+    "Jobs",
     "RoundMetrics",
     "Run",
     "Simulated",
@@ -50,6 +52,7 @@ _HOMES = {
     "vjp": "planetary.run.model.authoring",
     "Config": "planetary.core.configuration.schema",
     "Fault": "planetary.simulation.faults",
+    "Jobs": "planetary.site.client.jobs",
     "RoundMetrics": "planetary.fleet.protocol.status",
     "Run": "planetary.run.handle",
     "Simulated": "planetary.run.simulate",

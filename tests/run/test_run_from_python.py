@@ -130,6 +130,14 @@ def test_a_configuration_is_a_file_an_object_or_tables(fake: type[FakeRun], tmp_
     assert made.options.folder.parent == tmp_path / "runs"
 
 
+def test_workers_and_rounds_may_be_overrides(fake: type[FakeRun]) -> None:
+    planetary.train({}, overrides={"fabric.workers": 3, "train.rounds": 2})
+    (made,) = fake.made
+    assert (made.config.fabric.workers, made.config.train.rounds) == (3, 2)
+    with pytest.raises(UserError, match=r"train\.rounds is None: leave the key out"):
+        planetary.train({}, overrides={"train.rounds": None})
+
+
 def test_tables_given_are_not_changed(fake: type[FakeRun]) -> None:
     tables = {"model": {"options": {"n_layer": 1}}, "train": {"rounds": 1}}
     planetary.train(tables, overrides={"model.options.n_layer": 2, "train.inner_steps": 3})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import asyncio
 import hashlib
@@ -28,7 +27,6 @@ from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
 import planetary
 from planetary.artifacts.checkpoint import checkpoint_name
-from planetary.cli.gateway_client import GatewayClient, client_of
 from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.configuration.ranges import describe
@@ -41,6 +39,7 @@ from planetary.run.processes.announcement import Announcement
 from planetary.runs.serve.http import requests
 from planetary.site import api
 from planetary.site.api.observing_operations import event_lines
+from planetary.site.client.connection import GatewayClient, client_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
 from planetary.site.site import SiteOptions
@@ -779,26 +778,6 @@ def test_site_is_ready_while_it_takes_jobs(tmp_path: Path) -> None:
         assert (await site.get("/ready")).status_code == 503
 
     run(tmp_path, test)
-
-
-def test_wait_for_a_roll_out_ends_with_its_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A run that ends before the new step is verified forgets the roll-out."""
-    from planetary.cli.commands import jobs
-    from planetary.core.errors import ClosedError
-
-    forgotten = {"roll_out": {"state": "", "reason": ""}, "steps": []}
-
-    class Client:
-        def post(self, path: str, body: object) -> Any:
-            return {"roll_out": {"state": "preparing", "reason": ""}, "steps": []}
-
-        def get(self, path: str) -> Any:
-            return forgotten if path.endswith("/steps") else {"state": "finished", "reason": "all rounds are done"}
-
-    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
-    words = argparse.Namespace(job="a", action="roll-out", set=[], reason="", no_wait=False, json=True)
-    with pytest.raises(ClosedError, match=r"a is finished \(all rounds are done\)"):
-        jobs._replace_step(words, Client())  # type: ignore[arg-type]
 
 
 def test_a_token_of_another_gateway_hides_no_public_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

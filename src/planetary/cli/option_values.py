@@ -11,8 +11,6 @@ from planetary.core.errors import UserError
 
 WORKER_PORT = 8080
 """Port of a gateway that workers connect to, unless it is given."""
-API_HOST, API_PORT = "127.0.0.1", 18010
-"""Address of a gateway's dashboard and control API, unless they are given."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

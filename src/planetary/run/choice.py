@@ -30,8 +30,10 @@ def settings(
     """Return the arguments of the Python interface that set keys as `section.key=value` overrides."""
     wanted = 'a dictionary such as {"train.inner_steps": 20}'
     check_instance("overrides", overrides, (Mapping, NoneType), wanted)
-    given = {**(overrides or {}), "fabric.workers": workers, "train.rounds": rounds}
-    return [f"{key}={toml_value(value)}" for key, value in given.items() if value is not None]
+    if (key := next((key for key, value in (overrides or {}).items() if value is None), None)) is not None:
+        raise UserError(f"overrides: {key} is None: leave the key out for its default")
+    own = {key: value for key, value in (("fabric.workers", workers), ("train.rounds", rounds)) if value is not None}
+    return [f"{key}={toml_value(value)}" for key, value in {**(overrides or {}), **own}.items()]
 
 
 def read_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:

@@ -73,7 +73,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     import msgspec
 
     from planetary.cli import node_flags
-    from planetary.cli.option_values import API_PORT, WORKER_PORT
+    from planetary.cli.option_values import WORKER_PORT
     from planetary.core.errors import PlanetaryError
     from planetary.fleet.shell.system import SYSTEM
     from planetary.net.addresses import parse_address
@@ -84,6 +84,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import installed_backends
     from planetary.runtime.host import available_memory, usable_cores
+    from planetary.site.client import API_PORT
 
     backends = installed_backends() if args.backend == "auto" else [args.backend]
     folders = [cache_folder(args.cache), node_flags.state_folder(args)]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
 from planetary.cli.exit_codes import EXIT_OK
-from planetary.cli.gateway_client import DEFAULT_URL
+from planetary.site.client import DEFAULT_URL
 
 if TYPE_CHECKING:
-    from planetary.cli.gateway_client import GatewayClient
+    from planetary.site.api.views import StepHistory
+    from planetary.site.client.jobs import Jobs
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -109,32 +109,34 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import json
 
-    from planetary.cli.gateway_client import client_of
-    from planetary.core.errors import UserError
+    import msgspec
 
-    client = client_of(args.gateway, args.token_file)
-    path, body = _submission(args) if args.action == "submit" else ("", {})
-    hub = client.get("/v1/site").get("places_jobs", False)
-    jobs = PLACED if hub else "/v1/jobs"
+    from planetary.site.client.jobs import Jobs
+
+    jobs = Jobs(args.gateway, token_file=args.token_file)
     match args.action:
-        case "submit" if hub:
-            answer = client.post(PLACED, _placement(args, body))
         case "submit":
-            if args.needs or args.sites is not None:
-                raise UserError("jobs submit: --needs and --sites are for a hub; this gateway has workers of its own")
-            if args.send_files:
-                body["files"] = _send_files(body.get("config", {}), client)
-            answer = client.post(path, body)
+            found = jobs.submit(
+                args.config,
+                overrides=args.set,
+                name=args.name,
+                priority=args.priority,
+                send_files=args.send_files,
+                resume=args.resume,
+                controller=args.controller,
+                needs=_needs(args),
+            )
         case "list":
-            answer = client.get(jobs)
+            found = {"jobs": jobs.list()}
         case "show":
-            answer = client.get(f"{jobs}/{_quoted(args.job)}")
+            found = jobs.get(args.job)
         case "steps":
-            answer = client.get(f"/v1/jobs/{_quoted(args.job)}/steps")
+            found = jobs.steps(args.job)
         case "roll-out" | "roll-back":
-            answer = _replace_step(args, client)
+            found = _replace_step(args, jobs)
         case _:
-            answer = client.post(f"{jobs}/{_quoted(args.job)}/cancel", {"reason": args.reason})
+            found = jobs.cancel(args.job, args.reason)
+    answer, hub = msgspec.to_builtins(found), jobs.site.places_jobs
     if args.json:
         print(json.dumps(answer, indent=2))
     elif args.action == "list":
@@ -146,43 +148,18 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-ROLL_OUT_S, LOOK_S = 3600.0, 1.0
-"""Time limit of a roll-out (an export, a compilation, the rest of a round), and the pause between two looks at it."""
+def _replace_step(args: argparse.Namespace, jobs: Jobs) -> StepHistory:
+    """Ask for another step, and wait until it is in use. Raises `CompileError` for one that is refused."""
 
-
-JOB_IS_OVER = ("finished", "failed", "cancelled")
-
-
-def _replace_step(args: argparse.Namespace, client: GatewayClient) -> Any:
-    """Ask for another step, and wait until it is in use. Raises `UserError` for one that is refused."""
-    from planetary.core.errors import ClosedError, CompileError, PeerError
-
-    path = f"/v1/jobs/{_quoted(args.job)}/steps"
-    if args.action == "roll-out":
-        answer = client.post(path, {"overrides": args.set, "reason": args.reason})
-    else:
-        answer = client.post(f"{path}/rollback", {"step": args.step, "reason": args.reason})
-    deadline, shown = time.monotonic() + ROLL_OUT_S, ""
-    while not args.no_wait and answer["roll_out"]["state"] not in ("in use", "refused"):
-        if answer["roll_out"]["state"] != shown and not args.json:
-            shown = answer["roll_out"]["state"]
+    def show(stage: str) -> None:
+        if not args.json:
             print(
-                {"preparing": "making and verifying the step"}.get(shown, "verified; waiting for the end of the round")
+                {"preparing": "making and verifying the step"}.get(stage, "verified; waiting for the end of the round")
             )
-        if time.monotonic() > deadline:
-            raise PeerError(
-                f"the step of {args.job} is not in use after {ROLL_OUT_S:g} s; planetary jobs steps shows it"
-            )
-        time.sleep(LOOK_S)
-        job, answer = client.get(f"/v1/jobs/{_quoted(args.job)}"), client.get(path)
-        if job["state"] in JOB_IS_OVER and answer["roll_out"]["state"] not in ("in use", "refused"):
-            raise ClosedError(
-                f"the job {args.job} is {job['state']} ({job['reason'] or 'no reason is known'}), and its run ended "
-                "before the new step was in use"
-            )
-    if answer["roll_out"]["state"] == "refused":
-        raise CompileError(f"the run {args.job} keeps its training step: {answer['roll_out']['reason']}")
-    return answer
+
+    if args.action == "roll-out":
+        return jobs.roll_out(args.job, args.set, reason=args.reason, wait=not args.no_wait, on_stage=show)
+    return jobs.roll_back(args.job, args.step, reason=args.reason, wait=not args.no_wait, on_stage=show)
 
 
 def _step_table(answer: dict[str, Any]) -> str:
@@ -205,19 +182,10 @@ def table_of(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-PLACED = "/v1/federation/jobs"
-"""Jobs of a hub."""
-
-
-def _placement(args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a submission to a hub, from that to a gateway. Raises `UserError`."""
+def _needs(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the requirements for a site. Raises `UserError`."""
     from planetary.core.errors import UserError
 
-    if "config" not in body or args.send_files:
-        raise UserError(
-            "jobs submit: a hub takes a FILE, whose paths are those of the site that gets the job (site://NAME is its "
-            "data set of that name); --resume, --controller and --send-files are for the gateway of a site"
-        )
     needs: dict[str, Any] = {}
     for text in args.needs:
         key, sign, value = text.partition("=")
@@ -226,56 +194,7 @@ def _placement(args: argparse.Namespace, body: dict[str, Any]) -> dict[str, Any]
         needs[key] = int(value) if value.isdigit() and key in ("workers", "memory_mb", "sites") else value
     if args.sites is not None:
         needs["sites"] = args.sites
-    return {**body, "needs": needs}
-
-
-def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Return path and body of a submission. Raises `UserError`."""
-    import tomllib
-
-    from planetary.core.config import load_config, to_toml
-    from planetary.core.errors import UserError
-
-    given = [args.config is not None, bool(args.resume), args.controller is not None]
-    if sum(given) != 1:
-        raise UserError("jobs submit: give one of FILE, --resume RUN and --controller NAME")
-    body: dict[str, Any] = {"name": args.name}
-    if args.priority is not None:
-        body["priority"] = args.priority
-    if args.config is not None:
-        # Paths in it are made absolute: of this machine, which the gateway has to have as well.
-        body["config"] = tomllib.loads(to_toml(load_config(args.config, args.set)))
-    else:
-        body |= {"overrides": args.set, "resume": args.resume}
-    return (f"/v1/{args.controller}/jobs" if args.controller else "/v1/jobs"), body
-
-
-def _send_files(tables: dict[str, Any], client: GatewayClient) -> dict[str, dict[str, str]]:
-    """Send the files a configuration names; return them by key. Raises `UserError` for a folder."""
-    from planetary.core.config import FILE_KEYS
-    from planetary.core.errors import UserError
-
-    sent: dict[str, dict[str, str]] = {}
-    for key in FILE_KEYS:
-        section, _, field = key.partition(".")
-        value = str(tables.get(section, {}).get(field, ""))
-        place, _, function = value.rpartition(":")
-        path = Path(place if place.endswith(".py") and function else value)
-        if not value or not path.is_absolute():
-            continue  # a module, a URL, or built in
-        if not path.is_file():
-            raise UserError(f"--send-files: {key} = {value}: expected one file of this machine; a folder is not sent")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        client.put(f"/v1/files/{digest}/{_quoted(path.name)}", path)
-        sent[key] = {"digest": digest, "name": path.name}
-    return sent
-
-
-def _quoted(name: str) -> str:
-    import urllib.parse
-
-    return urllib.parse.quote(name, safe="")
+    return needs
 
 
 def job_table(jobs: list[dict[str, Any]]) -> str:

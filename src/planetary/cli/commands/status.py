@@ -7,11 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.commands.jobs import PLACED, add_gateway_flags, job_table, placed_table, table_of
+from planetary.cli.commands.jobs import add_gateway_flags, job_table, placed_table, table_of
 from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.cli.gateway_client import GatewayClient
+    from planetary.site.client.connection import GatewayClient
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.cli.gateway_client import client_of
+    from planetary.site.client.connection import client_of
 
     client = client_of(args.url or args.gateway, args.token_file)
     site = client.get("/v1/site")
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_hub(site: dict[str, Any], client: GatewayClient, *, as_json: bool) -> int:
-    jobs, sites = client.get(PLACED), client.get("/v1/federation/sites")
+    jobs, sites = client.get("/v1/federation/jobs"), client.get("/v1/federation/sites")
     if as_json:
         print(json.dumps({"site": site, **jobs, **sites}, indent=2))
         return EXIT_OK

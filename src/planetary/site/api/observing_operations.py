@@ -34,6 +34,7 @@ from planetary.web.operations import Operation, Parameter, event_line, event_str
 
 TOGETHER = 64
 """Events sent at once, from a journal with more of them."""
+FOLLOW = Parameter(name="follow", text='"false": end after the present events.')
 KEEP_ALIVE_S = 15.0
 """A stream without events has a comment in this time, so nothing on the way takes it for dead."""
 
@@ -83,7 +84,7 @@ class ObservingOperations:
                 text="Stream the site's events: jobs, and workers that move.",
                 handler=self._site_events,
                 answer=EVENT_STREAM,
-                parameters=(after,),
+                parameters=(after, FOLLOW),
             ),
             read(
                 path="/v1/jobs/{job}/events",
@@ -91,7 +92,7 @@ class ObservingOperations:
                 text="Stream the events of a job's run, until it has ended.",
                 handler=self._job_events,
                 answer=EVENT_STREAM,
-                parameters=(after,),
+                parameters=(after, FOLLOW),
                 refuses=(404,),
             ),
         )
@@ -150,16 +151,19 @@ class ObservingOperations:
             only = next(iter(site.book.jobs), None)
             if only is None:
                 return event_stream(_empty())
-            path, over = Path(site.book.jobs[only].folder) / EVENTS, lambda: site.book.jobs[only].over
+            path, over = (
+                Path(site.book.jobs[only].folder) / EVENTS,
+                over_when(request, lambda: site.book.jobs[only].over),
+            )
             return event_stream(event_lines(path, after_event(request), self._run_grows(only), over))
-        return event_stream(
-            event_lines(folder / JOURNAL, after_event(request), site.wait_for_events, lambda: site.is_stopping)
-        )
+        over = over_when(request, lambda: site.is_stopping)
+        return event_stream(event_lines(folder / JOURNAL, after_event(request), site.wait_for_events, over))
 
     async def _job_events(self, request: Request) -> Response:
         job = job_of(self._site, request)
         path, grows = Path(job.folder) / EVENTS, self._run_grows(job.job)
-        return event_stream(event_lines(path, after_event(request), grows, lambda: job.over or self._site.is_stopping))
+        over = over_when(request, lambda: job.over or self._site.is_stopping)
+        return event_stream(event_lines(path, after_event(request), grows, over))
 
     def _run_grows(self, name: str) -> Callable[[float], Awaitable[None]]:
         async def grows(timeout_s: float) -> None:
@@ -183,6 +187,17 @@ def after_event(request: Request) -> int:
     if not text.isdigit():
         raise wrong("after", f"expected the number of an event, found {text!r}")
     return int(text)
+
+
+def over_when(request: Request, is_over: Callable[[], bool]) -> Callable[[], bool]:
+    """Return when a stream ends: with `is_over`, or at once where it does not follow. Raises `ApiError` (400)."""
+    match request.query_params.get("follow", "true"):
+        case "true":
+            return is_over
+        case "false":
+            return lambda: True
+        case text:
+            raise wrong("follow", f'expected "true" or "false", found {text!r}')
 
 
 async def event_lines(

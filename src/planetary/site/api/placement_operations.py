@@ -19,7 +19,7 @@ from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.site.api.job_operations import toml_of
-from planetary.site.api.observing_operations import after_event, event_lines
+from planetary.site.api.observing_operations import FOLLOW, after_event, event_lines, over_when
 from planetary.site.api.views import CancelRequest
 from planetary.site.config import ANY_DATA, SitePolicy
 from planetary.site.placement.choice import JobNeeds
@@ -120,7 +120,7 @@ class PlacementOperations:
                 text="Stream the events of a hub: offers, answers, losses and ends.",
                 handler=self._events,
                 answer=EVENT_STREAM,
-                parameters=(after,),
+                parameters=(after, FOLLOW),
                 refuses=(409,),
             ),
         )
@@ -172,7 +172,8 @@ class PlacementOperations:
 
     async def _events(self, request: Request) -> Response:
         hub, site = self._hub(), self._site
-        return event_stream(event_lines(hub.path, after_event(request), hub.wait_for_events, lambda: site.is_stopping))
+        over = over_when(request, lambda: site.is_stopping)
+        return event_stream(event_lines(hub.path, after_event(request), hub.wait_for_events, over))
 
 
 def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path | None) -> Config:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
-from planetary.cli.option_values import API_HOST, API_PORT, WORKER_PORT, port
+from planetary.cli.option_values import WORKER_PORT, port
 from planetary.core.printable import command_line
+from planetary.site.client import API_HOST, API_PORT
 
 if TYPE_CHECKING:
     from planetary.core.config import Config

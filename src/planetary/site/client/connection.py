@@ -1,7 +1,8 @@
-"""Requests to the control API of a gateway, for commands."""
+"""Requests to the control API of a gateway."""
 
 from __future__ import annotations
 
+import contextlib
 import http
 import http.client
 import json
@@ -10,14 +11,14 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from planetary.cli.option_values import API_HOST, API_PORT
-from planetary.core.errors import ClosedError, PeerError, PlanetaryError, TrustError, UserError
+from planetary.core.errors import ConflictError, PeerError, PlanetaryError, ResourceError, TrustError, UserError
 from planetary.net.http_opener import opener_for
+from planetary.site.client import DEFAULT_URL
 
-DEFAULT_URL = f"http://{API_HOST}:{API_PORT}"
 TOKEN_VARIABLE = "PLANETARY_API_TOKEN"
 OPERATOR_TOKEN = "api-token.txt"
 _TIMEOUT_S = 30.0
@@ -26,7 +27,6 @@ _ERRORS: dict[int, type[PlanetaryError]] = {
     401: TrustError,
     403: TrustError,
     404: UserError,
-    409: ClosedError,
     413: UserError,
 }
 
@@ -63,27 +63,49 @@ class GatewayClient:
         """Return the answer to a body."""
         return self._ask("POST", path, json.dumps(body).encode())
 
+    def text(self, path: str) -> str:
+        """Return the response at a path that is no JSON."""
+        with self._opened("GET", path) as answer:
+            return answer.read().decode()
+
+    def download(self, path: str, file: BinaryIO) -> int:
+        """Write the bytes at a path into a file, and return how many they are."""
+        with self._opened("GET", path) as answer:
+            expected, size = answer.headers.get("Content-Length"), 0
+            while piece := answer.read(1 << 20):
+                try:
+                    file.write(piece)
+                except OSError as error:
+                    raise ResourceError(f"cannot write {file.name}: {error.strerror or error}") from error
+                size += len(piece)
+        if expected is not None and size != int(expected):
+            raise PeerError(f"{self.url}{path} ended after {size} of {expected} bytes: ask again")
+        return size
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """Yield the lines of a stream. A gateway silent for `_TIMEOUT_S` seconds is gone: it sends more often."""
+        with self._opened("GET", path, accept="text/event-stream") as answer:
+            while line := answer.readline():
+                yield line
+
     def put(self, path: str, file: Path) -> Any:
         """Return the answer to the bytes of a file, which are read as they are sent."""
         with file.open("rb") as data:
             return self._ask("PUT", path, data, length=file.stat().st_size)
 
     def _ask(self, method: str, path: str, body: Any, *, length: int | None = None) -> Any:
-        request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
-        request.add_header("Accept", "application/json")
-        if self.token:
-            request.add_header("Authorization", f"Bearer {self.token}")
-        if body is not None:
-            request.add_header("Content-Type", "application/json" if length is None else "application/octet-stream")
-        if length is not None:
-            request.add_header("Content-Length", str(length))
+        with self._opened(method, path, body, length=length) as answer:
+            return json.loads(answer.read())
+
+    @contextlib.contextmanager
+    def _opened(
+        self, method: str, path: str, body: Any = None, *, length: int | None = None, accept: str = "application/json"
+    ) -> Iterator[Any]:
+        """Give the answer to be read, and raise for what goes wrong until it is."""
         try:
-            with self._open(request) as answer:
-                return json.loads(answer.read())
+            with self._request(method, path, body, length, accept) as answer:
+                yield answer
         except urllib.error.HTTPError as error:
-            if error.code == http.HTTPStatus.UNAUTHORIZED and self.is_token_assumed and method == "GET":
-                self.token, self.is_token_assumed = "", False  # a run on loopback is shown without a token
-                return self._ask(method, path, body)
             raise _refusal(error, self.url) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
@@ -95,6 +117,23 @@ class GatewayClient:
             raise PeerError(
                 f"cannot ask {self.url}: {reason}; is a gateway running, and is this its address?"
             ) from error
+
+    def _request(self, method: str, path: str, body: Any, length: int | None, accept: str) -> Any:
+        request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
+        request.add_header("Accept", accept)
+        if self.token:
+            request.add_header("Authorization", f"Bearer {self.token}")
+        if body is not None:
+            request.add_header("Content-Type", "application/json" if length is None else "application/octet-stream")
+        if length is not None:
+            request.add_header("Content-Length", str(length))
+        try:
+            return self._open(request)
+        except urllib.error.HTTPError as error:
+            if error.code == http.HTTPStatus.UNAUTHORIZED and self.is_token_assumed and method == "GET":
+                self.token, self.is_token_assumed = "", False  # a run on loopback is shown without a token
+                return self._request(method, path, body, length, accept)
+            raise
 
     def _open(self, request: urllib.request.Request) -> Any:
         if self._opener is None:
@@ -150,12 +189,13 @@ class _ConnectionToGateway(http.client.HTTPSConnection):
         self.sock = self._trusting.wrap_socket(self.sock, server_hostname=SERVER_NAME)
 
 
-def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
+def client_of(url: str | None, token_file: Path | None, token: str = "") -> GatewayClient:
     """Return a client of the gateway at `url`, by default this machine's.
 
-    The token is in `token_file`, the environment, or the state folder of this user's own gateway.
+    The token is in `token_file`, or `token`; by default in the environment, or in the state folder of this user's own
+    gateway.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = token or os.environ.get(TOKEN_VARIABLE, "")
     if token_file is not None:
         try:
             token = token_file.read_text().strip()
@@ -189,7 +229,11 @@ def _own_token(url: str) -> tuple[str, Path | None]:
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> PlanetaryError:
     try:
-        text = json.loads(error.read())["error"]["message"]
-    except (ValueError, KeyError, TypeError, OSError):
+        found = json.loads(error.read())["error"]
+        text, code = str(found["message"]), str(found.get("code") or "conflict")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         text = f"{url} answered {error.code} {error.reason}: is this the address of a gateway?"
+        code = "conflict"
+    if error.code == http.HTTPStatus.CONFLICT:
+        return ConflictError(text, code)
     return _ERRORS.get(error.code, PeerError)(text)

@@ -38,7 +38,7 @@ from planetary.net.strangers import StrangerLimits
 from planetary.run.processes.announcement import Announcement
 from planetary.runs.serve.http import requests
 from planetary.site import api
-from planetary.site.api.observing_operations import event_lines
+from planetary.site.api.event_streams import event_lines
 from planetary.site.client.connection import GatewayClient, client_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site

@@ -6,12 +6,12 @@ import asyncio
 
 import httpx
 import pytest
-from starlette.requests import Request
 
 from planetary.web.access import Access, Scope
 from planetary.web.application import application
-from planetary.web.operations import Operation, openapi_document
+from planetary.web.openapi import openapi_document
 from planetary.web.rate_limit import MOST_CLIENTS, RateLimit
+from planetary.web.router import Caller, operation, operations_of
 
 
 def test_a_burst_is_allowed_and_then_the_rate() -> None:
@@ -42,20 +42,22 @@ def test_the_client_that_has_not_asked_for_longest_is_forgotten() -> None:
 
 
 class Group:
-    def operations(self) -> list[Operation]:
-        async def answer(request: Request) -> dict[str, str]:
-            return {"user": request.state.user}
+    @operation("GET", "/it", group="g", scope=Scope.READ)
+    async def it(self, by: Caller) -> dict[str, str]:
+        """It."""
+        return {"user": by}
 
-        return [
-            Operation(method="GET", path="/it", name="it", text="It.", group="g", scope=Scope.READ, handler=answer),
-            Operation(method="GET", path="/probe", name="probe", text="It.", group="g", scope=None, handler=answer),
-        ]
+    @operation("GET", "/probe", group="g")
+    async def probe(self, by: Caller) -> dict[str, str]:
+        """It."""
+        return {"user": by}
 
 
 def test_too_many_requests_of_one_token_are_refused() -> None:
     """Too many requests of a token are refused and those of others are not."""
-    access = Access(anonymous=Scope.READ, known={"one": (Scope.READ, "t1"), "two": (Scope.READ, "t2")})
-    app = application([Group()], access, host="127.0.0.1", title="t", text="t", rate=RateLimit(0.5, 2))
+    limit = RateLimit(0.5, 2)
+    access = Access(anonymous=Scope.READ, known={"one": (Scope.READ, "t1"), "two": (Scope.READ, "t2")}, rate=limit)
+    app = application([Group()], access, title="t", text="t")
 
     async def whole() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
@@ -77,6 +79,6 @@ def test_too_many_requests_of_one_token_are_refused() -> None:
 
 
 def test_the_document_names_the_status() -> None:
-    document = openapi_document(Group().operations(), "t", "t")
+    document = openapi_document(operations_of(Group()), "t", "t")
     assert "429" in document["paths"]["/it"]["get"]["responses"]
     assert "429" not in document["paths"]["/probe"]["get"]["responses"]

@@ -16,24 +16,25 @@ printed; /health and /ready need none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.resources
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from planetary.core.errors import PlanetaryError, UserError
+from planetary.core.errors import PlanetaryError, ResourceError, UserError
 from planetary.core.redaction import redacted_toml
 from planetary.fleet.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_local_name
 from planetary.web.access import Access, Scope
-from planetary.web.api_errors import ApiError
-from planetary.web.application import application, json_response
+from planetary.web.api_errors import json_response
+from planetary.web.application import application
+from planetary.web.browser_guard import BrowserGuard
 from planetary.web.http_server import ThreadServer
-from planetary.web.operations import HTML, TEXT, Operation, Parameter
+from planetary.web.router import HTML, JSON, TEXT, Media, operation
 
 # Metrics of a worker: field of `WorkerStatus`, name, help
 _OF_WORKERS = (
@@ -178,7 +179,10 @@ _POLICY = "; ".join(
 )
 
 
-_JOB = Parameter(name="job", text="Of a gateway with several runs: the job; by default the newest.")
+JobName = Annotated[str, "Of a gateway with several runs: the job; by default the newest."]
+_PAGE: Mapping[str, Any] = {"group": "page", "scope": Scope.READ, "refuses": (404, 503)}
+_PROBE: Mapping[str, Any] = {"group": "probes", "refuses": (404, 503)}
+_KEEP_NOT = {"cache-control": "no-store"}
 
 
 class PageOperations:
@@ -186,8 +190,8 @@ class PageOperations:
 
     def __init__(
         self,
-        read_status: Callable[[Request], Awaitable[RunStatus]],
-        files: Callable[[Request], tuple[Path | None, Path | None]],
+        read_status: Callable[[str], Awaitable[RunStatus]],
+        files: Callable[[str], tuple[Path | None, Path | None]],
         is_alive: Callable[[], bool] = lambda: True,
         site_ready: Callable[[], str] | None = None,
     ) -> None:
@@ -195,83 +199,73 @@ class PageOperations:
 
         `site_ready`: of a site, why it takes no jobs, "" while it does; None: it is one run, which is asked itself.
 
-        Both get the request: the page passes the query of the page's address on.
+        The first two get the name of a job, "": the newest.
         """
         self._read_status, self._files, self._is_alive = read_status, files, is_alive
         self._site_ready = site_ready
         self._page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
 
-    def operations(self) -> Sequence[Operation]:
-        def page(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]], answer: object):
-            return Operation(
-                method="GET",
-                path=path,
-                name=name,
-                text=text,
-                group="page",
-                scope=Scope.READ,
-                handler=_unavailable(handler),
-                answer=answer,
-                parameters=(_JOB,),
-                refuses=(404, 503),
-            )
-
-        def probe(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]]) -> Operation:
-            return Operation(
-                method="GET",
-                path=path,
-                name=name,
-                text=text,
-                group="probes",
-                scope=None,
-                handler=handler,
-                parameters=(_JOB,),
-                refuses=(404, 503),
-            )
-
-        return (
-            page("/", "show_page", "Show a page about the newest run.", self._show, HTML),
-            page("/status.json", "get_page_status", "Return the status of the newest run.", self._status, RunStatus),
-            page("/metrics.jsonl", "get_page_metrics", "Return the lines of its rounds.", self._metrics, LINES),
-            page("/config.toml", "get_page_config", "Return its configuration without secrets.", self._config, TEXT),
-            page("/metrics", "scrape_metrics", "Return its status for Prometheus.", self._prometheus, PROMETHEUS),
-            probe("/health", "check_health", "Answer while the gateway does.", self._health),
-            probe("/ready", "check_ready", "Answer 200 while workers can take part.", self._ready),
-        )
-
-    async def _show(self, request: Request) -> Response:
+    @operation("GET", "/", **_PAGE)
+    async def show_page(self, job: JobName = "") -> Annotated[Response, Media(HTML)]:
+        """Show a page about the newest run."""
         return Response(self._page, headers={**_KEEP_NOT, "content-security-policy": _POLICY}, media_type=HTML)
 
-    async def _status(self, request: Request) -> Response:
-        return json_response(await self._read_status(request))
+    @operation("GET", "/status.json", **_PAGE)
+    async def get_page_status(self, job: JobName = "") -> RunStatus:
+        """Return the status of the newest run."""
+        with _unavailable():
+            return await self._read_status(job)
 
-    async def _metrics(self, request: Request) -> Response:
-        path = self._files(request)[0]
-        return Response(await asyncio.to_thread(_bytes_of, path), headers=_KEEP_NOT, media_type=LINES)
+    @operation("GET", "/metrics.jsonl", **_PAGE)
+    async def get_page_metrics(self, job: JobName = "") -> Annotated[Response, Media(LINES)]:
+        """Return the lines of its rounds."""
+        with _unavailable():
+            lines = await asyncio.to_thread(_bytes_of, self._files(job)[0])
+        return Response(lines, headers=_KEEP_NOT, media_type=LINES)
 
-    async def _config(self, request: Request) -> Response:
-        path = self._files(request)[1]
-        text = await asyncio.to_thread(shown_config, path) if path is not None and path.exists() else ""
+    @operation("GET", "/config.toml", **_PAGE)
+    async def get_page_config(self, job: JobName = "") -> Annotated[Response, Media(TEXT)]:
+        """Return its configuration without secrets."""
+        path = self._files(job)[1]
+        with _unavailable():
+            text = await asyncio.to_thread(shown_config, path) if path is not None and path.exists() else ""
         return Response(text, headers=_KEEP_NOT, media_type=TEXT)
 
-    async def _prometheus(self, request: Request) -> Response:
+    @operation("GET", "/metrics", **_PAGE)
+    async def scrape_metrics(self, job: JobName = "") -> Annotated[Response, Media(PROMETHEUS)]:
+        """Return its status for Prometheus."""
+        with _unavailable():
+            text = exposition(await self._read_status(job))
+        return Response(text, headers=_KEEP_NOT, media_type=PROMETHEUS)
 
-        return Response(exposition(await self._read_status(request)), headers=_KEEP_NOT, media_type=PROMETHEUS)
-
-    async def _health(self, request: Request) -> Response:
+    @operation("GET", "/health", **_PROBE)
+    async def check_health(self, job: JobName = "") -> Annotated[Response, Media(JSON)]:
+        """Answer while the gateway does."""
         alive = self._is_alive()
         text = {"status": "ok" if alive else "the gateway does not answer"}
         return json_response(text, 200 if alive else 503)
 
-    async def _ready(self, request: Request) -> Response:
-        if self._site_ready is not None and not request.query_params.get("job", ""):
+    @operation("GET", "/ready", **_PROBE)
+    async def check_ready(self, job: JobName = "") -> Annotated[Response, Media(JSON)]:
+        """Answer 200 while workers can take part."""
+        if self._site_ready is not None and not job:
             why = self._site_ready()
             return json_response({"status": "not ready" if why else "ok", "why": why}, 503 if why else 200)
-        status = await self._read_status(request)
+        with _unavailable():
+            status = await self._read_status(job)
         # A served model without a worker answers nothing, and a training without one waits for workers to join.
         taking = status.state == "serving" if status.serving is not None else status.state in READY
         answer = {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
         return json_response(answer, 200 if taking else 503)
+
+
+@contextlib.contextmanager
+def _unavailable() -> Iterator[None]:
+    """Answer 503 when a run cannot be read: the request is not to blame."""
+    try:
+        yield
+    except PlanetaryError as error:
+        raise ResourceError(str(error)) from error
 
 
 class Dashboard:
@@ -294,16 +288,14 @@ class Dashboard:
         """
         one_at_a_time = asyncio.Lock()
 
-        async def read(request: Request) -> RunStatus:
+        async def read(job: str) -> RunStatus:
             async with one_at_a_time:
                 return await asyncio.to_thread(read_status)
 
         page = PageOperations(read, lambda _: (metrics_file, config_file), is_alive)
         access, self._token = page_access(host)
-        app = application(
-            (page,), access, host=host, title="planetary", text="A read-only page about one run of planetary."
-        )
-        self._server = ThreadServer(app, host, port, what="the dashboard")
+        app = application((page,), access, title="planetary", text="A read-only page about one run of planetary.")
+        self._server = ThreadServer(BrowserGuard(app, host), host, port, what="the dashboard")
 
     @property
     def port(self) -> int:
@@ -344,21 +336,6 @@ def shown_config(path: Path) -> str:
     from planetary.core.config import load_config, to_toml
 
     return redacted_toml(to_toml(load_config(path)))
-
-
-_KEEP_NOT = {"cache-control": "no-store"}
-
-
-def _unavailable(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a handler that answers 503 when a run cannot be read; reading it has no arguments."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except PlanetaryError as error:
-            raise ApiError(503, str(error), code=type(error).__name__) from error
-
-    return answer
 
 
 def _bytes_of(path: Path | None) -> bytes:

@@ -137,10 +137,12 @@ class _GatewayProcess:
         known = {"the page's address": (Scope.READ, self._page_token)} if self._page_token else {}
         known |= {"the configuration's": (Scope.ADMIN, admin)} if admin else {}
         known["the operator's"] = (Scope.ADMIN, _operator_token(options.state))
+        per_second = options.requests_per_s
         self._access = Access(
             AccessTokens(options.state),
             anonymous=None if self._page_token else Scope.READ,
             known=known,
+            rate=RateLimit(per_second, max(1, round(BURST_S * per_second))) if per_second else None,
         )
         self._server: WebServer | None = None
         self._tls = security.tls if options.api_tls else None
@@ -154,9 +156,7 @@ class _GatewayProcess:
     async def __aenter__(self) -> _GatewayProcess:
         options, loop = self._options, asyncio.get_running_loop()
         await self.site.open()
-        per_second = options.requests_per_s
-        rate = RateLimit(per_second, max(1, round(BURST_S * per_second))) if per_second else None
-        app = control_api(self.site, self._access, host=options.api_host, lab=self._lab, rate=rate)
+        app = control_api(self.site, self._access, host=options.api_host, lab=self._lab)
         try:
             self._server = await WebServer.start(
                 app, options.api_host, options.api_port, what="the control API", tls=self._tls

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.web.api_errors import ApiError
+from planetary.web.rate_limit import RateLimit
 
 TOKENS = "api-tokens.jsonl"
 AUTHORITY = "@"
@@ -142,6 +146,7 @@ class Access:
         *,
         anonymous: Scope | None = None,
         known: Mapping[str, tuple[Scope, str]] | None = None,
+        rate: RateLimit | None = None,
     ) -> None:
         """Accept the given tokens.
 
@@ -149,8 +154,9 @@ class Access:
             tokens: the gateway's token file; read again when it changes.
             anonymous: scope of a request without a token; None: refused.
             known: further tokens: name -> (scope, token).
+            rate: of each token's requests, and without a token of each address; None: there is no limit.
         """
-        self._tokens, self._anonymous = tokens, anonymous
+        self._tokens, self._anonymous, self._rate = tokens, anonymous, rate
         self._known = {name: (scope, digest_of_token(token)) for name, (scope, token) in (known or {}).items()}
 
     def grant(self, connection: HTTPConnection) -> TokenGrant | None:
@@ -166,6 +172,49 @@ class Access:
             if hmac.compare_digest(known.encode(), digest):
                 found = grant
         return found
+
+    def admit(self, request: Request, scope: Scope, shown: str) -> str:
+        """Return the name of the token of a request for an operation, `shown` to people, of a scope.
+
+        Raises:
+            ApiError: the token is missing or unknown (401), the scope too small (403), or it asks too often (429).
+        """
+        grant = self.grant(request)
+        self._limit(grant, request)
+        if grant is None or (grant.scope < scope and not grant.name):
+            raise ApiError(
+                401,
+                f"{self.needs(scope)} is needed: Authorization: Bearer TOKEN (`planetary token` makes one)",
+                code="token_needed",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if grant.scope < scope:
+            message = f"the token {grant.name!r} has the scope {grant.scope.word}; {shown} needs {scope.word}"
+            raise ApiError(403, message, code="scope")
+        return grant.name
+
+    def needs(self, scope: Scope) -> str:
+        """Describe the token an operation with a scope needs."""
+        return f"a token with the scope {scope.word}"
+
+    def _limit(self, grant: TokenGrant | None, request: Request) -> None:
+        """Raise `ApiError` for a request too soon after the others of the token, or of the address."""
+        if self._rate is None:
+            return
+        address = request.client.host if request.client is not None else ""
+        client = f"token {grant.name}" if grant is not None and grant.name else f"address {address}"
+        wait = self._rate.wait(client, time.monotonic())
+        if wait > 0:
+            whose = (
+                f"the token {grant.name!r}" if grant is not None and grant.name else "requests without a known token"
+            )
+            raise ApiError(
+                429,
+                f"{whose}: too many requests in a short time; ask again after {wait:.1f} s, or wait for events in "
+                "place of asking for a state",
+                code="too_many_requests",
+                headers={"retry-after": str(math.ceil(wait))},
+            )
 
     def _all(self) -> Iterable[tuple[TokenGrant, str]]:
         for name, (scope, digest) in self._known.items():

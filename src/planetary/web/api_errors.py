@@ -1,11 +1,24 @@
-"""Errors in OpenAI's form, with their HTTP status."""
+"""Answers in JSON, and errors in OpenAI's form: the one place that gives an error its HTTP status."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
+import msgspec
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from planetary.core.errors import (
+    ClosedError,
+    ConflictError,
+    PeerError,
+    PlanetaryError,
+    ResourceError,
+    TrustError,
+    UserError,
+)
 
 CODES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "invalid_value": ((400,), "a parameter, a key of a configuration or a name has a value that it cannot have"),
@@ -92,10 +105,54 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """Return the JSON text."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")  # half a character is quoted
+        return json_of({"error": error})
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers, "application/json")
+
+
+_ANSWERS: Mapping[type[PlanetaryError], tuple[int, str]] = {
+    UserError: (400, "invalid_value"),
+    TrustError: (403, "not_trusted"),
+    ClosedError: (409, "conflict"),
+    ResourceError: (503, "unavailable"),
+    PeerError: (503, "unavailable"),
+}
+"""HTTP status and code; a `ConflictError` has a separate code."""
+_PATH_ERRORS: Mapping[int, str] = {404: "no_such_path", 405: "wrong_method"}
+
+
+def api_error(error: Exception, request: str) -> ApiError:
+    """Return the answer to an error; `request`: method and path. The text of an unexpected error is not shown."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        text, code = f"{request}: {error.detail}", _PATH_ERRORS.get(error.status_code)
+        return ApiError(error.status_code, text, code=code, headers=error.headers)
+    for kind, (status, code) in _ANSWERS.items():
+        if isinstance(error, kind):
+            return ApiError(status, str(error), code=error.code if isinstance(error, ConflictError) else code)
+    shown = str(error) if isinstance(error, PlanetaryError) else "an internal error; the gateway's log has it"
+    return ApiError(500, shown, code="internal_error")
+
+
+def json_of(answer: Any) -> bytes:
+    """Return the JSON of a value that `msgspec` can encode; half a character, such as of a file's name, is "?"."""
+    try:
+        return msgspec.json.encode(answer)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(answer), ensure_ascii=False).encode(errors="replace")
+
+
+def json_response(answer: Any, status: int = 200) -> Response:
+    """Return a JSON response of a value that `msgspec` can encode; caches may not store it."""
+    return Response(json_of(answer), status, {"cache-control": "no-store"}, "application/json")
+
+
+def event_line(data: Any, *, number: int | None = None, name: str = "") -> bytes:
+    """Return a server-sent event; a reconnecting client sends `number` as Last-Event-ID."""
+    head = (f"id: {number}\n" if number is not None else "") + (f"event: {name}\n" if name else "")
+    return head.encode() + b"data: " + json_of(data) + b"\n\n"
 
 
 def wrong(param: str, message: str) -> ApiError:

@@ -1,144 +1,127 @@
-"""From operations to an ASGI application: routes, tokens, errors, and the document that describes them."""
+"""From operations to an ASGI application: routes, the one place where errors become answers, and the document."""
 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
-import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from planetary.core.errors import (
-    ClosedError,
-    ConflictError,
-    PeerError,
-    PlanetaryError,
-    ResourceError,
-    TrustError,
-    UserError,
-    did_you_mean,
-)
+from planetary.core.errors import did_you_mean
 from planetary.core.redaction import redacted
-from planetary.web.access import Access, Scope, TokenGrant
-from planetary.web.api_errors import ApiError
-from planetary.web.browser_guard import BrowserGuard
-from planetary.web.operations import BYTES, JSON, Handler, Operation, Operations, openapi_document, template_of
-from planetary.web.rate_limit import RateLimit
+from planetary.web.access import Scope
+from planetary.web.api_errors import ApiError, api_error, json_response
+from planetary.web.openapi import openapi_document
 from planetary.web.request_bodies import parsed, read_body
+from planetary.web.router import BYTES, Operation, operation, operations_of
 
 log = logging.getLogger(__name__)
 
 MOST_BODY = 1 << 20  # bytes
-_ANSWERS: Mapping[type[PlanetaryError], tuple[int, str]] = {
-    UserError: (400, "invalid_value"),
-    TrustError: (403, "not_trusted"),
-    ClosedError: (409, "conflict"),
-    ResourceError: (503, "unavailable"),
-    PeerError: (503, "unavailable"),
-}
-"""HTTP status and code; a `ConflictError` has a separate code."""
-_PATH_ERRORS: Mapping[int, str] = {404: "no_such_path", 405: "wrong_method"}
+
+
+class Admission(Protocol):
+    """Who may use operations with a scope."""
+
+    def admit(self, request: Request, scope: Scope, shown: str) -> str:
+        """Return the name of a request's token. Raises `ApiError`; `shown`: the operation, for its message."""
+        ...
+
+    def needs(self, scope: Scope) -> str:
+        """Describe the token an operation with a scope needs."""
+        ...
 
 
 def application(
-    groups: Sequence[Operations],
-    access: Access,
+    groups: Sequence[object],
+    access: Admission,
     *,
-    host: str,
     title: str,
     text: str,
+    document: str = "/v1/openapi.json",
     most_body: int = MOST_BODY,
-    rate: RateLimit | None = None,
-) -> Any:
-    """Return the ASGI application.
+    decode: Callable[[bytes, type[Any]], Any] = parsed,
+    is_strict: bool = True,
+) -> Starlette:
+    """Return the ASGI application, for a `BrowserGuard`.
 
     Args:
         groups: groups of operations; the first operation that matches a path answers.
-        access: grants scopes to requests.
-        host: the listening host; see `BrowserGuard`.
-        title, text: title and description of the document at `/v1/openapi.json`.
+        access: admits requests.
+        title, text: title and description of the document.
+        document: path of the document.
         most_body: largest request body, in bytes.
-        rate: of each token's requests, and without a token of each address; None: there is no limit.
+        decode: returns the struct in a body; raises `ApiError`.
+        is_strict: whether unknown parameters in the query are refused, and secrets in answers hidden; not so for
+            answers with a model's texts, and the clients of such models.
     """
-    operations = [operation for group in groups for operation in group.operations()]
 
-    async def document(request: Request) -> Response:
-        return json_response(described)
+    class Document:
+        @operation("GET", document, name="get_document", group="probes")
+        async def get(self) -> dict[str, Any]:
+            """Return this document."""
+            return described
 
-    own = Operation(
-        method="GET",
-        path="/v1/openapi.json",
-        name="get_document",
-        text="Return this document.",
-        group="probes",
-        scope=None,
-        handler=document,
-    )
-    described = openapi_document([*operations, own], title, text)
-    by_path: dict[str, dict[str, Handler]] = {}
-    for one in [*operations, own]:
-        by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body, rate))
-    routes: list[Any] = [Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()]
-    return BrowserGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
+    operations = [one for group in (*groups, Document()) for one in operations_of(group)]
+    described = openapi_document(operations, title, text, access.needs)
 
-
-def json_response(answer: Any, status: int = 200) -> Response:
-    """Return a JSON response of a value that `msgspec` can encode; caches may not store it."""
-    return Response(msgspec.json.encode(answer), status, {"cache-control": "no-store"}, JSON)
-
-
-def _by_method(handlers: Mapping[str, Handler]) -> Handler:
-    """Return one handler for all methods of a path: Starlette would refuse the methods of every route but the first."""
-
-    async def answer(request: Request) -> Response:
-        return await handlers["GET" if request.method == "HEAD" else request.method](request)
-
-    return answer
-
-
-def _answered(operation: Operation, access: Access, most_body: int, rate: RateLimit | None) -> Handler:
-    async def answer(request: Request) -> Response:
-        number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
-        try:
-            request.state.user = ""
-            if operation.scope is not None:
-                grant = access.grant(request)
-                _limit(grant, request, rate)
-                _allow(operation, operation.scope, grant)
-                request.state.user = grant.name if grant is not None else ""
-            _check_query(operation, request.query_params)
-            if operation.body is not None:
-                data = await read_body(request, most_body)
-                request.state.body = None if operation.optional and not data.strip() else parsed(data, operation.body)
-            found = await operation.handler(request)
-            response = found if isinstance(found, Response) else json_response(found, operation.status)
-        except ApiError as error:
-            response = error.response()
-        except PlanetaryError as error:
-            status, code = next(
-                (answer for kind, answer in _ANSWERS.items() if isinstance(error, kind)), (500, "internal_error")
-            )
-            code = error.code if isinstance(error, ConflictError) else code
-            response = ApiError(status, str(error), code=code).response()
-        except ClientDisconnect:
-            response = Response(status_code=499)
-        except Exception:
-            log.exception("%s %s failed", request.method, request.url.path)
-            response = ApiError(500, "an internal error; the gateway's log has it", code="internal_error").response()
-        _redact(response)
-        response.headers["x-request-id"] = number
-        response.headers.setdefault("x-content-type-options", "nosniff")
+    async def answer(one: Operation, request: Request) -> Response:
+        caller = ""
+        if one.scope is not None:
+            caller = access.admit(request, one.scope, f"{one.method} {one.template}")
+        if is_strict and not one.checks_keys:
+            _check_query([parameter.name for parameter in one.at("query")], request.query_params)
+        body = None
+        for wanted in one.at("body"):
+            data = await read_body(request, most_body)
+            body = None if wanted.default is None and not data.strip() else decode(data, wanted.kind)
+        found = await one(request, caller, body)
+        response = found if isinstance(found, Response) else json_response(found, one.status)
+        if is_strict:
+            _redact(response)
         return response
 
-    return answer
+    def by_method(found: Mapping[str, Operation]) -> Callable[[Request], Any]:
+        """Return one handler for all methods of a path: Starlette would refuse those of every route but the first."""
+
+        async def handler(request: Request) -> Response:
+            number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
+            try:
+                response = await answer(found["GET" if request.method == "HEAD" else request.method], request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception as error:  # noqa: BLE001 every error is an answer
+                response = _refused(error, request)
+                if is_strict:
+                    _redact(response)
+            response.headers["x-request-id"] = number
+            response.headers.setdefault("x-content-type-options", "nosniff")
+            return response
+
+        return handler
+
+    by_path: dict[str, dict[str, Operation]] = {}
+    for one in operations:
+        by_path.setdefault(one.path, {}).setdefault(one.method, one)
+    routes = [Route(path, by_method(found), methods=list(found)) for path, found in by_path.items()]
+
+    async def unrouted(request: Request, error: Exception) -> Response:
+        return _refused(error, request)
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
+
+
+def _refused(error: Exception, request: Request) -> Response:
+    found = api_error(error, f"{request.method} {request.url.path}")
+    if found.code == "internal_error":
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return found.response()
 
 
 def _redact(response: Response) -> None:
@@ -151,59 +134,10 @@ def _redact(response: Response) -> None:
             response.headers["content-length"] = str(len(shown))
 
 
-def _limit(grant: TokenGrant | None, request: Request, rate: RateLimit | None) -> None:
-    """Raise `ApiError` for a request too soon after the others of the token, or of the address."""
-    if rate is None:
-        return
-    address = request.client.host if request.client is not None else ""
-    client = f"token {grant.name}" if grant is not None and grant.name else f"address {address}"
-    wait = rate.wait(client, time.monotonic())
-    if wait > 0:
-        whose = f"the token {grant.name!r}" if grant is not None and grant.name else "requests without a known token"
-        raise ApiError(
-            429,
-            f"{whose}: too many requests in a short time; ask again after {wait:.1f} s, or wait for events in place of "
-            "asking for a state",
-            code="too_many_requests",
-            headers={"retry-after": str(math.ceil(wait))},
-        )
-
-
-def _allow(operation: Operation, scope: Scope, grant: TokenGrant | None) -> None:
-    """Raise `ApiError` unless a token allows an operation of a scope."""
-    if grant is None or (grant.scope < scope and not grant.name):
-        raise ApiError(
-            401,
-            f"a token with the scope {scope.word} is needed: Authorization: Bearer TOKEN (`planetary token` makes one)",
-            code="token_needed",
-            headers={"www-authenticate": "Bearer"},
-        )
-    if grant.scope < scope:
-        raise ApiError(
-            403,
-            f"the token {grant.name!r} has the scope {grant.scope.word}; {operation.method} "
-            f"{template_of(operation.path)} needs {scope.word}",
-            code="scope",
-        )
-
-
-def _check_query(operation: Operation, given: Collection[str]) -> None:
+def _check_query(known: Sequence[str], given: Collection[str]) -> None:
     """Raise `ApiError` for a parameter in the query an operation does not have."""
-    if operation.checks_keys:
-        return  # another application's
-    known = [one.name for one in operation.parameters]
     for name in given:
         if name not in (*known, "token"):
             there = f" There are: {', '.join(known)}" if known else " There are none"
-            raise ApiError(
-                400,
-                f"unknown parameter {name!r}{did_you_mean(name, known)}{there}",
-                param=name,
-                code="unknown_parameter",
-            )
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text, code = f"{request.method} {request.url.path}: {error.detail}", _PATH_ERRORS.get(error.status_code)
-    return ApiError(error.status_code, text, code=code).response()
+            message = f"unknown parameter {name!r}{did_you_mean(name, known)}{there}"
+            raise ApiError(400, message, param=name, code="unknown_parameter")

@@ -1,10 +1,10 @@
-"""The control API as a whole. A new group of operations is a class and a line in `operations_of`."""
+"""The control API as a whole. A new group of operations is a class and a line in `control_api`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +14,11 @@ from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import PageOperations
 from planetary.runs.serve.config import ServeConfig
 from planetary.site.api.federation_operations import FederationOperations
+from planetary.site.api.hub_status import hub_run_status
 from planetary.site.api.invite_operations import InviteOperations
 from planetary.site.api.job_operations import JobOperations, status_of
 from planetary.site.api.observing_operations import ObservingOperations
-from planetary.site.api.placement_operations import PlacementOperations, hub_run_status
+from planetary.site.api.placement_operations import PlacementOperations
 from planetary.site.api.result_operations import ArtifactOperations, CheckpointOperations
 from planetary.site.api.step_operations import StepOperations
 from planetary.site.api.worker_operations import WorkerOperations
@@ -26,8 +27,8 @@ from planetary.site.site import Site
 from planetary.web.access import Access
 from planetary.web.api_errors import ApiError
 from planetary.web.application import application
-from planetary.web.operations import EVENTS, JSON, Operation, Operations
-from planetary.web.rate_limit import RateLimit
+from planetary.web.browser_guard import BrowserGuard
+from planetary.web.router import EVENTS, JSON, Media, operation
 
 TITLE = "planetary control API"
 TEXT = (
@@ -37,9 +38,12 @@ TEXT = (
 INFERENCE = "/v1/inference"
 
 
-def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
-    """Return every group of operations, in the order in which their paths are tried."""
-    return (
+def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[object] = ()) -> Any:
+    """Return the ASGI application of a site that listens on `host`. The first group with a path answers.
+
+    `more`: groups of others, e.g. a hub's.
+    """
+    groups = (
         JobOperations(site),
         WorkerOperations(site),
         InviteOperations(site),
@@ -50,53 +54,40 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
         FederationOperations(site),
         PlacementOperations(site),
         page_of(site),
+        *more,
+        InferenceOperations(site, access),
     )
-
-
-def control_api(
-    site: Site,
-    access: Access,
-    *,
-    host: str,
-    lab: str = "",
-    more: Sequence[Operations] = (),
-    rate: RateLimit | None = None,
-) -> Any:
-    """Return the ASGI application of a site that listens on `host`.
-
-    `more`: groups of others, e.g. a hub's; `rate`: see `application`.
-    """
-    groups = (*operations_of(site, lab=lab), *more)
-    groups = (*groups, InferenceOperations(site, access))
-    return application(groups, access, host=host, title=TITLE, text=TEXT, rate=rate)
+    return BrowserGuard(application(groups, access, title=TITLE, text=TEXT), host)
 
 
 def page_of(site: Site) -> PageOperations:
     """Return the page of the newest run, or of the one named in the address by `?job=`."""
 
-    def job(request: Request) -> Job | None:
-        name = request.query_params.get("job", "")
+    def found(name: str) -> Job | None:
         if name and name not in site.book.jobs:
             raise ApiError(404, f"there is no job {name!r}", code="job_not_found")
         running = [one for one in site.book.jobs.values() if one.job in site.runs]
         return site.book.jobs[name] if name else next(reversed(running or list(site.book.jobs.values())), None)
 
-    async def status(request: Request) -> RunStatus:
-        if site.hub is not None and not request.query_params.get("job", ""):
+    async def status(name: str) -> RunStatus:
+        if site.hub is not None and not name:
             return hub_run_status(site)
-        found = job(request)
-        if found is None:
+        job = found(name)
+        if job is None:
             return RunStatus(run=site.options.name, state="waiting", stage="no job was submitted")
-        return await status_of(site, found)
+        return await status_of(site, job)
 
-    def files(request: Request) -> tuple[Path | None, Path | None]:
-        found = job(request) if site.hub is None or request.query_params.get("job", "") else None
-        return (None, None) if found is None else (Path(found.folder) / METRICS, Path(found.folder) / CONFIG)
+    def files(name: str) -> tuple[Path | None, Path | None]:
+        job = found(name) if site.hub is None or name else None
+        return (None, None) if job is None else (Path(job.folder) / METRICS, Path(job.folder) / CONFIG)
 
     def why_not_ready() -> str:
         return "the gateway ends" if site.is_stopping else ""
 
     return PageOperations(status, files, site_ready=why_not_ready if site.options.folder is not None else None)
+
+
+_HANDED_ON: Mapping[str, Any] = {"group": "inference", "checks_keys": True, "refuses": (401, 404, 413, 429, 503)}
 
 
 class InferenceOperations:
@@ -108,30 +99,14 @@ class InferenceOperations:
     def __init__(self, site: Site, access: Access) -> None:
         self._site, self._access = site, access
 
-    def operations(self) -> Sequence[Operation]:
-        return tuple(
-            Operation(
-                method=method,
-                path=f"{INFERENCE}/{{path:path}}",
-                name=f"{verb}_served_model",
-                text=(
-                    "Hand the request to the served model's own interface, which has OpenAI's form: chat/completions, "
-                    "completions, embeddings, models. The header X-PCP-Service-ID names the job, by default the first. "
-                    "It needs one of the model's keys or, where it has none, a token with the scope read."
-                ),
-                group="inference",
-                scope=None,
-                checks_keys=True,
-                handler=self._hand_on,
-                answer=JSON,
-                others=((200, EVENTS),),
-                raw=JSON if method == "POST" else "",
-                refuses=(401, 404, 413, 429, 503),
-            )
-            for method, verb in (("GET", "ask"), ("POST", "use"))
-        )
+    @operation("GET", f"{INFERENCE}/{{path:path}}", name="ask_served_model", **_HANDED_ON)
+    @operation("POST", f"{INFERENCE}/{{path:path}}", name="use_served_model", raw=JSON, **_HANDED_ON)
+    async def hand_on(self, path: str, request: Request) -> Annotated[Response, Media(JSON), Media(EVENTS)]:
+        """Hand the request to the served model's own interface.
 
-    async def _hand_on(self, request: Request) -> Response:
+        It has OpenAI's form: chat/completions, completions, embeddings, models. The header X-PCP-Service-ID names the
+        job, by default the first. It needs one of the model's keys or, where it has none, a token with the scope read.
+        """
         wanted = request.headers.get("x-pcp-service-id", "")
         runs = {name: run for name, run in self._site.runs.items() if run.gateway.web_app is not None}
         name = wanted or next(iter(runs), "")
@@ -150,7 +125,7 @@ class InferenceOperations:
                 code="token_needed",
                 headers={"www-authenticate": "Bearer"},
             )
-        return _HandedOn(gateway.web_app, f"/v1/{request.path_params['path']}")
+        return _HandedOn(gateway.web_app, f"/v1/{path}")
 
 
 class _HandedOn(Response):

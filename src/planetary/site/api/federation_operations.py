@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Literal
 
 import msgspec
-from starlette.requests import Request
 
 from planetary.fleet.protocol.status import WorkerStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.status import FederationStanding, InFederation
+from planetary.site.api.group import SiteGroup
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork
-from planetary.site.site import Site
 from planetary.web.access import Scope
-from planetary.web.operations import Operation
+from planetary.web.router import operation
 
 FederationRole = Literal["hub", "site"]
 
@@ -58,41 +55,21 @@ class PeerList(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[WorkerStatus, ...]
 
 
-class FederationOperations:
+class FederationOperations(SiteGroup):
     """Operations on federations."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def operations(self) -> Sequence[Operation]:
-        read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
-        return (
-            read(
-                path="/v1/federation/status",
-                name="get_federation",
-                text="Return which runs take part in a federation, and the gateway's own link to a hub.",
-                handler=self._status,
-                answer=FederationView,
-            ),
-            read(
-                path="/v1/federation/peers",
-                name="list_federation_peers",
-                text="List the sites of the hubs that run here.",
-                handler=self._peers,
-                answer=PeerList,
-            ),
-        )
-
-    async def _status(self, request: Request) -> FederationView:
-        runs = tuple(
-            _view(name, run, role) for name, run in self._site.runs.items() if (role := _role(run)) is not None
-        )
+    @operation("GET", "/v1/federation/status", group="federation", scope=Scope.READ)
+    async def get_federation(self) -> FederationView:
+        """Return which runs take part in a federation, and the gateway's own link to a hub."""
         site = self._site
+        runs = tuple(_view(name, run, role) for name, run in site.runs.items() if (role := _role(run)) is not None)
         link = None if site.placed is None else _link_view(site.placed)
         enabled = bool(runs) or link is not None or site.hub is not None
         return FederationView(enabled=enabled, runs=runs, places_jobs=site.hub is not None, link=link)
 
-    async def _peers(self, request: Request) -> PeerList:
+    @operation("GET", "/v1/federation/peers", group="federation", scope=Scope.READ)
+    async def list_federation_peers(self) -> PeerList:
+        """List the sites of the hubs that run here."""
         hubs = [run for run in self._site.runs.values() if _role(run) == "hub"]
         return PeerList(peers=tuple(peer for run in hubs for peer in run.status().workers))
 

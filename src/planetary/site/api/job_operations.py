@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from planetary.core.bounded_text import toml_tables
@@ -19,6 +17,7 @@ from planetary.fleet.gateway.run_files import CONFIG, EVENTS
 from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import shown_config
 from planetary.run.status_source import status_source
+from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import CancelRequest, FileView, JobList, JobView, Submission, job_view
 from planetary.site.config import CONTROLLERS, ControllerOptions
 from planetary.site.jobs import Job, JobState
@@ -26,165 +25,51 @@ from planetary.site.site import Site
 from planetary.site.submission import SubmittedFiles, config_of_controller, config_of_file, config_of_tables
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
-from planetary.web.operations import BYTES, TEXT, Operation, Parameter
+from planetary.web.router import TEXT, Caller, Media, Upload, operation
+
+F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
 
 
-class JobOperations:
+def _per_controller(method: str, name: str, text: str, **more: Any) -> Callable[[F], F]:
+    """Make a function an operation of every controller, under PCP's paths."""
+
+    def mark(function: F) -> F:
+        for one in reversed(CONTROLLERS):
+            words = {"name": name.format(one), "text": text.format(one), "given": {"controller": one}}
+            function = operation(method, f"/v1/{one}/jobs", group="jobs", **words, **more)(function)
+        return function
+
+    return mark
+
+
+class JobOperations(SiteGroup):
     """Operations on jobs."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    @_per_controller("GET", "list_{}_jobs", "List the jobs of {}.", scope=Scope.READ)
+    @operation("GET", "/v1/jobs", group="jobs", scope=Scope.READ, given={"controller": ""})
+    async def list_jobs(
+        self, controller: str, state: Annotated[JobState | None, "Only jobs in this state."] = None
+    ) -> JobList:
+        """List jobs."""
+        jobs = self._site.book.jobs.values()
+        wanted = (job for job in jobs if controller in ("", job.controller) and state in (None, job.state))
+        return JobList(jobs=tuple(self._view(job) for job in wanted))
 
-    def operations(self) -> Sequence[Operation]:
-        read = partial(Operation, method="GET", group="jobs", scope=Scope.READ)
-
-        def submit(path: str, name: str, text: str, controller: str) -> Operation:
-            async def handler(request: Request) -> JobView:
-                return await self._submit(request, controller)
-
-            return Operation(
-                method="POST",
-                path=path,
-                name=name,
-                text=text,
-                group="jobs",
-                scope=Scope.SUBMIT,
-                handler=handler,
-                body=Submission,
-                optional=True,
-                answer=JobView,
-                status=202,
-                refuses=(409,),
-            )
-
-        def listed(path: str, name: str, text: str, controller: str) -> Operation:
-            async def handler(request: Request) -> JobList:
-                return self._list(request, controller)
-
-            state = Parameter(name="state", text="Only jobs in this state.")
-            return read(path=path, name=name, text=text, handler=handler, answer=JobList, parameters=(state,))
-
-        cancel = Operation(
-            method="POST",
-            path="/v1/jobs/{job}/cancel",
-            name="cancel_job",
-            text="End a job at once, also in the middle of a round; its checkpoints stay.",
-            group="jobs",
-            scope=Scope.SUBMIT,
-            handler=self._cancel,
-            body=CancelRequest,
-            optional=True,
-            answer=JobView,
-            status=202,
-            refuses=(404, 409),
-        )
-        return (
-            listed("/v1/jobs", "list_jobs", "List jobs.", ""),
-            submit("/v1/jobs", "submit_job", "Submit a configuration to the controller of its kind.", ""),
-            read(
-                path="/v1/jobs/{job}",
-                name="get_job",
-                text="Return a job.",
-                handler=self._show,
-                answer=JobView,
-                refuses=(404,),
-            ),
-            read(
-                path="/v1/jobs/{job}/status",
-                name="get_job_status",
-                text="Return the status of its run.",
-                handler=self._status,
-                answer=RunStatus,
-                refuses=(404,),
-            ),
-            read(
-                path="/v1/jobs/{job}/config",
-                name="get_job_config",
-                text="Return its configuration, TOML, without values that may be secret.",
-                handler=self._config,
-                answer=TEXT,
-                refuses=(404,),
-            ),
-            cancel,
-            Operation(
-                method="PUT",
-                path="/v1/files/{digest}/{name}",
-                name="send_file",
-                text="Keep a file for submissions, by the SHA-256 of its bytes; once more is fine.",
-                group="jobs",
-                scope=Scope.SUBMIT,
-                handler=self._receive,
-                raw=BYTES,
-                answer=FileView,
-                status=201,
-                refuses=(400, 409, 503),
-            ),
-            *(
-                operation
-                for name in CONTROLLERS
-                for operation in (
-                    listed(f"/v1/{name}/jobs", f"list_{name}_jobs", f"List the jobs of {name}.", name),
-                    submit(f"/v1/{name}/jobs", f"submit_{name}_job", f"Submit a job to {name}.", name),
-                )
-            ),
-        )
-
-    # --- reading ----------------------------------------------------------------------------------------------
-
-    def _list(self, request: Request, controller: str) -> JobList:
-        state = request.query_params.get("state", "")
-        if state and state not in list(JobState):
-            raise wrong("state", f"expected one of {', '.join(JobState)}, found {state!r}")
-        jobs = (
-            job
-            for job in self._site.book.jobs.values()
-            if controller in ("", job.controller) and state in ("", job.state)
-        )
-        return JobList(jobs=tuple(self._view(job) for job in jobs))
-
-    async def _show(self, request: Request) -> JobView:
-        return self._view(job_of(self._site, request))
-
-    async def _status(self, request: Request) -> RunStatus:
-        job = job_of(self._site, request)
-        return await status_of(self._site, job)
-
-    async def _config(self, request: Request) -> Response:
-        job = job_of(self._site, request)
-        path = Path(job.folder) / CONFIG
-        if not path.exists():
-            raise ApiError(
-                404, f"the run of the job {job.job} has not begun, and has no configuration", code="no_config"
-            )
-        return Response(await asyncio.to_thread(shown_config, path), media_type=TEXT)
-
-    def _view(self, job: Job) -> JobView:
-        run = self._site.runs.get(job.job)
-        endpoint = run.gateway.endpoint if run is not None else ""
-        return job_view(job, tuple(self._site.workers_of(job.job)), endpoint)
-
-    # --- changing ---------------------------------------------------------------------------------------------
-
-    async def _receive(self, request: Request) -> FileView:
-        folder = self._site.options.folder
-        if folder is None:
-            raise ApiError(409, "this gateway was started for one run and takes no jobs, and no files", code="one_run")
-        digest, name = request.path_params["digest"].lower(), request.path_params["name"]
-        path = await SubmittedFiles(folder).receive(digest, name, request.stream())
-        return FileView(digest=digest, name=name, nbytes=path.stat().st_size)
-
-    async def _submit(self, request: Request, controller: str) -> JobView:
-        asked: Submission = request.state.body or Submission()
-        chosen = self._site.options.controllers.of(controller)
+    @_per_controller("POST", "submit_{}_job", "Submit a job to {}.", scope=Scope.SUBMIT, status=202, refuses=(409,))
+    @operation(
+        "POST", "/v1/jobs", group="jobs", scope=Scope.SUBMIT, status=202, refuses=(409,), given={"controller": ""}
+    )
+    async def submit_job(self, by: Caller, controller: str, body: Submission | None = None) -> JobView:
+        """Submit a configuration to the controller of its kind."""
+        asked, chosen = body or Submission(), self._site.options.controllers.of(controller)
         folder = self._site.options.folder
         if controller and not chosen.enabled and folder is not None:
-            raise ApiError(
-                409, f"the controller {controller} is not enabled in this gateway", code="controller_not_enabled"
-            )
+            message = f"the controller {controller} is not enabled in this gateway"
+            raise ApiError(409, message, code="controller_not_enabled")
         config = await asyncio.to_thread(_checked, asked, chosen, folder, self._site.options.data_sets)
         job = self._site.submit(
             config,
-            by=request.state.user,
+            by=by,
             name=asked.resume or asked.name or asked.service_id or "",
             priority=asked.priority,
             resume=bool(asked.resume),
@@ -192,19 +77,43 @@ class JobOperations:
         )
         return self._view(job)
 
-    async def _cancel(self, request: Request) -> JobView:
-        job = job_of(self._site, request)
-        asked: CancelRequest = request.state.body or CancelRequest()
-        return self._view(self._site.cancel(job.job, by=request.state.user, reason=asked.reason))
+    @operation("GET", "/v1/jobs/{job}", group="jobs", scope=Scope.READ, refuses=(404,))
+    async def get_job(self, job: str) -> JobView:
+        """Return a job."""
+        return self._view(self._job(job))
 
+    @operation("GET", "/v1/jobs/{job}/status", group="jobs", scope=Scope.READ, refuses=(404,))
+    async def get_job_status(self, job: str) -> RunStatus:
+        """Return the status of its run."""
+        return await status_of(self._site, self._job(job))
 
-def job_of(site: Site, request: Request) -> Job:
-    """Return the job a request's path names. Raises `ApiError` (404) when there is none."""
-    name = request.path_params["job"]
-    try:
-        return site.job(name)
-    except UserError as error:
-        raise ApiError(404, str(error), code="job_not_found") from None
+    @operation("GET", "/v1/jobs/{job}/config", group="jobs", scope=Scope.READ, refuses=(404,))
+    async def get_job_config(self, job: str) -> Annotated[Response, Media(TEXT)]:
+        """Return its configuration, TOML, without values that may be secret."""
+        path = Path(self._job(job).folder) / CONFIG
+        if not path.exists():
+            raise ApiError(404, f"the run of the job {job} has not begun, and has no configuration", code="no_config")
+        return Response(await asyncio.to_thread(shown_config, path), media_type=TEXT)
+
+    @operation("POST", "/v1/jobs/{job}/cancel", group="jobs", scope=Scope.SUBMIT, status=202, refuses=(404, 409))
+    async def cancel_job(self, job: str, by: Caller, body: CancelRequest | None = None) -> JobView:
+        """End a job at once, also in the middle of a round; its checkpoints stay."""
+        reason = body.reason if body is not None else ""
+        return self._view(self._site.cancel(self._job(job).job, by=by, reason=reason))
+
+    @operation("PUT", "/v1/files/{digest}/{name}", group="jobs", scope=Scope.SUBMIT, status=201, refuses=(409, 503))
+    async def send_file(self, digest: str, name: str, pieces: Upload) -> FileView:
+        """Keep a file for submissions, by the SHA-256 of its bytes; once more is fine."""
+        folder = self._site.options.folder
+        if folder is None:
+            raise ApiError(409, "this gateway was started for one run and takes no jobs, and no files", code="one_run")
+        path = await SubmittedFiles(folder).receive(digest.lower(), name, pieces)
+        return FileView(digest=digest.lower(), name=name, nbytes=path.stat().st_size)
+
+    def _view(self, job: Job) -> JobView:
+        run = self._site.runs.get(job.job)
+        endpoint = run.gateway.endpoint if run is not None else ""
+        return job_view(job, tuple(self._site.workers_of(job.job)), endpoint)
 
 
 async def status_of(site: Site, job: Job) -> RunStatus:

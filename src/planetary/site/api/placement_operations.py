@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
@@ -15,24 +14,21 @@ from starlette.responses import Response
 from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.ranges import Priority
 from planetary.core.errors import ConflictError, UserError
-from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.fleet.protocol.status import HubSiteStatus, PlacedJobStatus
 from planetary.runs.federation.config import FederationConfig
+from planetary.site.api.event_streams import After, Follow, event_stream
+from planetary.site.api.group import SiteGroup
+from planetary.site.api.hub_status import job_status, site_status
 from planetary.site.api.job_operations import toml_of
-from planetary.site.api.observing_operations import FOLLOW, after_event, event_lines, over_when
 from planetary.site.api.views import CancelRequest
-from planetary.site.config import ANY_DATA, SitePolicy
 from planetary.site.placement.choice import JobNeeds
 from planetary.site.placement.job_hub import JobHub
-from planetary.site.placement.messages import WorkerGroup
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
 from planetary.site.placement.spread_jobs import sites_wanted
-from planetary.site.site import Site
 from planetary.site.submission import require_files, with_data_sets
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
-from planetary.web.operations import EVENTS as EVENT_STREAM
-from planetary.web.operations import Operation, Parameter, event_stream
+from planetary.web.router import EVENTS, Caller, Media, operation
 
 
 class PlacementRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,72 +54,59 @@ class HubSiteList(msgspec.Struct, frozen=True, kw_only=True):
     sites: tuple[HubSiteStatus, ...]
 
 
-class PlacementOperations:
+class PlacementOperations(SiteGroup):
     """Operations on jobs a hub places. A gateway that is no hub refuses them (409)."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    @operation("GET", "/v1/federation/jobs", group="federation", scope=Scope.READ, refuses=(409,))
+    async def list_placed_jobs(
+        self, state: Annotated[PlacementState | None, "Only jobs in this state."] = None
+    ) -> PlacedJobList:
+        """List the jobs of a hub, each with its site."""
+        jobs = (job for job in self._hub().book.jobs.values() if state in (None, job.state))
+        return PlacedJobList(jobs=tuple(job_status(self._site, job) for job in jobs))
 
-    def operations(self) -> Sequence[Operation]:
-        read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
-        change = partial(Operation, method="POST", group="federation", scope=Scope.SUBMIT, status=202)
-        state = Parameter(name="state", text="Only jobs in this state.")
-        after = Parameter(name="after", text="Only events after so many; Last-Event-ID counts more.", kind=int)
-        return (
-            read(
-                path="/v1/federation/jobs",
-                name="list_placed_jobs",
-                text="List the jobs of a hub, each with its site.",
-                handler=self._list,
-                answer=PlacedJobList,
-                parameters=(state,),
-                refuses=(409,),
-            ),
-            change(
-                path="/v1/federation/jobs",
-                name="submit_placed_job",
-                text="Submit a job that the hub places on a site.",
-                handler=self._submit,
-                body=PlacementRequest,
-                answer=PlacedJobStatus,
-                refuses=(409,),
-            ),
-            read(
-                path="/v1/federation/jobs/{job}",
-                name="get_placed_job",
-                text="Return a job of a hub, with its site and the reason.",
-                handler=self._show,
-                answer=PlacedJobStatus,
-                refuses=(404, 409),
-            ),
-            change(
-                path="/v1/federation/jobs/{job}/cancel",
-                name="cancel_placed_job",
-                text="End a job at its site at once, also in the middle of a round.",
-                handler=self._cancel,
-                body=CancelRequest,
-                optional=True,
-                answer=PlacedJobStatus,
-                refuses=(404, 409),
-            ),
-            read(
-                path="/v1/federation/sites",
-                name="list_hub_sites",
-                text="List the sites of a hub: capabilities, policy and jobs.",
-                handler=self._sites,
-                answer=HubSiteList,
-                refuses=(409,),
-            ),
-            read(
-                path="/v1/federation/events",
-                name="stream_hub_events",
-                text="Stream the events of a hub: offers, answers, losses and ends.",
-                handler=self._events,
-                answer=EVENT_STREAM,
-                parameters=(after, FOLLOW),
-                refuses=(409,),
-            ),
-        )
+    @operation("POST", "/v1/federation/jobs", group="federation", scope=Scope.SUBMIT, status=202, refuses=(409,))
+    async def submit_placed_job(self, by: Caller, body: PlacementRequest) -> PlacedJobStatus:
+        """Submit a job that the hub places on a site."""
+        hub, options = self._hub(), self._site.options
+        if self._site.is_stopping:
+            raise ConflictError("this hub ends and takes no jobs", code="ending")
+        config = await asyncio.to_thread(_config_of, body, options.data_sets, options.folder)
+        job = hub.submit(config, body.needs, name=body.name, priority=body.priority, by=by)
+        return job_status(self._site, job)
+
+    @operation("GET", "/v1/federation/jobs/{job}", group="federation", scope=Scope.READ, refuses=(404, 409))
+    async def get_placed_job(self, job: str) -> PlacedJobStatus:
+        """Return a job of a hub, with its site and the reason."""
+        return job_status(self._site, self._placed(job))
+
+    @operation(
+        "POST",
+        "/v1/federation/jobs/{job}/cancel",
+        group="federation",
+        scope=Scope.SUBMIT,
+        status=202,
+        refuses=(404, 409),
+    )
+    async def cancel_placed_job(self, job: str, by: Caller, body: CancelRequest | None = None) -> PlacedJobStatus:
+        """End a job at its site at once, also in the middle of a round."""
+        found = self._placed(job)
+        self._hub().cancel(found.job, by=by, reason=body.reason if body is not None else "")
+        return job_status(self._site, found)
+
+    @operation("GET", "/v1/federation/sites", group="federation", scope=Scope.READ, refuses=(409,))
+    async def list_hub_sites(self) -> HubSiteList:
+        """List the sites of a hub: capabilities, policy and jobs."""
+        hub = self._hub()
+        return HubSiteList(sites=tuple(site_status(hub, one) for one in hub.policies))
+
+    @operation("GET", "/v1/federation/events", group="federation", scope=Scope.READ, refuses=(409,))
+    async def stream_hub_events(
+        self, request: Request, after: After = 0, follow: Follow = True
+    ) -> Annotated[Response, Media(EVENTS)]:
+        """Stream the events of a hub: offers, answers, losses and ends."""
+        hub, site = self._hub(), self._site
+        return event_stream(request, hub.path, after, follow, hub.wait_for_events, lambda: site.is_stopping)
 
     def _hub(self) -> JobHub:
         if self._site.hub is None:
@@ -134,46 +117,11 @@ class PlacementOperations:
             )
         return self._site.hub
 
-    def _job(self, request: Request) -> PlacedJob:
+    def _placed(self, name: str) -> PlacedJob:
         try:
-            return self._hub().job(request.path_params["job"])
+            return self._hub().job(name)
         except UserError as error:
             raise ApiError(404, str(error), code="job_not_found") from None
-
-    async def _list(self, request: Request) -> PlacedJobList:
-        hub, state = self._hub(), request.query_params.get("state", "")
-        if state and state not in list(PlacementState):
-            raise wrong("state", f"expected one of {', '.join(PlacementState)}, found {state!r}")
-        return PlacedJobList(
-            jobs=tuple(_job_status(self._site, job) for job in hub.book.jobs.values() if state in ("", job.state))
-        )
-
-    async def _show(self, request: Request) -> PlacedJobStatus:
-        return _job_status(self._site, self._job(request))
-
-    async def _sites(self, request: Request) -> HubSiteList:
-        hub = self._hub()
-        return HubSiteList(sites=tuple(_site_status(hub, one) for one in hub.policies))
-
-    async def _submit(self, request: Request) -> PlacedJobStatus:
-        hub, asked = self._hub(), request.state.body
-        if self._site.is_stopping:
-            raise ConflictError("this hub ends and takes no jobs", code="ending")
-        options = self._site.options
-        config = await asyncio.to_thread(_config_of, asked, options.data_sets, options.folder)
-        job = hub.submit(config, asked.needs, name=asked.name, priority=asked.priority, by=request.state.user)
-        return _job_status(self._site, job)
-
-    async def _cancel(self, request: Request) -> PlacedJobStatus:
-        asked: CancelRequest = request.state.body or CancelRequest()
-        job = self._job(request)
-        self._hub().cancel(job.job, by=request.state.user, reason=asked.reason)
-        return _job_status(self._site, job)
-
-    async def _events(self, request: Request) -> Response:
-        hub, site = self._hub(), self._site
-        over = over_when(request, lambda: site.is_stopping)
-        return event_stream(event_lines(hub.path, after_event(request), hub.wait_for_events, over))
 
 
 def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path | None) -> Config:
@@ -193,103 +141,3 @@ def _config_of(asked: PlacementRequest, data_sets: Mapping[str, str], runs: Path
         except UserError as error:
             raise UserError(f"a job over several sites has a run at the hub, too: {error}") from None
     return config
-
-
-def hub_run_status(site: Site) -> RunStatus:
-    """Return the status the hub's page shows."""
-    hub = site.hub
-    assert hub is not None
-    jobs = tuple(_job_status(site, job) for job in hub.book.jobs.values())
-    sites = tuple(_site_status(hub, one) for one in hub.policies)
-    waiting = sum(job.state == PlacementState.WAITING for job in jobs)
-    here = sum(one.connected for one in sites)
-    return RunStatus(
-        run=site.options.name,
-        state="waiting",
-        stage=f"places jobs: {here} of {len(sites)} sites are here, jobs that wait for a site: {waiting}",
-        events=tuple(hub.events),
-        hub=HubStatus(hub=hub.book.hub, sites=sites, jobs=jobs),
-    )
-
-
-def _job_status(site: Site, job: PlacedJob) -> PlacedJobStatus:
-    hub = site.hub
-    assert hub is not None
-    return PlacedJobStatus(
-        job_id=job.job,
-        controller=job.placeable.controller,
-        kind=job.kind,
-        state=job.state.value,
-        site=", ".join(part.site for part in hub.book.parts_of(job) if part.site) if job.parts else job.site,
-        why=hub.waits_for(job) or _without(hub, job) or job.why,
-        reason=job.reason,
-        attempt=job.attempts,
-        state_there=hub.state_there(job),
-        name_there=job.name_there,
-        strays={stray.site: "recalled" if stray.recalled else "away" for stray in job.strays.values()},
-        priority=job.priority,
-        by=job.by,
-        submitted_at=job.submitted_at,
-        placed_at=job.placed_at,
-        ended_at=job.ended_at,
-        whole=job.whole,
-        parts=job.parts,
-        progress=_progress_of(site, job),
-    )
-
-
-def _without(hub: JobHub, job: PlacedJob) -> str:
-    """Return which parts of a job have ended before it, and how; "" where it has none, or was cancelled."""
-    if job.state in (PlacementState.CANCELLING, PlacementState.CANCELLED):
-        return ""
-    ended = (PlacementState.FAILED, PlacementState.CANCELLED)
-    lost = [part for part in hub.book.parts_of(job) if part.state in ended and part.ended_at]
-    early = [part for part in lost if job.ended_at is None or (part.ended_at or 0.0) < job.ended_at]
-    return f"without {', '.join(f'{part.job} ({part.state.value})' for part in early)}" if early else ""
-
-
-def _progress_of(site: Site, job: PlacedJob) -> str:
-    """Describe the hub's own run of a job over several sites; "" where it is not there."""
-    run = site.runs.get(job.job)
-    if run is None or not job.parts:
-        return ""
-    status = run.status()
-    loss = f", loss {status.loss[-1][1]:.3f}" if status.loss else ""
-    rounds = f"round {status.rounds_finished} of {status.rounds}{loss}" if status.rounds else status.state
-    return "; ".join(filter(None, (rounds, status.stage)))
-
-
-def _site_status(hub: JobHub, policy: SitePolicy) -> HubSiteStatus:
-    news, placed = hub.site(policy.name).news, hub.book.at(policy.name)
-    controllers: dict[str, str] = {}
-    for room in news.controllers if news is not None else ():
-        busy = room.own + sum(job.placeable.controller == room.controller for job in placed)
-        controllers[one_line(room.controller)] = f"{busy} of {room.parallel} jobs"
-    return HubSiteStatus(
-        name=policy.name,
-        connected=news is not None,
-        address=hub.address_of(policy.name),
-        jobs=tuple(job.job for job in placed),
-        controllers=controllers,
-        workers=tuple(one_line(_group_in_words(group)) for group in news.workers) if news is not None else (),
-        data_sets=tuple(map(one_line, news.data_sets)) if news is not None else (),
-        policy=policy_in_words(policy),
-        gb_today=hub.nbytes_today(policy.name) / 1e9,
-    )
-
-
-def _group_in_words(group: WorkerGroup) -> str:
-    texts = [f"{group.number} × {group.backend}:{group.target}", f"{group.idle} idle"]
-    texts += [group.device] if group.device else []
-    texts += [f"{group.memory / 2**30:.1f} GiB free"] if group.memory else []
-    texts += [f"only {', '.join(group.roles)}"] if group.roles else []
-    return ", ".join(texts)
-
-
-def policy_in_words(policy: SitePolicy) -> str:
-    """Describe the jobs a site may be given."""
-    texts = [f"roles {', '.join(policy.roles)}" if policy.roles else "all roles"]
-    texts += [] if ANY_DATA in policy.data_sets else [f"reads {', '.join(policy.data_sets) or 'no data set'}"]
-    texts += [f"{policy.gb_per_day:g} GB a day"] if policy.gb_per_day else []
-    texts += [policy.trust] if policy.trust != "full" else []
-    return ", ".join([*texts, f"patience {policy.patience_s:g} s"])

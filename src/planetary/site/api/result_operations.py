@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
@@ -20,7 +19,7 @@ from planetary.compiler.check.verification_report import read_report
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS
 from planetary.fleet.preparation.artifact_list import manifests
 from planetary.monitor.run_folder import load_history
-from planetary.site.api.job_operations import job_of
+from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import (
     ArtifactHistory,
     ArtifactList,
@@ -33,98 +32,60 @@ from planetary.site.api.views import (
 from planetary.site.site import Site
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError
-from planetary.web.operations import BYTES, Operation
+from planetary.web.router import BYTES, Media, operation
 
 SHORTEST_DIGEST = 6
 
 
-class CheckpointOperations:
+class CheckpointOperations(SiteGroup):
     """Checkpoints of a job's run: list and download."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def operations(self) -> Sequence[Operation]:
-        read = partial(Operation, method="GET", group="checkpoints", scope=Scope.READ, refuses=(404,))
-        return (
-            read(
-                path="/v1/jobs/{job}/checkpoints",
-                name="list_checkpoints",
-                text="List the checkpoints of a job's run.",
-                handler=self._list,
-                answer=CheckpointList,
-            ),
-            read(
-                path="/v1/jobs/{job}/checkpoints/{round}/{file}",
-                name="download_checkpoint_file",
-                text="Download a file of a checkpoint; ranges of bytes, too.",
-                handler=self._download,
-                answer=BYTES,
-                others=((206, BYTES), (206, "multipart/byteranges")),
-                refuses=(404, 416),
-            ),
-        )
-
-    async def _list(self, request: Request) -> CheckpointList:
-        folder = Path(job_of(self._site, request).folder) / CHECKPOINTS
-        found = await asyncio.to_thread(_checkpoints, folder)
+    @operation("GET", "/v1/jobs/{job}/checkpoints", group="checkpoints", scope=Scope.READ, refuses=(404,))
+    async def list_checkpoints(self, job: str) -> CheckpointList:
+        """List the checkpoints of a job's run."""
+        found = await asyncio.to_thread(_checkpoints, Path(self._job(job).folder) / CHECKPOINTS)
         return CheckpointList(checkpoints=tuple(view for view, _ in found))
 
-    async def _download(self, request: Request) -> Response:
-        job, round_, name = job_of(self._site, request), request.path_params["round"], request.path_params["file"]
-        folder = Path(job.folder) / CHECKPOINTS
-        found = await asyncio.to_thread(_checkpoints, folder)
-        wanted = next((one for one in found if str(one[0].round) == round_), None)
+    @operation(
+        "GET",
+        "/v1/jobs/{job}/checkpoints/{round}/{file}",
+        group="checkpoints",
+        scope=Scope.READ,
+        refuses=(404, 416),
+    )
+    async def download_checkpoint_file(
+        self, job: str, round: str, file: str, request: Request
+    ) -> Annotated[Response, Media(BYTES), Media(BYTES, 206), Media("multipart/byteranges", 206)]:
+        """Download a file of a checkpoint; ranges of bytes, too."""
+        found = await asyncio.to_thread(_checkpoints, Path(self._job(job).folder) / CHECKPOINTS)
+        wanted = next((one for one in found if str(one[0].round) == round), None)
         if wanted is None:
             kept = ", ".join(str(view.round) for view, _ in found) or "none"
-            raise ApiError(
-                404, f"the job {job.job} has no checkpoint of round {round_}; there are: {kept}", code="no_checkpoint"
-            )
+            message = f"the job {job} has no checkpoint of round {round}; there are: {kept}"
+            raise ApiError(404, message, code="no_checkpoint")
         view, path = wanted
-        files = [file.name for file in view.files]
-        if name not in files:
-            raise ApiError(404, f"there is no file {name!r} in it; there are: {', '.join(files)}", code="no_file")
-        return await _download_of(path / name, request, f"{job.job}-round-{round_}-{name}")
+        files = [one.name for one in view.files]
+        if file not in files:
+            raise ApiError(404, f"there is no file {file!r} in it; there are: {', '.join(files)}", code="no_file")
+        return await _download_of(path / file, request, f"{job}-round-{round}-{file}")
 
 
-class ArtifactOperations:
+class ArtifactOperations(SiteGroup):
     """Compiled steps and programs of this gateway, and which ones a run published."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        super().__init__(site)
         self._store = BlobStore(site.options.cache / "blobs")
 
-    def operations(self) -> Sequence[Operation]:
-        read = partial(Operation, method="GET", group="artifacts", scope=Scope.READ, refuses=(404,))
-        return (
-            read(
-                path="/v1/artifacts",
-                name="list_artifacts",
-                text="List compiled steps and programs.",
-                handler=self._list,
-                answer=ArtifactList,
-            ),
-            read(
-                path="/v1/artifacts/{artifact}",
-                name="get_artifact",
-                text="Return one; the beginning of its digest is enough.",
-                handler=self._show,
-                answer=ArtifactView,
-            ),
-            read(
-                path="/v1/jobs/{job}/artifacts",
-                name="list_job_artifacts",
-                text="List the artifacts that a job's run published.",
-                handler=self._history,
-                answer=ArtifactHistory,
-            ),
-        )
-
-    async def _list(self, request: Request) -> ArtifactList:
+    @operation("GET", "/v1/artifacts", group="artifacts", scope=Scope.READ, refuses=(404,))
+    async def list_artifacts(self) -> ArtifactList:
+        """List compiled steps and programs."""
         return ArtifactList(artifacts=tuple(await asyncio.to_thread(self._read)))
 
-    async def _show(self, request: Request) -> ArtifactView:
-        wanted = request.path_params["artifact"].lower()
+    @operation("GET", "/v1/artifacts/{artifact}", group="artifacts", scope=Scope.READ, refuses=(404,))
+    async def get_artifact(self, artifact: str) -> ArtifactView:
+        """Return one; the beginning of its digest is enough."""
+        wanted = artifact.lower()
         found = [one for one in await asyncio.to_thread(self._read) if one.artifact.startswith(wanted)]
         if len(wanted) < SHORTEST_DIGEST or len(found) != 1:
             raise ApiError(
@@ -134,15 +95,17 @@ class ArtifactOperations:
             )
         return found[0]
 
-    async def _history(self, request: Request) -> ArtifactHistory:
-        job = job_of(self._site, request)
-        if not (Path(job.folder) / EVENTS).exists():
+    @operation("GET", "/v1/jobs/{job}/artifacts", group="artifacts", scope=Scope.READ, refuses=(404,))
+    async def list_job_artifacts(self, job: str) -> ArtifactHistory:
+        """List the artifacts that a job's run published."""
+        folder = Path(self._job(job).folder)
+        if not (folder / EVENTS).exists():
             return ArtifactHistory(history=())
-        history = await asyncio.to_thread(load_history, Path(job.folder))
+        history = await asyncio.to_thread(load_history, folder)
         return ArtifactHistory(
             history=tuple(
                 ArtifactUse(
-                    job_id=job.job,
+                    job_id=job,
                     at=event["t"],
                     artifact=event["digest"],
                     backend=event["backend"],

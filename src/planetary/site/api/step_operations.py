@@ -3,88 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from starlette.requests import Request
+from typing import Any
 
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted, changed_config
 from planetary.fleet.gateway.run_files import EVENTS
 from planetary.monitor.run_folder import Event, load_history
-from planetary.site.api.job_operations import job_of
+from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState
-from planetary.site.site import Site
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
-from planetary.web.operations import Operation
+from planetary.web.router import Caller, operation
+
+_CHANGE: Mapping[str, Any] = {"group": "artifacts", "scope": Scope.SUBMIT, "status": 202, "refuses": (404, 409)}
 
 
-class StepOperations:
+class StepOperations(SiteGroup):
     """Operations on the training steps of a job's run."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    @operation("GET", "/v1/jobs/{job}/steps", group="artifacts", scope=Scope.READ, refuses=(404,))
+    async def list_job_steps(self, job: str) -> StepHistory:
+        """List the training steps that a job's run has had, and the one that is being rolled out."""
+        return await self._view(self._job(job))
 
-    def operations(self) -> Sequence[Operation]:
-        change = partial(
-            Operation,
-            method="POST",
-            group="artifacts",
-            scope=Scope.SUBMIT,
-            optional=True,
-            answer=StepHistory,
-            status=202,
-            refuses=(404, 409),
-        )
-        return (
-            Operation(
-                method="GET",
-                path="/v1/jobs/{job}/steps",
-                name="list_job_steps",
-                text="List the training steps that a job's run has had, and the one that is being rolled out.",
-                group="artifacts",
-                scope=Scope.READ,
-                handler=self._list,
-                answer=StepHistory,
-                refuses=(404,),
-            ),
-            change(
-                path="/v1/jobs/{job}/steps",
-                name="roll_out_step",
-                text=(
-                    "Make the training step again, from the model's files and with overrides; once it is verified it "
-                    "is used from the next round on. Its state's signature has to be equal."
-                ),
-                handler=self._roll_out,
-                body=RollOutRequest,
-            ),
-            change(
-                path="/v1/jobs/{job}/steps/rollback",
-                name="roll_back_step",
-                text="Use an earlier training step of the run from the next round on, by default the one before.",
-                handler=self._roll_back,
-                body=RollBackRequest,
-            ),
-        )
+    @operation("POST", "/v1/jobs/{job}/steps", **_CHANGE)
+    async def roll_out_step(self, job: str, by: Caller, body: RollOutRequest | None = None) -> StepHistory:
+        """Make the training step again, from the model's files and with overrides.
 
-    async def _list(self, request: Request) -> StepHistory:
-        return await self._view(job_of(self._site, request))
+        Once it is verified it is used from the next round on. Its state's signature has to be equal.
+        """
+        asked = body or RollOutRequest()
+        return await self._ask(job, StepWanted(overrides=asked.overrides, by=by, why=asked.reason))
 
-    async def _roll_out(self, request: Request) -> StepHistory:
-        asked: RollOutRequest = request.state.body or RollOutRequest()
-        wanted = StepWanted(overrides=asked.overrides, by=request.state.user, why=asked.reason)
-        return await self._ask(request, wanted)
+    @operation("POST", "/v1/jobs/{job}/steps/rollback", **_CHANGE)
+    async def roll_back_step(self, job: str, by: Caller, body: RollBackRequest | None = None) -> StepHistory:
+        """Use an earlier training step of the run from the next round on, by default the one before."""
+        asked = body or RollBackRequest()
+        return await self._ask(job, StepWanted(back_to=asked.step or BEFORE, by=by, why=asked.reason))
 
-    async def _roll_back(self, request: Request) -> StepHistory:
-        asked: RollBackRequest = request.state.body or RollBackRequest()
-        wanted = StepWanted(back_to=asked.step or BEFORE, by=request.state.user, why=asked.reason)
-        return await self._ask(request, wanted)
-
-    async def _ask(self, request: Request, wanted: StepWanted) -> StepHistory:
-        job = job_of(self._site, request)
+    async def _ask(self, name: str, wanted: StepWanted) -> StepHistory:
+        job = self._job(name)
         run = self._site.runs.get(job.job)
         if run is None:
             state = "begins, and has no step yet" if job.state is JobState.RUNNING else f"is {job.state.value}"

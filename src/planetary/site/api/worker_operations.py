@@ -2,107 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-
-from starlette.requests import Request
+from collections.abc import Mapping
+from typing import Any
 
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.status import WorkerStatus
+from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import RoleRequest, SiteWorker, WorkerList
-from planetary.site.site import Site
 from planetary.site.worker_scheduler import IDLE
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError
-from planetary.web.operations import Operation
+from planetary.web.router import Caller, operation
+
+_CHANGE: Mapping[str, Any] = {"group": "workers", "scope": Scope.ADMIN, "refuses": (404, 409)}
 
 
-class WorkerOperations:
+class WorkerOperations(SiteGroup):
     """Operations on workers."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def operations(self) -> Sequence[Operation]:
-        admin = partial(Operation, group="workers", scope=Scope.ADMIN, answer=SiteWorker, refuses=(404, 409))
-        post = partial(admin, method="POST", status=202)
-        site = self._site
-
-        def change(act: Callable[[str, str], None]) -> Callable[[Request], Awaitable[SiteWorker]]:
-            async def handler(request: Request) -> SiteWorker:
-                name = self._name(request)
-                act(name, request.state.user)
-                return self._view(name, self._statuses())
-
-            return handler
-
-        async def assign(request: Request) -> SiteWorker:
-            asked: RoleRequest = request.state.body
-            name = self._name(request)
-            site.assign(name, asked.controller, by=request.state.user)
-            return self._view(name, self._statuses())
-
-        return (
-            Operation(
-                method="GET",
-                path="/v1/workers",
-                name="list_workers",
-                text="List workers, each with its run and the reason.",
-                group="workers",
-                scope=Scope.READ,
-                handler=self._list,
-                answer=WorkerList,
-            ),
-            post(
-                path="/v1/workers/{worker:path}/drain",
-                name="drain_worker",
-                text="Keep a worker from every run, from the end of its task on.",
-                handler=change(lambda name, by: site.drain(name, by=by)),
-            ),
-            post(
-                path="/v1/workers/{worker:path}/release",
-                name="release_worker",
-                text="Let a drained worker take part again.",
-                handler=change(lambda name, by: site.release(name, by=by)),
-            ),
-            post(
-                path="/v1/workers/{worker:path}/restart",
-                name="restart_worker",
-                text="Replace a worker's process now; its task is given to another.",
-                handler=change(lambda name, by: site.restart(name, by=by)),
-            ),
-            admin(
-                method="PUT",
-                path="/v1/workers/{worker:path}/role",
-                name="assign_worker",
-                text="Let a worker work for one controller only, or for any.",
-                handler=assign,
-                body=RoleRequest,
-            ),
-            Operation(
-                method="GET",
-                path="/v1/workers/{worker:path}",
-                name="get_worker",
-                text="Return a worker.",
-                group="workers",
-                scope=Scope.READ,
-                handler=self._show,
-                answer=SiteWorker,
-                refuses=(404,),
-            ),
-        )
-
-    async def _list(self, request: Request) -> WorkerList:
+    @operation("GET", "/v1/workers", group="workers", scope=Scope.READ)
+    async def list_workers(self) -> WorkerList:
+        """List workers, each with its run and the reason."""
         statuses = self._statuses()
         names = {*self._site.scheduler.workers, *statuses, *self._site.book.drained}
         return WorkerList(workers=tuple(self._view(name, statuses) for name in sorted(names)))
 
-    async def _show(self, request: Request) -> SiteWorker:
-        return self._view(self._name(request), self._statuses())
+    @operation("POST", "/v1/workers/{worker:path}/drain", **_CHANGE, status=202)
+    async def drain_worker(self, worker: str, by: Caller) -> SiteWorker:
+        """Keep a worker from every run, from the end of its task on."""
+        self._site.drain(self._known(worker), by=by)
+        return self._view(worker, self._statuses())
 
-    def _name(self, request: Request) -> str:
-        """Return the worker a path names. Raises `ApiError` (404) when it is not known."""
-        name = request.path_params["worker"]
+    @operation("POST", "/v1/workers/{worker:path}/release", **_CHANGE, status=202)
+    async def release_worker(self, worker: str, by: Caller) -> SiteWorker:
+        """Let a drained worker take part again."""
+        self._site.release(self._known(worker), by=by)
+        return self._view(worker, self._statuses())
+
+    @operation("POST", "/v1/workers/{worker:path}/restart", **_CHANGE, status=202)
+    async def restart_worker(self, worker: str, by: Caller) -> SiteWorker:
+        """Replace a worker's process now; its task is given to another."""
+        self._site.restart(self._known(worker), by=by)
+        return self._view(worker, self._statuses())
+
+    @operation("PUT", "/v1/workers/{worker:path}/role", **_CHANGE)
+    async def assign_worker(self, worker: str, by: Caller, body: RoleRequest) -> SiteWorker:
+        """Let a worker work for one controller only, or for any."""
+        self._site.assign(self._known(worker), body.controller, by=by)
+        return self._view(worker, self._statuses())
+
+    @operation("GET", "/v1/workers/{worker:path}", group="workers", scope=Scope.READ, refuses=(404,))
+    async def get_worker(self, worker: str) -> SiteWorker:
+        """Return a worker."""
+        return self._view(self._known(worker), self._statuses())
+
+    def _known(self, name: str) -> str:
+        """Return the name of a worker. Raises `ApiError` (404) when it is not known."""
         try:
             self._site.require_worker(name)
         except UserError as error:

@@ -202,7 +202,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         """The endpoint answers from now on, at first that the model is not ready."""
         await super().open()
         self._http = await Endpoint.start(self, self.config.of(ServeConfig))
-        self.endpoint, self.web_app = self._http.url, self._http.app()
+        self.endpoint, self.web_app = self._http.url, self._http.app
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""

@@ -73,7 +73,7 @@ def test_no_request_is_a_fault_of_the_server(path: str) -> None:
     async def whole() -> None:
         service = FakeService()
         endpoint = Endpoint(service, ServeConfig())
-        transport = httpx.ASGITransport(app=endpoint.app())
+        transport = httpx.ASGITransport(app=endpoint.app)
         statuses: set[int] = set()
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as web, asyncio.timeout(60):
             for body in bodies:

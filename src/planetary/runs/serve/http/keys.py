@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from pathlib import Path
 
+from starlette.requests import Request
+
 from planetary.core.errors import UserError
+from planetary.web.access import Scope
+from planetary.web.api_errors import ApiError
 
 
 class KeyFile:
@@ -56,3 +61,38 @@ def _read(path: Path) -> dict[str, str]:
             raise UserError(f"{path}, line {number}: expected a name and a key, found {len(words)} words")
         names[words[1]] = words[0]
     return names
+
+
+class KeyAccess:
+    """Admits requests with a known key; without a file of keys, every request."""
+
+    def __init__(self, keys: KeyFile | None) -> None:
+        self._keys = keys
+
+    def admit(self, request: Request, scope: Scope, shown: str) -> str:
+        """Return whose request it is, "" without keys. Raises `ApiError` (401) for an unknown key."""
+        if self._keys is None:
+            return ""
+        user = self._keys.user(_bearer(request))
+        if user is None:
+            raise ApiError(
+                401,
+                "a key is needed: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return user
+
+    def still_allows(self, request: Request) -> Callable[[], bool]:
+        """Return whether a request's key is still known, as a function."""
+        keys, key = self._keys, _bearer(request)
+        return lambda: keys is None or keys.user(key) is not None
+
+    def needs(self, scope: Scope) -> str:
+        """Describe the key an operation needs."""
+        return "one of the server's keys, where it has any"
+
+
+def _bearer(request: Request) -> str:
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""

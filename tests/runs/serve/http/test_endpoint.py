@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import openai
 import pytest
+from openapi_spec_validator import validate
 from serving_model import BYTES, FakeService, state_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -430,6 +431,24 @@ def test_keys_are_needed_and_their_removal_ends_requests(tmp_path: Path) -> None
             await client.models.list()
 
     run(test, keys=str(keys), key="key-1")
+
+
+def test_the_document_has_every_operation_with_its_request() -> None:
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        document = (await web.get("/v1/openapi.json")).json()
+        validate(document)
+        found = {(method, path) for path, methods in document["paths"].items() for method in methods}
+        assert {("post", "/v1/chat/completions"), ("post", "/tokenize"), ("get", "/v1/models/{name}")} <= found
+        complete = document["paths"]["/v1/completions"]["post"]
+        assert complete["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/CompletionRequest")
+        assert set(complete["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert "prompt" in document["components"]["schemas"]["CompletionRequest"]["required"]
+        open_to_all = {
+            path for path, methods in document["paths"].items() if not methods.get("get", {"security": 1})["security"]
+        }
+        assert open_to_all == {"/", "/live", "/health", "/ready", "/v1/openapi.json"}
+
+    run(test)
 
 
 def test_texts_are_tokens_and_back_and_metrics_have_their_names() -> None:

@@ -1,4 +1,4 @@
-"""Operations from typed functions: the signature says what a request has and what is answered, and is described.
+"""Operations from typed functions: requests are read, answers written and both described as the signature says.
 
 A group is an object, and each of its decorated methods an operation:
 

@@ -37,6 +37,7 @@ def event_stream(
     path: Path,
     after: int,
     follow: bool,
+    *,
     grows: Callable[[float], Awaitable[None]],
     is_over: Callable[[], bool],
 ) -> Response:

@@ -96,14 +96,14 @@ class ObservingOperations(SiteGroup):
         """Stream the site's events: jobs, and workers that move."""
         site, folder = self._site, self._site.options.folder
         if folder is not None:
-            return event_stream(
-                request, folder / JOURNAL, after, follow, site.wait_for_events, lambda: site.is_stopping
-            )
+            path, over = folder / JOURNAL, lambda: site.is_stopping
+            return event_stream(request, path, after, follow, grows=site.wait_for_events, is_over=over)
         only = next(iter(site.book.jobs.values()), None)
         if only is None:
-            return event_stream(request, Path(os.devnull), after, follow, site.wait_for_events, lambda: True)
+            path, over = Path(os.devnull), lambda: True
+            return event_stream(request, path, after, follow, grows=site.wait_for_events, is_over=over)
         path = Path(only.folder) / EVENTS
-        return event_stream(request, path, after, follow, self._run_grows(only.job), lambda: only.over)
+        return event_stream(request, path, after, follow, grows=self._run_grows(only.job), is_over=lambda: only.over)
 
     @operation("GET", "/v1/jobs/{job}/events", group="observing", scope=Scope.READ, refuses=(404,))
     async def stream_job_events(
@@ -112,7 +112,9 @@ class ObservingOperations(SiteGroup):
         """Stream the events of a job's run, until it has ended."""
         found = self._job(job)
         path, grows = Path(found.folder) / EVENTS, self._run_grows(job)
-        return event_stream(request, path, after, follow, grows, lambda: found.over or self._site.is_stopping)
+        return event_stream(
+            request, path, after, follow, grows=grows, is_over=lambda: found.over or self._site.is_stopping
+        )
 
     def _run_grows(self, name: str) -> Callable[[float], Awaitable[None]]:
         async def grows(timeout_s: float) -> None:

@@ -106,7 +106,9 @@ class PlacementOperations(SiteGroup):
     ) -> Annotated[Response, Media(EVENTS)]:
         """Stream the events of a hub: offers, answers, losses and ends."""
         hub, site = self._hub(), self._site
-        return event_stream(request, hub.path, after, follow, hub.wait_for_events, lambda: site.is_stopping)
+        return event_stream(
+            request, hub.path, after, follow, grows=hub.wait_for_events, is_over=lambda: site.is_stopping
+        )
 
     def _hub(self) -> JobHub:
         if self._site.hub is None:

@@ -116,7 +116,7 @@ def describe(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return "one of " + ", ".join(f'"{value}"' for value in kind.values)
     if isinstance(kind, inspect.EnumType):
-        return "one of " + ", ".join(f'"{one.value}"' for one in kind.cls)
+        return "one of " + ", ".join(one.value for one in kind.cls)
     if isinstance(kind, inspect.StrType):
         return "a string that is not empty" if kind.min_length else "a string"
     if isinstance(kind, inspect.DictType):

@@ -362,7 +362,7 @@ def small_policy(
 ) -> SmallPolicy:
     """Return a small policy; see the keys of `[rl]`."""
     rl = RlConfig(
-        task="digits",
+        task="reverse",
         objective=objective,
         kl=kl,
         imitation_goal=imitation_goal,

@@ -12,6 +12,9 @@ CODE = $(wildcard src tests bench examples)
 PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
+# The bytecode of the tests is kept (git ignores it): without it each process of pytest rewrites every assertion again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install train soak readme-numbers test-doors test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
 

@@ -43,6 +43,7 @@ def run_folder(folder: Path, data: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_text_is_drawn_from_the_characters_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_folder(tmp_path, 'tokenizer = "char"')
     CharTokenizer(TEXT).save(run)

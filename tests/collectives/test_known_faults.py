@@ -29,7 +29,7 @@ from planetary.collectives import (
 def connected_sockets() -> list[socket.socket]:
     found = []
     for thing in gc.get_objects():
-        if isinstance(thing, socket.socket) and thing.fileno() >= 0 and thing.type == socket.SOCK_STREAM:
+        if issubclass(type(thing), socket.socket) and thing.fileno() >= 0 and thing.type == socket.SOCK_STREAM:
             peer = outcome(thing.getpeername)
             if isinstance(peer, tuple):
                 found.append(thing)

@@ -184,6 +184,7 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_checkpoint_parameters_reach_the_model(run_folder: Path) -> None:
     model = load_trained(run_folder)
     _, params, _ = nanochat.build(**OPTIONS, seed=3)

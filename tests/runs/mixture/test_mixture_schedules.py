@@ -92,6 +92,7 @@ def test_shard_has_one_composer_an_epoch_after_a_power_cut() -> None:
     SCHEDULES.check(cluster)
 
 
+@pytest.mark.slow
 def test_a_composer_that_hangs_with_its_last_state_is_restarted() -> None:
     cluster = MixtureCluster(0, small_mixture(rounds=2), NODES)
 

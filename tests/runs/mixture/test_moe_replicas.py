@@ -37,6 +37,7 @@ def test_when_an_owner_dies_the_next_one_speaks_for_its_experts() -> None:
     assert [speaker(shard, 3, 1, [0, 2]) for shard in range(3)] == [0, ownership.EMPTY, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("radial", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> None:
     rule = FragmentMergeRule(radial=radial)

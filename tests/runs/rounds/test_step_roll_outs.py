@@ -85,6 +85,7 @@ def test_a_roll_back_drops_the_later_steps() -> None:
     assert cluster.controller.state.steps == [FIRST]
 
 
+@pytest.mark.slow
 def test_gateway_killed_at_the_border_keeps_the_journals_step() -> None:
     """Killed before the record the run has the old step, and the roll-out is forgotten; after it, the new one."""
     outcomes = set()

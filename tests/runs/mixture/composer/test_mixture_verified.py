@@ -137,6 +137,7 @@ def offloading(tmp_path: Path) -> Machine:
     return Machine(tmp_path, sketches="all", acceptance=Policy(norm_ratio=10))
 
 
+@pytest.mark.slow
 def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) -> None:
     offloading.device.wrong = "composer_gradients"
     ready = offloading.ready()

@@ -314,6 +314,7 @@ def test_on_a_slow_line_no_sketch_is_made_with_old_experts(tmp_path: Path, sourc
     check_streams(cluster, all_moved=False)
 
 
+@pytest.mark.slow
 def test_expired_work_is_not_leased(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 13)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 3)

@@ -156,6 +156,7 @@ def test_waiting_changes_are_merged_in_order(pair: Pair) -> None:
     assert pair.here.shows(pair.there, 1)
 
 
+@pytest.mark.slow
 def test_arrivals_during_a_fit_and_the_fit_are_both_in_the_bank(pair: Pair) -> None:
     pair.refresh(pair.here, 0, 3)
     pair.refresh(pair.there, 1, 3)

@@ -18,6 +18,7 @@ from planetary.runs.mixture.records import FragmentAdvanced, ShardKept, Surrogat
 from planetary.runs.mixture.training.replicas import held_shards
 
 
+@pytest.mark.slow
 def test_merge_time_does_not_begin_with_a_refused_publication(tmp_path: Path) -> None:
     """The time that a merge takes does not begin with a publication that was refused."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=6)
@@ -103,6 +104,7 @@ def test_a_speaker_reports_the_progress_at_its_fit(tmp_path: Path) -> None:
     assert [s.surrogate_progress for s in cluster.controller.state.shards] == restarted
 
 
+@pytest.mark.slow
 def test_fitted_surrogates_are_as_old_as_their_sketches(tmp_path: Path) -> None:
     """Surrogates that expert workers fit are as old as the sketches that they used."""
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}

@@ -92,6 +92,7 @@ def test_a_full_disk_leaves_nothing(trained: tuple[MoeTrainer, SavedTraining], t
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_the_ordinary_one_and_generates(
     trained: tuple[MoeTrainer, SavedTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

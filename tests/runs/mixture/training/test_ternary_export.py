@@ -93,6 +93,7 @@ def loss(folder: Path) -> tuple[np.ndarray, float]:
     return np.asarray(logits), float(cross_entropy(logits, TOKENS))
 
 
+@pytest.mark.slow
 def test_packed_model_equals_the_float_one_bit_for_bit(exported: tuple[Path, Path]) -> None:
     (expected, wanted), (found, got) = (loss(folder) for folder in exported)
     np.testing.assert_array_equal(found, expected)

@@ -121,6 +121,7 @@ def test_equal_seeds_give_equal_texts_wherever_they_are_sampled() -> None:
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_wrong_log_probabilities_are_found() -> None:
     sent = answered(texts().to_sample(False, (1, 2)))
     sent["logprobs"][3] -= 0.05

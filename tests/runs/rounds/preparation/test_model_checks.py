@@ -92,6 +92,7 @@ def test_a_tokenizer_of_many_more_ids_is_refused(here: Path) -> None:
         prepare(here, configured(here, "gather", 5, "data.tokenizer=byte"))
 
 
+@pytest.mark.slow
 def test_a_model_of_torch_mlir_shows_its_vocabulary(here: Path) -> None:
     (here / "text.txt").write_text("".join(chr(300 + n % 257) for n in range(9000)))
     model = Path(__file__).parents[4] / "examples" / "pcp" / "model.mlir"

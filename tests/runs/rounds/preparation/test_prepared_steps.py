@@ -123,6 +123,7 @@ def test_damaged_blobs_are_made_again(folder: Folder) -> None:
         assert step_news(first.record, again.record) == ""
 
 
+@pytest.mark.slow
 def test_a_death_at_any_write_leaves_no_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Exception):
         pass

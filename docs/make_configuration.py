@@ -13,6 +13,7 @@ from msgspec import inspect
 from planetary.core.configuration.key_meanings import meanings
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
+from planetary.run.config_help import written_doc
 from planetary.run.kinds import all_kinds
 from planetary.site.config import Api, ControllerOptions, Federation, SiteConfig, SitePolicy, WorkerFabric
 
@@ -53,7 +54,7 @@ def page() -> str:
     """Return the whole page."""
     parts = [HEAD]
     for section, struct in SECTIONS.items():
-        doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+        doc = written_doc(struct).partition(": ")[2].strip().rstrip(".")
         parts.append(f"## `[{section}]`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE_OF_KINDS}")
         said = meanings(struct)
         own = [name for name in struct.__annotations__ if name in FIELDS[section]]
@@ -68,7 +69,7 @@ def page() -> str:
             f"`--set '{name}=[{{kind = \"…\", …}}]'`.\n"
         )
         for kind, struct in ((kind, sink.options) for kind, sink in registry.built_in.items()):
-            doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+            doc = written_doc(struct).partition(": ")[2].strip().rstrip(".")
             parts.append(f'### `kind = "{kind}"`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}')
             said = meanings(struct)
             info = inspect.type_info(struct)
@@ -76,7 +77,7 @@ def page() -> str:
                 parts[-1] += f"| `{field.name}` | {describe(field.type)} | {_default(field)} | {said[field.name]} |\n"
     parts.append(SITE)
     for place, struct in SITE_PARTS.items():
-        doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+        doc = written_doc(struct).partition(": ")[2].strip().rstrip(".")
         parts.append(f"### {place}\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}")
         said = meanings(struct)
         for field in inspect.type_info(struct).fields:  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from planetary.version import __version__
 
 if TYPE_CHECKING:
     from planetary.collectives import Communicator
-    from planetary.core.configuration.schema import Config
+    from planetary.run.config_help import Config
     from planetary.fleet.protocol.status import RoundMetrics
     from planetary.run.handle import Run
     from planetary.run.model.authoring import compile, export, vjp
@@ -50,7 +50,7 @@ _HOMES = {
     "compile": "planetary.run.model.authoring",
     "export": "planetary.run.model.authoring",
     "vjp": "planetary.run.model.authoring",
-    "Config": "planetary.core.configuration.schema",
+    "Config": "planetary.run.config_help",
     "Fault": "planetary.simulation.faults",
     "Jobs": "planetary.site.client.jobs",
     "RoundMetrics": "planetary.fleet.protocol.status",

@@ -7,7 +7,7 @@ its meaning and unit.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -39,7 +39,8 @@ from planetary.core.configuration.ranges import (
     extension,
     show_found,
 )
-from planetary.core.configuration.sections import KindSection, section_struct
+from planetary.core.configuration.section import Section, unknown_name
+from planetary.core.configuration.sections import KindSection, section_names, section_struct
 from planetary.core.configuration.sinks import SinkConfig, sink_tables
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 from planetary.core.printable import one_line
@@ -52,7 +53,7 @@ ALIASES: dict[tuple[str, str], dict[str, str]] = {("fabric", "backend"): BACKEND
 """By section and key: alternative names of values in a configuration."""
 
 
-class RunConfig(msgspec.Struct, frozen=True):
+class RunConfig(Section, frozen=True):
     """`[run]`: the name and place of the run."""
 
     name: str = ""  # name of the run's folder; empty: the name of the configuration file without the ending
@@ -72,7 +73,7 @@ class RunConfig(msgspec.Struct, frozen=True):
         return ""
 
 
-class ModelConfig(msgspec.Struct, frozen=True):
+class ModelConfig(Section, frozen=True):
     """`[model]`: the model, as code or as an exported module."""
 
     # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file, of an exported folder, or of a
@@ -100,7 +101,7 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: str = ""  # format as in `data.format`; empty: `data.format` itself
 
 
-class DataConfig(msgspec.Struct, frozen=True):
+class DataConfig(Section, frozen=True):
     """`[data]`: the training data, tokenizer and held-out part."""
 
     # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .json, .csv, parquet, arrow, tar or tokens
@@ -201,7 +202,7 @@ JudgeName = Annotated[str, extension("judge")]
 MergeRuleName = Annotated[str, extension("merge rule")]
 
 
-class OuterConfig(msgspec.Struct, frozen=True):
+class OuterConfig(Section, frozen=True):
     """`[outer]`: the outer step the training controller takes.
 
     A configuration without `optimizer`, `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has
@@ -231,7 +232,7 @@ class OuterConfig(msgspec.Struct, frozen=True):
     loss_rise: NotNegative = 0.25
 
 
-class FabricConfig(msgspec.Struct, frozen=True):
+class FabricConfig(Section, frozen=True):
     """`[fabric]`: the machines."""
 
     workers: Count = 2  # workers that take part; a local run starts this many
@@ -273,7 +274,7 @@ Broadcast = Annotated[str, extension("codec", "none", RELAY)]
 StartCodec = Annotated[str, extension("codec", "none", having="starts_runs")]
 
 
-class SyncConfig(msgspec.Struct, frozen=True):
+class SyncConfig(Section, frozen=True):
     """`[sync]`: how the workers' results of a round become the next parameters."""
 
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
@@ -311,14 +312,14 @@ class SyncConfig(msgspec.Struct, frozen=True):
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
 
 
-class CheckpointConfig(msgspec.Struct, frozen=True):
+class CheckpointConfig(Section, frozen=True):
     """`[checkpoint]`: when the state is written, and how much of it is kept."""
 
     every: Count = 1  # rounds
     keep: Count = 2  # newest checkpoints
 
 
-class EvalConfig(msgspec.Struct, frozen=True):
+class EvalConfig(Section, frozen=True):
     """`[eval]`: how the held-out loss is measured."""
 
     every: Count = 1  # rounds
@@ -329,7 +330,11 @@ SectionT = TypeVar("SectionT", bound=KindSection)
 
 
 class Config(msgspec.Struct, frozen=True):
-    """A whole configuration."""
+    """A whole configuration: `config.train.rounds`, `config.rl.task`.
+
+    Sections and values cannot be changed: `msgspec.structs.replace` makes others, and `planetary.train` takes
+    `overrides`. `help(config.train)` lists the keys of a section.
+    """
 
     run: RunConfig = RunConfig()
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
@@ -343,6 +348,18 @@ class Config(msgspec.Struct, frozen=True):
     eval: EvalConfig = EvalConfig()
     sinks: tuple[SinkConfig, ...] = ()  # `[[sinks]]`, as many as there are places
     kinds: dict[str, KindSection] = {}  # sections of kinds of run by name, without those that have their defaults
+
+    if not TYPE_CHECKING:  # a type checker takes `of`; one that knew of this would find no wrong name any more
+
+        def __getattr__(self, name: str) -> Any:
+            if name in section_names():
+                return self.of(section_struct(name))
+            raise unknown_name(
+                "Config", name, [field for field in (*self.__struct_fields__, *section_names()) if field != "kinds"]
+            )
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *section_names()]
 
     def of(self, section: type[SectionT]) -> SectionT:
         """Return a section that belongs to a kind of run, such as `config.of(RlConfig).task`."""

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, cast
 
-import msgspec
+from planetary.core.configuration.section import Section
 
 GROUP = "planetary.sections"
 """Of entry points."""
 
 
-class KindSection(msgspec.Struct, frozen=True):
+class KindSection(Section, frozen=True):
     """Base of the sections that a kind of run has.
 
     Attributes:
@@ -44,11 +44,6 @@ class KindSection(msgspec.Struct, frozen=True):
     def merges_other_runs(self) -> bool:
         """Whether the run's parameters are merged with those of other runs."""
         return False
-
-    @property
-    def objection(self) -> str:
-        """Why keys of the section do not fit together; "": they do."""
-        return ""
 
     def mathematics(self) -> dict[str, Any]:
         """Return the keys that decide the mathematics of a run, with their values."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from planetary.core.configuration.ranges import (
     INNER_OPTIMIZER,
     Count,
@@ -20,10 +18,11 @@ from planetary.core.configuration.ranges import (
     Rounding,
     check_ranges,
 )
+from planetary.core.configuration.section import Section
 from planetary.core.errors import UserError
 
 
-class UpdateOptions(msgspec.Struct, frozen=True):
+class UpdateOptions(Section, frozen=True):
     """The keys of `[optimizer]` that are compiled into the step; `schema.OptimizerConfig` adds the schedule."""
 
     beta1: Decay = 0.9  # "adamw", "lion", and the non-matrices of "muon"
@@ -41,7 +40,7 @@ class UpdateOptions(msgspec.Struct, frozen=True):
     average_decay: Decay = 0.0  # decay of a moving average of the weights in the optimizer's state; 0: no average
 
 
-class ComputeOptions(msgspec.Struct, frozen=True):
+class ComputeOptions(Section, frozen=True):
     """The keys of `[train]` that are compiled into the step: how it computes."""
 
     micro_batches: Count = 1  # parts a batch is trained in, one after the other: less memory, same update

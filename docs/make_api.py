@@ -12,12 +12,11 @@ from typing import Any
 
 import planetary
 from planetary.core import errors
-from planetary.core.configuration.sections import section_names
 
 PAGE = Path(__file__).with_name("api.md")
 
 CALLS = (
-    *("train", "train_async", "Run", "simulate", "Simulated", "SimulatedLink", "Fault"),
+    *("train", "train_async", "Run", "rl", "serve", "Server", "simulate", "Simulated", "SimulatedLink", "Fault"),
     *("export", "compile", "vjp", "Jobs", "Communicator", "Config"),
 )
 RECORDS = (
@@ -26,6 +25,7 @@ RECORDS = (
     "planetary.fleet.protocol.status:Figure",
     "planetary.fleet.protocol.status:RoundMetrics",
     "planetary.run.metrics:Metrics",
+    "planetary.run.metrics:RoundRewards",
     "planetary.monitor.report:Report",
     "planetary.artifacts.checkpoint:Checkpoint",
     "planetary.site.api.views:JobView",
@@ -96,8 +96,6 @@ def _entry(name: str, value: Any) -> Iterator[str]:
             yield from _body(inspect.getdoc(made) or "")
         else:
             yield from _body(inspect.getdoc(value) or "")
-        if value.__name__ == "Config":
-            yield _sections_of_config(value)
         for member, found in _members(value):
             yield f"### {value.__name__}.{member}\n"
             if callable(found):
@@ -148,15 +146,6 @@ def _fields(kind: type) -> Iterator[str]:
             comment = []
         else:
             comment = []
-
-
-def _sections_of_config(config: type) -> str:
-    names = [name for name in config.__struct_fields__ if name != "kinds"]  # type: ignore[attr-defined]
-    sections = ", ".join(f"`{name}`" for name in names)
-    own = ", ".join(f"`{name}`" for name in section_names())
-    return (
-        f"Sections: {sections}; and of one kind of run each {own}. [configuration.md](configuration.md) has all keys.\n"
-    )
 
 
 def _signature(name: str, function: Any) -> str:

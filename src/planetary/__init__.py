@@ -17,10 +17,13 @@ from planetary.version import __version__
 
 if TYPE_CHECKING:
     from planetary.collectives import Communicator
-    from planetary.run.config_help import Config
     from planetary.fleet.protocol.status import RoundMetrics
+    from planetary.run.config_help import Config
     from planetary.run.handle import Run
+    from planetary.run.metrics import RoundRewards
     from planetary.run.model.authoring import compile, export, vjp
+    from planetary.run.rl import rl
+    from planetary.run.serve import Server, serve
     from planetary.run.simulate import Simulated, simulate
     from planetary.run.train import train, train_async
     from planetary.simulation.faults import Fault
@@ -33,12 +36,16 @@ __all__ = [
     "Fault",
     "Jobs",
     "RoundMetrics",
+    "RoundRewards",
     "Run",
+    "Server",
     "Simulated",
     "SimulatedLink",
     "__version__",
     "compile",
     "export",
+    "rl",
+    "serve",
     "simulate",
     "train",
     "train_async",
@@ -54,9 +61,13 @@ _HOMES = {
     "Fault": "planetary.simulation.faults",
     "Jobs": "planetary.site.client.jobs",
     "RoundMetrics": "planetary.fleet.protocol.status",
+    "RoundRewards": "planetary.run.metrics",
     "Run": "planetary.run.handle",
+    "Server": "planetary.run.serve",
     "Simulated": "planetary.run.simulate",
     "SimulatedLink": "planetary.simulation.simulated_network",
+    "rl": "planetary.run.rl",
+    "serve": "planetary.run.serve",
     "simulate": "planetary.run.simulate",
     "train": "planetary.run.train",
     "train_async": "planetary.run.train",

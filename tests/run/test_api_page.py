@@ -8,7 +8,9 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
+from serving_run import write_run
 
 import planetary
 
@@ -71,3 +73,21 @@ def test_the_example_of_simulate_runs() -> None:
 @pytest.mark.usefixtures("here")
 def test_the_examples_of_train_and_run_run() -> None:
     run_examples("train", "Run", "train_async")
+
+
+@pytest.mark.processes
+@pytest.mark.compiles
+@pytest.mark.usefixtures("here")
+def test_the_example_of_rl_runs() -> None:
+    run_examples("rl")
+
+
+@pytest.mark.processes
+@pytest.mark.compiles
+@pytest.mark.usefixtures("here")
+def test_the_example_of_serve_runs() -> None:
+    """With a run of random parameters in place of a trained one; its processes end with the block."""
+    Path("runs").mkdir()
+    write_run(Path("runs/tiny"), 1, seed=1)
+    run_examples("serve")
+    assert not [child for child in psutil.Process().children(recursive=True) if "planetary.cli.main" in child.cmdline()]

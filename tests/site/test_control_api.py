@@ -39,13 +39,14 @@ from planetary.run.processes.announcement import Announcement
 from planetary.runs.serve.http import requests
 from planetary.site import api
 from planetary.site.api.event_streams import event_lines
-from planetary.site.client.connection import GatewayClient, client_of
+from planetary.site.client.connection import client_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
 from planetary.site.site import SiteOptions
 from planetary.web import http_server
 from planetary.web.access import Access, AccessTokens, Scope
 from planetary.web.api_errors import CODES
+from planetary.web.gateway_client import GatewayClient
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 

@@ -24,7 +24,7 @@ from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
 from planetary.run.choice import resumed_run, settings
-from planetary.run.metrics import Metrics
+from planetary.run.metrics import Metrics, RoundRewards, rewards_of
 from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
@@ -185,6 +185,11 @@ class Run:
     def metrics(self) -> Metrics:
         """The records of all finished rounds: `metrics[-1].loss`, `metrics.records()`, `metrics.dataframe()`."""
         return Metrics(read_metrics(self.folder))
+
+    @property
+    def rewards(self) -> Sequence[RoundRewards]:
+        """The rewards of every finished round of reinforcement learning; a run that trains on data has none."""
+        return rewards_of(self.metrics)
 
     @property
     def events(self) -> Sequence[Event]:

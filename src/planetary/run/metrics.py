@@ -11,6 +11,23 @@ from planetary.core.errors import UserError
 from planetary.fleet.protocol.status import RoundMetrics
 
 
+class RoundRewards(msgspec.Struct, frozen=True):
+    """Mean rewards of one round of reinforcement learning."""
+
+    round: int
+    sampled: float | None  # of sampled completions of training prompts; None: the round trained on answers
+    greedy: float | None  # of the likeliest completions of held-out prompts after it; None: they were not evaluated
+
+
+def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[RoundRewards, ...]:
+    """Return the rewards of rounds; of rounds that train on data there are none."""
+    return tuple(
+        RoundRewards(line.round, line.policy.reward, line.policy.held_out_reward)
+        for line in metrics
+        if line.policy is not None
+    )
+
+
 class Metrics(Sequence[RoundMetrics]):
     """The records of all finished rounds, ascending: `metrics[-1].loss`."""
 

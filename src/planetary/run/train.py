@@ -68,7 +68,7 @@ def train(
     """
     given = settings(overrides, workers=workers, rounds=rounds)
     resolved, folder = new_run(config, given, Path(run_dir) if run_dir is not None else None)
-    _check(resolved)
+    check_config(resolved)
     options = LocalRunOptions(folder=folder, cache=cache_folder(cache), plain=plain_loopback)
     run = start_run(resolved, options, on_round)
     return run.wait() if wait else run
@@ -118,7 +118,7 @@ async def train_async(
         raise
 
 
-def _check(config: Config) -> None:
+def check_config(config: Config) -> None:
     """Raise for a model no process of the run could load; warn of settings that are probably mistakes."""
     if config.model.source.startswith("__main__:"):
         raise UserError(

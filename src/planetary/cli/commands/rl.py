@@ -66,9 +66,11 @@ ROUNDS_OF_A_MEAN = 10
 
 def _rewards(history: RunHistory) -> list[str]:
     """Return a line for sampled completions and a line for greedy ones; a run may have neither."""
-    policies = [line.policy for line in history.metrics if line.policy is not None]
-    sampled = [policy.reward for policy in policies if policy.reward is not None]
-    greedy = [policy.held_out_reward for policy in policies if policy.held_out_reward is not None]
+    from planetary.run.metrics import rewards_of
+
+    rewards = rewards_of(history.metrics)
+    sampled = [one.sampled for one in rewards if one.sampled is not None]
+    greedy = [one.greedy for one in rewards if one.greedy is not None]
     lines = []
     if sampled:
         count = min(ROUNDS_OF_A_MEAN, len(sampled))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.serving_flags import add_model_flags, serving_tables
+from planetary.cli.serving_flags import add_model_flags
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -75,33 +75,8 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> Config:
     """Return the configuration the flags stand for. Raises `UserError`."""
     from planetary.cli.key_flags import settings_of
-    from planetary.core.config import config_from_tables
-    from planetary.core.errors import UserError
-
-    if not args.model.exists():
-        raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a model's folder")
-    if args.model.suffix in (".toml", ".json") and args.model.is_file():
-        return _config_in(args)
-    tables = serving_tables(args.model, args)
-    tables |= {"run": {"name": f"serve-{args.model.resolve().name}"}, "fabric": {"workers": args.workers}}
-    return config_from_tables(tables, [*settings_of(args, _FLAGS), *args.set])
-
-
-def _config_in(args: argparse.Namespace) -> Config:
-    """Return the configuration in a file with a section [serve], or in PCP's of inference. Raises `UserError`."""
-    from planetary.cli.key_flags import settings_of
     from planetary.cli.serving_flags import model_settings
-    from planetary.core.config import load_config
-    from planetary.core.errors import UserError
-    from planetary.core.printable import command_line
-    from planetary.run.kinds import kind_of
-    from planetary.runs.serve.config import ServeConfig
+    from planetary.run.serve import served_config
 
-    settings = [f"fabric.workers={args.workers}", *settings_of(args, _FLAGS), *model_settings(args), *args.set]
-    config = load_config(args.model, settings)
-    if not config.of(ServeConfig).model:
-        command = kind_of(config).command
-        raise UserError(
-            f"serve: {args.model} has no serve.model: it is a configuration for: {command_line(command, args.model)}"
-        )
-    return config
+    given = [f"fabric.workers={args.workers}", *settings_of(args, _FLAGS), *model_settings(args), *args.set]
+    return served_config(args.model, given)

@@ -11,7 +11,7 @@ from planetary.cli.commands.jobs import add_gateway_flags, job_table, placed_tab
 from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.site.client.connection import GatewayClient
+    from planetary.web.gateway_client import GatewayClient
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

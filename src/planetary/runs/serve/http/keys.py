@@ -31,6 +31,11 @@ class KeyFile:
         if not self._names:
             raise UserError(f"the keys {path} are none: expected lines of a name and a key")
 
+    @property
+    def first(self) -> str:
+        """The first key of the file."""
+        return next(iter(self._names))
+
     def user(self, key: str) -> str | None:
         """Return the name of a key's owner; None: the key is unknown. Takes equally long for every key."""
         self._refresh()

@@ -3,17 +3,20 @@
 A schedule is a whole simulated world whose faults are drawn from a seed; `tests/random_schedules.py` runs those of
 every kind. The tests run with functions in place of its own that count the seeds, so that the ranges are those of the
 sweeps themselves. Runs with faults at chosen places are not counted, and a seed that one test runs twice is counted
-once.
+once. The count is exact: a test that ends for want of a result before its last schedule is an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import contextlib
+import inspect
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,8 @@ TESTS = {
     "make soak": "soak",
 }
 """Markers, as in the Makefile."""
+RUNS = {"run", "run_schedule", "sweep", "sweep_modes", "sweep_on_two_cores"}
+"""Functions that run schedules, by the names that tests call them by."""
 
 
 class Counter:
@@ -40,15 +45,27 @@ class Counter:
 
     Attributes:
         seen: test -> the schedules that it would run.
+        uncounted: tests that ended before a later schedule of theirs, and where.
     """
 
     def __init__(self) -> None:
         self.seen: dict[str, set[object]] = collections.defaultdict(set)
+        self.uncounted: list[str] = []
         self._test = ""
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Note the test."""
         self._test = item.nodeid
+
+    def pytest_runtest_makereport(self, item: pytest.Function, call: pytest.CallInfo[None]) -> None:
+        """Find schedules that the test would have run after it failed."""
+        if call.when != "call" or call.excinfo is None or self._test not in self.seen:
+            return
+        lines = [
+            frame.lineno or 0 for frame in traceback.extract_tb(call.excinfo.tb) if frame.name == item.originalname
+        ]
+        if not lines or (line := later_run(item.function, lines[-1])):
+            self.uncounted.append(f"{self._test}: line {line if lines else '?'}")
 
     def run(self, schedules: Any, seed: int, **options: Any) -> Any:
         """Count in place of `Schedules.run`."""
@@ -64,6 +81,21 @@ class Counter:
             self.run(schedules, seed, sweep=True, **options)
         many = collections.defaultdict[object, int](lambda: 10**9)
         return MagicMock(struck=many, records=many, seen=many)
+
+
+def later_run(test: Any, line: int) -> int:
+    """Return the line of a call in `test` that would run schedules after `line` failed; 0: there is none."""
+    source, first = inspect.getsourcelines(test)
+    tree = ast.parse(inspect.cleandoc("\n".join(("if True:", *source))) if source[0][0] == " " else "".join(source))
+    ast.increment_lineno(tree, first - 1)
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    begins = min((loop.lineno for loop in loops if loop.lineno <= line <= (loop.end_lineno or 0)), default=line + 1)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.lineno >= begins:
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in RUNS and ast.unparse(node.func) != "cluster.run":
+                return node.lineno
+    return 0
 
 
 def main() -> None:
@@ -103,6 +135,8 @@ def main() -> None:
         for test, count in sorted(found.items()) if given.list else ():
             print(f"{count:>7,}  {test}")
         print(f"{found.total():>7,}  {name}")
+    if counter.uncounted:
+        raise SystemExit("schedules of these tests were not counted:\n" + "\n".join(counter.uncounted))
 
 
 if __name__ == "__main__":

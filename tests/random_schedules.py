@@ -19,13 +19,17 @@ import logging
 import multiprocessing
 import shlex
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+from unittest import mock
 
 import msgspec
 
+from planetary.fleet.controller.controller import RunController
+from planetary.fleet.controller.desk import AnyDesk, Desk, task_of
 from planetary.fleet.controller.membership import Membership
 from planetary.fleet.protocol.records import (
     RolledBack,
@@ -38,6 +42,7 @@ from planetary.fleet.protocol.records import (
 from planetary.simulation.faults import Fault
 from planetary.simulation.simulated_cluster import SimulatedCluster
 from planetary.simulation.world import World
+from planetary.wire.message import Message
 
 TESTS = Path(__file__).parent
 FILES = {
@@ -267,24 +272,69 @@ def surviving(
 
 
 @contextlib.contextmanager
-def forging(cluster: SimulatedCluster[Any], number: int, *, punished: bool) -> Iterator[None]:
-    """Let a worker forge messages from the start to the end; see `planetary.simulation.forgeries`.
+def forging(
+    cluster: SimulatedCluster[Any], choose: int | Callable[[], int], *, punished: bool, at_s: float = 0.0
+) -> Iterator[None]:
+    """Let a worker forge messages from a time to the end; see `planetary.simulation.forgeries`.
 
-    `punished` False: no worker is banned for a forged message, so that the forger goes on for the whole run. No honest
-    worker may be banned either way.
+    `choose`: its number, or what gives it then. `punished` False: no worker is banned for a forged message, so that the
+    forger goes on for the whole run. No honest worker may be banned either way.
     """
-    cluster.world.at(0.0, lambda: cluster.strike(Fault(0.0, "forge", worker=number, seconds=1e6)))
+
+    def begin() -> None:
+        cluster.strike(Fault(0.0, "forge", worker=choose if isinstance(choose, int) else choose(), seconds=1e6))
+
+    cluster.world.at(at_s, begin)
     violated = Membership.violated
     if not punished:
         Membership.violated = lambda *_: ""
     try:
-        yield
+        with reports_are_own():
+            yield
     finally:
         Membership.violated = violated
     banned = {record.worker: record.reason for record in cluster.journal if isinstance(record, WorkerBanned)}
-    banned.pop(cluster.nodes[number].name, None)
-    banned = {name: why for name, why in banned.items() if UNSURE not in why}
-    assert not banned
+    others = banned.keys() - cluster.forgery.forgers
+    assert not {name for name in others if UNSURE not in banned[name]}
+
+
+@contextlib.contextmanager
+def reports_are_own() -> Iterator[None]:
+    """Assert that a report which reaches the code of a kind of run is about a task that its worker was given.
+
+    The tasks are those of the messages that left, so that the controllers' own record of them is checked, too.
+    """
+    given: weakref.WeakKeyDictionary[AnyDesk, dict[int, set[int]]] = weakref.WeakKeyDictionary()
+    send = Desk.send
+
+    def sending(self: AnyDesk, session: int, message: Message, payload: Any = None) -> None:
+        if (task := task_of(message)) is not None:
+            given.setdefault(self, {}).setdefault(session, set()).add(task)
+        send(self, session, message, payload)
+
+    def checked(take: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(take)
+        def taking(self: RunController[AnyDesk], sender: Any, reported: Any, *rest: Any) -> object:
+            session, message = getattr(sender, "session", sender), getattr(reported, "message", reported)
+            task = task_of(message)
+            own = given.get(self.desk, {}).get(session, ())
+            assert task is None or task in own, f"{message} of session {session}, which has the tasks {sorted(own)}"
+            return take(self, sender, reported, *rest)
+
+        return taking
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(Desk, "send", sending))
+        for kind in _kinds_of(RunController):
+            for name in {"_take_message", "_take_failure", "_payload_arrives"} & vars(kind).keys():
+                stack.enter_context(mock.patch.object(kind, name, checked(vars(kind)[name])))
+        yield
+
+
+def _kinds_of(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds_of(kind)
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

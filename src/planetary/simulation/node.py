@@ -60,6 +60,7 @@ class DoubtfulShell(ClientShell):
     def send(self, message: Message, tensors: TensorSource | None = None) -> None:
         if self.forgery is not None:
             self.forgery.observe(self.worker, message)
+            message = self.forgery.falsified(self.worker, message)
             tensors = None if tensors is None else self.forgery.observed(message, tensors)
         if isinstance(message, m.TrainResult):
             self.send_again = partial(super().send, message, tensors)

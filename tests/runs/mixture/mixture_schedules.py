@@ -48,12 +48,23 @@ def faulty_mixture(seed: int, mode: str = "plain", *, forger: bool | None = None
     nodes = training.prepared.config.fabric.workers + 1
     plan = draw_plan(seed, workers=nodes, horizon_s=20.0, most=MOST_FAULTS)
     cluster = MixtureCluster(seed, training, nodes, plan)
-    if forger is None:
-        forger = seed % 4 == 0 and "expert_workers" in MODES[mode]
-    if forger:
-        cluster.add_node("forger/0", (EXPERT,))
-    with forging(cluster, nodes, punished=seed % 8 > 0) if forger else contextlib.nullcontext():
+    forger = seed % 4 == 0 if forger is None else forger
+    if not forger:
         yield cluster
+        return
+    if seed % 16 < 8 or "expert_workers" not in MODES[mode]:
+        forged = forging(cluster, lambda: first_composer(cluster), punished=seed % 8 > 0, at_s=6.0)
+    else:
+        cluster.add_node("forger/0", (EXPERT,))
+        forged = forging(cluster, nodes, punished=seed % 8 > 0)
+    with forged:
+        yield cluster
+
+
+def first_composer(cluster: MixtureCluster) -> int:
+    """Return the number of the node whose worker composes a shard, or 0."""
+    here = set() if cluster.gateway is None else {one.worker for one in cluster.controller.composing.values()}
+    return next((number for number, node in enumerate(cluster.nodes) if node.name in here), 0)
 
 
 def check_every_token_counts_once(cluster: MixtureCluster) -> None:

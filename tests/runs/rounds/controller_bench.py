@@ -12,6 +12,7 @@ from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.start import policy_of
+from planetary.runs.rounds.gateway.topology import ring_policy
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy, small_training
 from planetary.sync.deltas import Table
@@ -30,6 +31,9 @@ class Bench:
         if given:
             training = small_training(rounds=rounds, workers=workers, given=given)
             policy = policy_of(training.config, training.prepared)
+            if training.config.sync.topology == "ring":
+                ring = ring_policy(training.config, policy.spec.params, training.start(), 1)
+                policy = msgspec.structs.replace(policy, ring=ring)
         self.policy = msgspec.structs.replace(policy, local=local)
         self.started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([self.started], ControllerState()), 0.0)
@@ -81,7 +85,8 @@ class Bench:
     def join(self, name: str, *, identity: str = "", token: str = "") -> int:
         """A worker connects and loads its job; returns its session."""
         session = self.connect(name, identity=identity, token=token)
-        self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
+        ready = m.Ready(artifact="a" * 64, opt_state_round=0, in_ring=self.policy.ring is not None)
+        self.tell(e.Received(session, ready))
         return session
 
     def connect(

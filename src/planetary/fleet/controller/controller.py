@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from planetary.fleet.controller.desk import AnyDesk, Standing, task_of
 from planetary.fleet.controller.membership import Membership
+from planetary.fleet.controller.reported_values import impossible_value
 from planetary.fleet.controller.stalls import Stalls, Wait
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -104,6 +105,10 @@ class RunController(ABC, Generic[DeskT]):
     def _deadlines(self) -> Iterable[float | None]:
         """Return the monotonic times at which the kind's own waits end."""
 
+    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+        """Return which value of a worker's message cannot be true of its task, for people; "" where all can."""
+        return ""
+
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         """Yield the invariants, each with a sentence for a violation. A kind of run adds invariants."""
         state, workers = self.desk.state, list(self.desk.workers.values())
@@ -183,7 +188,7 @@ class RunController(ABC, Generic[DeskT]):
                 if self.desk.payload_sent(event.session, event.message):
                     self._payload_sent(event.session, now)
             case e.PayloadArrives():
-                if self.desk.tasks.standing(event.session, event.message) is Standing.OWN:
+                if self._is_sound(event):
                     self._payload_arrives(event.session, event.message, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._could_not_send(self.desk.workers[event.session], event.reason, now)
@@ -225,7 +230,10 @@ class RunController(ABC, Generic[DeskT]):
         self._drop_attachment(event)
 
     def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        """Take a worker's message. A report on a task not given to it reaches no code of a kind of run."""
+        """Take a worker's message.
+
+        A report on a task not given to it, or with a value that cannot be true, reaches no code of a kind of run.
+        """
         standing = self.desk.tasks.standing(worker.session, event.message)
         if standing is not Standing.OWN:
             self._drop_attachment(event)
@@ -234,6 +242,10 @@ class RunController(ABC, Generic[DeskT]):
             else:
                 what = f"{type(event.message).__name__} on task {task_of(event.message)}, which it was not given"
                 self._violated(worker, what, now)
+            return
+        if false := impossible_value(event.message) or self._beyond_task(worker, event.message):
+            self._drop_attachment(event)
+            self._expel(worker, false, now)
             return
         match message := event.message:
             case m.FetchBlob():
@@ -247,6 +259,16 @@ class RunController(ABC, Generic[DeskT]):
                 self._lose(worker, message.reason, "ended", now)
             case _:
                 self._take_message(worker, event, now)
+
+    def _is_sound(self, event: e.PayloadArrives) -> bool:
+        """Whether a message whose tensors begin to arrive may count, by its sender and values."""
+        is_own = self.desk.tasks.standing(event.session, event.message) is Standing.OWN
+        worker = self.desk.workers.get(event.session)
+        return (
+            is_own
+            and not impossible_value(event.message)
+            and not (worker is not None and self._beyond_task(worker, event.message))
+        )
 
     def _drop_attachment(self, event: e.Received) -> None:
         """Let the gateway forget tensors without a use."""
@@ -311,6 +333,11 @@ class RunController(ABC, Generic[DeskT]):
         """Count a message no worker of ours sends; after the last one allowed the worker is gone."""
         if why := self.membership.violated(worker, what):
             self._lose(worker, why, "banned", now)
+
+    def _expel(self, worker: WorkerSession, what: str, now: float) -> None:
+        """Count a message with a false value, and lose the worker: nothing else that it reports counts."""
+        why = self.membership.violated(worker, what)
+        self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
 
     def _record_failure(self, worker: WorkerSession, failure: m.TaskFailed, round_: int) -> EndKind:
         """Put a failed task into the journal; return how a run ends that fails for it."""

@@ -47,6 +47,16 @@ class HubController(Controller):
         assert isinstance(policy, HubPolicy)
         return Sites(self.desk, policy)
 
+    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+        """No result of a site begins before the end of those that count; tokens of lost versions are given up."""
+        train = worker.train
+        if isinstance(message, m.TrainResult) and train is not None and train.task == message.task:
+            counted = self.state.counted.get(worker.worker, 0)
+            if message.through - message.tokens < counted:
+                begins = message.through - message.tokens
+                return f"a result of {message.tokens} tokens behind {begins}, and {counted} count already"
+        return super()._beyond_task(worker, message)
+
     def _go_on(self, now: float) -> None:
         if self.evaluation.versions and not self.topology.is_evaluated:
             self.evaluation.give_up()  # the worker that would have done it is gone

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planetary.core.config import Config
+from planetary.fleet.controller.reported_values import MOST
 from planetary.fleet.protocol import messages as m
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
@@ -81,6 +82,10 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         if result.through < result.tokens:
             return f"it counts {result.tokens} tokens, and has trained {result.through} in all"
         return ""
+
+    def most_steps(self, steps: int) -> int:
+        """A site that was cut off goes on; see `defect_of`."""
+        return MOST
 
     def job(self, artifact: str, reference: str) -> m.Message:
         job = super().job(artifact, reference)

@@ -15,6 +15,7 @@ from planetary.fleet.protocol.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
+    DigestsDiffered,
     EvalFinished,
     LeaseAssigned,
     LeaseCarried,
@@ -133,7 +134,7 @@ class ControllerState(RunFold):
         closing: under overlap, the round before it, whose parameters are being made meanwhile.
         durable_round: the newest round with a checkpoint.
         lengths: of the deltas that counted, by round; see `sync.judgement.Judgement`.
-        refusals: rounds of which a worker's contribution or held-out loss was refused, by worker.
+        refusals: rounds of which a worker's contribution, held-out loss or outer state was refused, by worker.
         retreats: versions the run went back from because they were of no use.
         slow: why each slow worker is.
         counted: of a hub: each site's tokens since its run began in the newest version, or given up with a useless
@@ -259,6 +260,9 @@ class ControllerState(RunFold):
             case EvalFinished():
                 for worker in record.wrong:
                     self.refusals.setdefault(worker, []).append(record.version)
+            case DigestsDiffered():
+                for worker in record.workers:
+                    self.refusals.setdefault(worker, []).append(record.round)
             case _:
                 pass
 

@@ -96,7 +96,10 @@ class Rounds(Bench):
             if worker.evaluate is not None:
                 flight, name = worker.evaluate, self.names[worker.session]
                 loss = self.held_out(name, flight.version)
-                said = m.EvalResult(task=flight.task, version=flight.version, loss=loss, batches=1)
+                batches = self.policy.held_out[flight.chunk].batches
+                said: m.Message = m.EvalResult(task=flight.task, version=flight.version, loss=loss, batches=batches)
+                if math.isnan(loss):
+                    said = m.TaskFailed(task=flight.task, kind="numerics", reason="the held-out loss is nan")
                 self.tell(e.Received(worker.session, said))
                 return True
         if self.writes:

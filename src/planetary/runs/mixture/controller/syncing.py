@@ -52,6 +52,7 @@ class Syncing:
             now,
         )
         self.claims: dict[str, tuple[int, int, int]] = {}  # claimed shard, epoch and step by worker
+        self._noted = "", ""  # the refusal that was put into the journal last
         self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
         self._first_at: dict[tuple[Tier, int], float] = {}  # arrival of the first publication of a merge under way
 
@@ -267,9 +268,10 @@ class Syncing:
                     self.send_fragment(one.session, *key)
 
     def refuse(self, what: str, why: str, *, told: bool = True) -> None:
-        """Count a refusal; `told`: also in the journal."""
+        """Count a refusal; `told`: also in the journal, once where it is repeated: no two lines of it are equal."""
         self.rounds.refused[what] = self.rounds.refused.get(what, 0) + 1
-        if told:
+        if told and (what, why) != self._noted:
+            self._noted = what, why
             self.desk.append(SyncNote(what=what, why=why))
 
     def _session_of(self, worker: str) -> int | None:

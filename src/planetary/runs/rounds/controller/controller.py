@@ -175,18 +175,31 @@ class Controller(RunController[RoundsDesk]):
                     self._strike(worker, reason, "peer", now, lasting=True)
                 elif found is not None:
                     self.membership.succeeded(worker)
-            case m.EvalResult() if not math.isfinite(message.loss):
-                reason = f"the held-out loss is {message.loss}"
-                self._take_failure(worker, m.TaskFailed(task=message.task, kind="numerics", reason=reason), now)
             case m.EvalResult():
                 self.membership.answered(worker)
                 self.evaluation.result(worker, message)
             case m.ReduceFailed(kind="refused"):
-                self._refused(worker, message.reason, now)
+                self._expel(worker, f"a false report: {message.reason}", now)
             case _ if self.topology.take(worker, event, now):
                 self.training.withdraw_lost(now)
             case _:
                 self._drop_attachment(event)
+
+    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+        train, flight = worker.train, worker.evaluate
+        match message:
+            case m.Progress() if train is not None and train.task == message.task:
+                most = self.policy.most_steps(train.steps)
+                if not 0 <= message.step <= most:
+                    return f"step {message.step} of a task of {most} steps"
+            case m.EvalResult() if flight is not None and flight.task == message.task:
+                batches = self.policy.held_out[flight.chunk].batches
+                if (message.version, message.batches) != (flight.version, batches):
+                    reported = f"a loss of version {message.version} on {message.batches} batches"
+                    return f"{reported}, asked for version {flight.version} on {batches}"
+            case _:
+                pass
+        return ""
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
         self.training.leases.gave_sign(worker)
@@ -207,12 +220,6 @@ class Controller(RunController[RoundsDesk]):
             return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
 
-    def _refused(self, worker: WorkerSession, reason: str, now: float) -> None:
-        """Lose a worker whose reports on its state or a result were false: nothing else it reported counts."""
-        what = f"a false report: {reason}"
-        why = self.membership.violated(worker, what)
-        self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
-
     # --- consequences of events -------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
@@ -227,9 +234,6 @@ class Controller(RunController[RoundsDesk]):
             pass
         self._charge(now)
         if self._retreats(now):
-            return
-        if self.topology.failure is not None:
-            self._end(*self.topology.failure)
             return
         if self.topology.unfit is not None:
             self._use_star(*self.topology.unfit, now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from planetary.core.token_slice import joined
@@ -667,6 +666,4 @@ class Leases:
             return defect
         if result.payload != self._topology.result:
             return "it gave its result to the other side of the topology: its planetary has another version"
-        if not math.isfinite(result.loss):
-            return f"its loss is {result.loss}"
         return ""

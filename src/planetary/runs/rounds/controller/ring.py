@@ -4,15 +4,18 @@ The controller sees no deltas. It tells the workers with the round's parameters 
 each has answered or is lost. The order names each worker's results and their weights: the sum is that of the
 contributions in the journal. A worker that lacks a result it reported refuses, and is lost.
 
-One live finished worker decides: the reduction commits on all or none, so a failed worker only missed the end. No
-worker done: the survivors try again, in a new group of the ring's master, without the deltas of the lost ones.
+Most of the live workers decide, by equal digests: the reduction commits on all or none, so a failed worker only missed
+the end. Where fewer say so, they may be wrong or lie: they get the next outer state from others, and their results do
+not count. The others try again, in a new group of the ring's master, without the deltas of the lost ones.
 
 The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version the
 gateway has.
 
 Repeated failures to reduce mean unreachable workers, perhaps behind a router with address translation. The ring then is
-`unfit`, and the run goes on in a star from the newest outer state the gateway can get.
+`unfit`, and the run goes on in a star from the newest outer state the gateway can get. So it is when the workers have
+different outer states and none has most, or when most say that the outer step fails: the gateway of a star sees who is
+right, and no worker's word ends the run.
 
 With overlap the next round is trained meanwhile, and closes when the previous round is finished and every worker has
 the parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
@@ -48,6 +51,7 @@ class _Attempt(msgspec.Struct):
     waiting: set[int]  # sessions that have not answered
     done: dict[int, str]  # session -> digest
     began_at: float
+    overflows: set[int] = msgspec.field(default_factory=set)  # sessions whose outer step was not finite
     reason: str = ""  # reason of the first failure
     failed_at: float | None = None  # when the first worker answered that it failed
 
@@ -82,6 +86,8 @@ class Ring(Topology):
         self._unclosed = ""  # why the ring cannot be closed; "": it may be
         self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
         self._asked = (0, -1)  # session asked for the outer state, and the version
+        self._asked_at = 0.0  # when
+        self._told: list[tuple[str, str]] = []  # workers with other outer states and reasons, for `take_refused`
         self._bereft_since: float | None = None  # start of the time without a worker with the newest outer state
         self.again_at: float | None = None
 
@@ -180,7 +186,7 @@ class Ring(Topology):
         if attempt.failed_at is None:
             attempt.failed_at = now
         if message.kind == "numerics":
-            self.failure = ("numerics", message.reason)
+            attempt.overflows.add(worker.session)
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         outcome = self._settled(now)
@@ -201,9 +207,9 @@ class Ring(Topology):
         if self._attempt is not None:
             return ReductionOutcome.WAIT
         if self._unclosed:
-            return self._leave()
+            return self._leave(now)
         if self._collecting:
-            return self._collect()
+            return self._collect(now)
         if self.again_at is None:
             return ReductionOutcome.DONE
         if now >= self.again_at:
@@ -216,8 +222,14 @@ class Ring(Topology):
         return self._marks[self._desk.state.version]
 
     def wait(self, session: int) -> Wait | None:
-        """Among several, the collectives' deadlines tell at least one of the failure; the others answer soon after."""
-        attempt, policy = self._attempt, self._desk.policy
+        """Among several, the collectives' deadlines tell at least one of the failure; the others answer soon after.
+
+        An outer state may be long on its way; it has to begin to arrive.
+        """
+        attempt, policy, worker = self._attempt, self._desk.policy, self._desk.workers.get(session)
+        if session == self._asked[0] and worker is not None and not worker.arriving:
+            since = self._asked_at
+            return Wait(session, since, since + policy.first_step_s, "did not send its outer state")
         if attempt is None or session not in attempt.waiting:
             return None
         began, failed = attempt.began_at, attempt.failed_at
@@ -234,13 +246,21 @@ class Ring(Topology):
             return
         self._attempt = None
         live = {session: digest for session, digest in attempt.done.items() if session in workers}
+        here = sum(session in workers for session in attempt.sessions)
         if len(live) < len(attempt.sessions):
             self._group = ()
-        if live:
+        counts = Counter(live[session] for session in sorted(live))
+        digest, agreed = counts.most_common(1)[0] if counts else ("", 0)
+        if 2 * agreed > here:
             self._reduced_by = len(attempt.sessions)
-            self._decide(attempt.round, live)
+            self._decide(attempt.round, live, digest)
             return
-        lost = any(session not in workers for session in attempt.sessions)
+        for session in live:  # it went on from the state of the round before, whatever it has now
+            workers[session].version = -1
+        if len(counts) > 1 or 2 * len(attempt.overflows & workers.keys()) > here > 0:
+            self._unclosed = self._disputed(attempt, live)
+            return
+        lost = len(attempt.sessions) > here or bool(live)
         self._in_a_row = 0 if lost else self._in_a_row + 1
         reason = attempt.reason or "every worker that took part was lost"
         self._desk.append(ReduceRetried(round=attempt.round, attempt=attempt.number, reason=reason))
@@ -253,37 +273,43 @@ class Ring(Topology):
                 "Do they reach each other (planetary doctor --master on each)?"
             )
 
-    def _leave(self) -> ReductionOutcome:
+    def _leave(self, now: float) -> ReductionOutcome:
         """Give the ring up, once the gateway has the newest outer state or no worker has it."""
         version = self._desk.state.version
-        if self.held != version and self._ask(version):
+        if self.held != version and self._ask(version, now):
             self.stall = f"the gateway gets the parameters of round {version}, to go on in a star"
         else:
             self.unfit = self._unclosed, self._marks[self.held]
         return ReductionOutcome.WAIT
 
-    def _decide(self, round_: int, live: dict[int, str]) -> None:
-        """Those of `live` that agree with most have the new version."""
+    def _disputed(self, attempt: _Attempt, live: dict[int, str]) -> str:
+        """Return why the workers' reports do not tell how a reduction ended."""
+        if not live:
+            return f"the outer step of round {attempt.round} is not finite: {attempt.reason}"
+        names = sorted(self._desk.workers[session].worker for session in live)
+        return f"the outer states of {' and '.join(names)} after round {attempt.round} differ, and none is that of most"
+
+    def _decide(self, round_: int, live: dict[int, str], digest: str) -> None:
+        """Those of `live` with the digest of most have the new version."""
         desk = self._desk
-        counts = Counter(live[session] for session in sorted(live))
-        digest = counts.most_common(1)[0][0]
         for session, found in live.items():
             desk.workers[session].version = round_ if found == digest else -1
         differing = tuple(sorted(desk.workers[s].worker for s, found in live.items() if found != digest))
         if differing:
             self._group = ()
             desk.append(DigestsDiffered(round=round_, workers=differing))
+            self._told += [(name, f"its outer state of round {round_} is not that of the others") for name in differing]
         self._in_a_row = 0
         self._keep(round_, desk.state.mark(), digest)
         if desk.checkpoint_due(round_):
             self._collecting = round_
 
-    def _collect(self) -> ReductionOutcome:
+    def _collect(self, now: float) -> ReductionOutcome:
         round_ = self._collecting
         if self.held == round_:
             self._collecting = 0
             return ReductionOutcome.DONE
-        if self._ask(round_):
+        if self._ask(round_, now):
             return ReductionOutcome.WAIT
         # Holders died before the state was safe, so it never counted: the remaining deltas are reduced again.
         self._collecting = 0
@@ -307,6 +333,10 @@ class Ring(Topology):
         """
         workers = self._desk.all_workers()
         return [w for w in workers if w.ready and (not w.leaving or w.train is not None or self.keeps(w))]
+
+    def take_refused(self) -> list[tuple[str, str]]:
+        told, self._told = self._told, []
+        return told
 
     # --- holders of outer states ------------------------------------------------------------------------------
 
@@ -351,7 +381,7 @@ class Ring(Topology):
         if any(w.version == version for w in desk.workers.values()):
             self._bereft_since = None
             if any(w.version != version for w in self._participants()):
-                self._ask(version)
+                self._ask(version, now)
             return None
         # A holder may only have lost the connection.
         self._bereft_since = now if self._bereft_since is None else self._bereft_since
@@ -395,7 +425,7 @@ class Ring(Topology):
         times = [self.again_at, None if bereft is None else bereft + self._desk.policy.round.grace_s]
         return min((t for t in times if t is not None), default=None)
 
-    def _ask(self, version: int) -> bool:
+    def _ask(self, version: int, now: float) -> bool:
         """Have a worker send the outer state, unless one does; false when no worker has it."""
         session, asked = self._asked
         if asked == version and session in self._desk.workers:
@@ -405,7 +435,7 @@ class Ring(Topology):
             return False
         # Preferably a worker between leases: a result would wait behind the upload.
         holder = next((w for w in holders if w.train is None), holders[0])
-        self._asked = (holder.session, version)
+        self._asked, self._asked_at = (holder.session, version), now
         self._desk.send(holder.session, m.SendOuterState(version=version))
         return True
 

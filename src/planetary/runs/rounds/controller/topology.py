@@ -9,7 +9,7 @@ from typing import Literal
 from planetary.core.extension_points import OVERLAPS
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import EndKind, Mark
+from planetary.fleet.protocol.records import Mark
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.controller.desk import RoundsDesk
@@ -34,7 +34,6 @@ class Topology(ABC):
         overlap: the training while a round is reduced.
         result: place of the parameters in a worker's `TrainResult`.
         stall: why the reduction cannot go on, "" while it can.
-        failure: why the run cannot go on; None while it can.
         unfit: why the run cannot go on in this topology, and from where it goes on in a star; None while it can.
         delta_norm: Euclidean norm of the merged delta of the round reduced last; None: the gateway has not seen it.
         autocorrelation: cosine with the previous round's delta; None: the gateway has not seen both.
@@ -47,7 +46,6 @@ class Topology(ABC):
         self._desk = desk
         self.overlap: Overlap = OVERLAPS.find(desk.policy.overlap)()
         self.stall = ""
-        self.failure: tuple[EndKind, str] | None = None
         self.unfit: tuple[str, Mark] | None = None
         self.delta_norm: float | None = None
         self.autocorrelation: float | None = None

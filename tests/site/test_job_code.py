@@ -179,7 +179,7 @@ def test_job_that_the_site_died_with_twice_is_failed(tmp_path: Path) -> None:
                     assert re.search("died 2 times in a row.*--resume toy", job["reason"])
                     await site.until_state("toy-next", "running")
                 await site.until_open("toy" if start < 2 else "toy-next")
-                site.site.append = _forgets(site.site.append)  # as if it were killed
+                site.site.journal.append = _forgets(site.site.journal.append)  # as if it were killed
 
     asyncio.run(test())
 

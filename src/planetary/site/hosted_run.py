@@ -21,6 +21,7 @@ from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.monitor.sinks.sink_kinds import follow
 from planetary.run.kinds import RunKind, kind_of
+from planetary.site.book import Growth
 from planetary.site.model_process import PreparationLimits, prepare_apart
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class HostedRun:
         gateway: decides and carries out.
         kind: of run.
         folder: of the run.
+        growth: of the run's journal.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class HostedRun:
         if limits is not None and self.kind.has_code(config):
             gateway = self.gateway
             gateway.prepare_first = lambda: prepare_apart(gateway.config, options, limits, gateway.set_stage)
-        self._grown = asyncio.Event()
+        self.growth = Growth()
 
     async def open(self) -> None:
         """Take the run folder. Raises as `Gateway.open`."""
@@ -110,7 +112,7 @@ class HostedRun:
             return end
         finally:
             await asyncio.to_thread(sinks.close, ok)  # last: a process that has to end soon is killed meanwhile
-            self._tell()
+            self.growth.wake()
 
     def status(self) -> RunStatus:
         """Return the run as it is now."""
@@ -122,17 +124,7 @@ class HostedRun:
 
     def write_event(self, record: Record) -> None:
         """The journal has grown."""
-        self._tell()
-
-    def _tell(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-    async def wait_for_events(self, timeout_s: float) -> None:
-        """Return when the journal has grown, or after `timeout_s` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._grown.wait()
+        self.growth.wake()
 
     def _write_facts(self, prepared: PreparedRun) -> None:
         from planetary.data.bigram import bigram_baseline

@@ -6,13 +6,14 @@ The state is the fold of the records, as of a run's journal; a site that is kill
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.journal import Record
-from planetary.machine.state_table import Table, advance
+from planetary.machine.state_table import Table
+from planetary.site.book import Book, BookedJob
 
 JOURNAL = "site.jsonl"
 MOST_DEATHS = 2
@@ -41,8 +42,6 @@ JOB: Table = {
     (JobState.CANCELLING, "finish"): JobState.CANCELLED,  # whatever it came to meanwhile
     (JobState.CANCELLING, "fail"): JobState.CANCELLED,
 }
-
-OVER = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
 
 
 class HubAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,21 +143,16 @@ SiteRecord: TypeAlias = (
 )
 
 
-class Job(msgspec.Struct, kw_only=True):
-    """One job."""
+class Job(BookedJob[JobState], kw_only=True):
+    """One job of a site."""
 
-    job: str
+    table: ClassVar[Table] = JOB
+
     controller: str
-    kind: str
     folder: str
-    config: str
     priority: int
     state: JobState = JobState.QUEUED
-    submitted_at: float = 0.0  # Unix time in seconds, as all of these
-    started_at: float | None = None
-    ended_at: float | None = None
-    by: str = ""
-    reason: str = ""  # why it ended, or is to end
+    started_at: float | None = None  # Unix time in seconds
     resume: bool = False
     placed: HubAttempt | None = None  # attempt of a hub
     progress: int = -1  # when it was started last, see `JobStarted`
@@ -171,27 +165,17 @@ class Job(msgspec.Struct, kw_only=True):
             return 0
         return self.deaths + 1
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in OVER
 
-    def advance(self, event: str) -> None:
-        """Take a step of `JOB`."""
-        self.state = JobState(advance(JOB, self.state, event))
-
-
-class JobBook:
-    """The fold of a site's journal; see `machine.journal.Fold`.
+class JobBook(Book[Job]):
+    """The fold of a site's journal.
 
     Attributes:
-        jobs: by name, in the order in which they were submitted.
         drained: workers kept from every run.
         assigned: worker -> the only controller it works for.
     """
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        super().__init__()
         self.drained: set[str] = set()
         self.assigned: dict[str, str] = {}
 
@@ -200,21 +184,19 @@ class JobBook:
             case JobSubmitted():
                 self._submit(record)
             case JobStarted():
-                job = self._job(record.job)
+                job = self.job(record.job)
                 job.deaths = job.deaths_with(record.progress)
                 job.progress, job.stopped = record.progress, False
                 job.advance("start")
                 job.started_at = job.started_at or record.t
             case CancelRequested():
-                job = self._job(record.job)
-                job.advance("cancel")
-                job.reason = record.reason
+                job = self.job(record.job)
+                job.cancel(record.reason)
                 job.ended_at = record.t if job.over else None
             case JobEnded():
-                job = self._job(record.job)
-                cancelled = job.state is JobState.CANCELLING
-                job.advance("finish" if record.ok else "fail")
-                job.ended_at, job.reason = record.t, job.reason if cancelled else record.reason
+                job = self.job(record.job)
+                job.end("finish" if record.ok else "fail", record.reason)
+                job.ended_at = record.t
             case SiteStopped():
                 for job in self.of_state(JobState.RUNNING):
                     job.stopped = True
@@ -230,11 +212,9 @@ class JobBook:
                 pass  # for people
 
     def _submit(self, record: JobSubmitted) -> None:
-        if record.job in self.jobs:
-            raise LocalProtocolError(f"the job {record.job} was submitted before")
         if (holder := self.holder_of(record.folder)) is not None:
             raise LocalProtocolError(f"the job {holder.job} has the run folder {record.folder}")
-        self.jobs[record.job] = Job(
+        job = Job(
             job=record.job,
             controller=record.controller,
             kind=record.kind,
@@ -246,19 +226,11 @@ class JobBook:
             resume=record.resume,
             placed=record.placed,
         )
-
-    def _job(self, name: str) -> Job:
-        if name not in self.jobs:
-            raise LocalProtocolError(f"no job {name} was submitted")
-        return self.jobs[name]
+        self.add(job)
 
     def holder_of(self, folder: str) -> Job | None:
         """Return the job that runs, or is going to run, in a folder."""
         return next((job for job in self.jobs.values() if job.folder == folder and not job.over), None)
-
-    def of_state(self, *states: JobState) -> list[Job]:
-        """Return the jobs that are in one of these states."""
-        return [job for job in self.jobs.values() if job.state in states]
 
     def attempt_of(self, placed: HubAttempt) -> Job | None:
         """Return the job of an attempt of a hub."""

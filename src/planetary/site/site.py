@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, load_config, to_toml
-from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import FabricConfig, Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
-from planetary.core.printable import FOLDER_RULE, command_line, is_folder_name, is_name
+from planetary.core.printable import command_line, is_name
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.gateway.reception import Reception
 from planetary.fleet.gateway.run_files import RunLock, has_run
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import Finish
 from planetary.machine.events import Event, Tick
-from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
 from planetary.run.kinds import kind_named, kind_of, worker_protocol
 from planetary.runs.federation.config import FederationConfig
+from planetary.site.book import JournalFile, free_name, require_folder_name
 from planetary.site.config import CONTROLLERS, PRIORITIES, Controllers, SitePolicy
 from planetary.site.hosted_run import HostedRun, RunOutcome, outcome_of
 from planetary.site.jobs import (
@@ -134,6 +131,7 @@ class Site:
         options: that it was made with.
         security: how peers are let in.
         book: the jobs.
+        journal: that the book is folded from.
         runs: those that run in this process, by job.
         peers: connections of workers and supervisors.
         scheduler: places workers.
@@ -156,9 +154,8 @@ class Site:
         self.started_at = 0.0
         self._wall = wall
         self._timings = Timings(options.latency_budget_s)
-        self._journal: JsonLinesWriter | None = None
+        self.journal: JournalFile[SiteRecord] = JournalFile(None, SiteRecord, self.book, wall)
         self._lock: RunLock | None = None
-        self._grown = asyncio.Event()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop: str | None = None
         self._stopping = asyncio.Event()
@@ -186,10 +183,7 @@ class Site:
         folder = self.options.folder
         if folder is not None:
             self._lock = RunLock(folder)
-            path = folder / JOURNAL
-            if path.exists():
-                replay(read_json_lines(path, SiteRecord, checksums=True), self.book, path)
-            self._journal = JsonLinesWriter(path, checksums=True)
+            self.journal = JournalFile(folder / JOURNAL, SiteRecord, self.book, self._wall)
             for worker in self.book.drained:
                 self.scheduler.handle(Drain(worker, True), self._now())
             for worker, controller in self.book.assigned.items():
@@ -239,7 +233,7 @@ class Site:
     async def serve(self) -> None:
         """Run jobs until `stop`."""
         for job in self.book.of_state(JobState.CANCELLING):  # it was killed before that was done
-            self.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
+            self.journal.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
         for job in self.book.of_state(JobState.RUNNING):
             if (deaths := job.deaths_with(_progress(job))) < MOST_DEATHS:
                 self._begin(job)
@@ -251,7 +245,7 @@ class Site:
                 f"{command_line('jobs', 'submit', '--resume', Path(job.folder).name)}"
             )
             log.error("job %s: %s", job.job, reason)
-            self.append(JobEnded(job=job.job, ok=False, reason=reason))
+            self.journal.append(JobEnded(job=job.job, ok=False, reason=reason))
         if self.hub is not None:
             self._show_ended_runs(self.hub)
         if self.placed is not None:
@@ -273,7 +267,7 @@ class Site:
             await self.outer.finish()
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
-        self.append(SiteStopped(reason=self._stop))
+        self.journal.append(SiteStopped(reason=self._stop))
 
     def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
         """Return the one run of a site without a folder, not opened yet; the workers end with it."""
@@ -288,8 +282,8 @@ class Site:
             priority=0,
             resume=options.resume,
         )
-        self.append(submitted)
-        self.append(JobStarted(job=name))
+        self.journal.append(submitted)
+        self.journal.append(JobStarted(job=name))
         run = self.runs[name] = HostedRun(config, options, self.security)
         return run
 
@@ -310,7 +304,7 @@ class Site:
             raise
         finally:
             looking.cancel()
-            self.append(JobEnded(job=name, ok=ok, reason=reason))
+            self.journal.append(JobEnded(job=name, ok=ok, reason=reason))
             for peer in [one for one in self.peers if one.run == IDLE and self._stop is None]:
                 with contextlib.suppress(PlanetaryError, TimeoutError):
                     async with asyncio.timeout(self._timings.shutdown_s):
@@ -325,32 +319,13 @@ class Site:
         """Say goodbye to every peer, and close the journal; once more is fine."""
         await self._reception.close(reason)
         if self.hub is not None:
-            self.hub.close()
-        if self._journal is not None:
-            self._journal.close()
+            self.hub.journal.close()
+        self.journal.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     # --- jobs -------------------------------------------------------------------------------------------------
-
-    def append(self, record: SiteRecord) -> None:
-        """Apply a record and keep it. Raises `UserError` for one that cannot follow."""
-        record = msgspec.structs.replace(record, t=self._wall())
-        self.book.apply(record)
-        if self._journal is not None:
-            self._journal.append(record, durable=True)
-        self._has_grown()
-
-    def _has_grown(self) -> None:
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-    async def wait_for_events(self, timeout_s: float) -> None:
-        """Return when the journal has grown, or after `timeout_s` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._grown.wait()
 
     def submit(
         self,
@@ -397,7 +372,7 @@ class Site:
         name, place = self._place_for(folder, name or config.run.name, given=bool(name), resume=resume)
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=place.name))
         default = PRIORITIES[kind.controller] if chosen.priority is None else chosen.priority
-        self.append(
+        self.journal.append(
             JobSubmitted(
                 job=name,
                 controller=kind.controller,
@@ -426,9 +401,8 @@ class Site:
 
     def _place_for(self, folder: Path, wanted: str, *, given: bool, resume: bool) -> tuple[str, Path]:
         """Return a job's name and folder. Raises `ConflictError` for one that was given and is taken."""
-        if not is_folder_name(wanted) and not (resume and is_name(wanted) and "/" not in wanted):
-            key = "name" if given else "run.name"
-            raise UserError(f"{key}: expected the name of one folder ({FOLDER_RULE}), found {show_found(wanted)}")
+        if not (resume and is_name(wanted) and "/" not in wanted):
+            require_folder_name(wanted, given=given)
         place = folder / wanted
         if (holder := self.book.holder_of(str(place))) is not None and (given or resume):
             raise ConflictError(
@@ -438,23 +412,17 @@ class Site:
         if resume:
             if not has_run(place):
                 raise UserError(f"resume: there is no run in {place}")
-            return self._free(wanted), place
-        if wanted in self.book.jobs or place.exists():
-            if given:
-                raise ConflictError(
-                    f"the run folder {place} is taken: take another name, or none, or resume the run",
-                    code="folder_taken",
-                )
-            number = 2
-            while f"{wanted}-{number}" in self.book.jobs or (folder / f"{wanted}-{number}").exists():
-                number += 1
-            wanted = f"{wanted}-{number}"
-        return wanted, folder / wanted
+            return free_name(wanted, lambda one: one in self.book.jobs, mark="."), place
 
-    def _free(self, wanted: str) -> str:
-        """Return a name of a job that is not in use, for a run whose folder has the name `wanted`."""
-        numbers = (f"{wanted}.{number}" for number in itertools.count(2))
-        return wanted if wanted not in self.book.jobs else next(one for one in numbers if one not in self.book.jobs)
+        def is_taken(name: str) -> bool:
+            return name in self.book.jobs or (folder / name).exists()
+
+        if given and is_taken(wanted):
+            raise ConflictError(
+                f"the run folder {place} is taken: take another name, or none, or resume the run", code="folder_taken"
+            )
+        name = free_name(wanted, is_taken)
+        return name, folder / name
 
     def cancel(self, name: str, *, by: str = "", reason: str = "") -> Job:
         """End a job: at once, or after the checkpoint being written.
@@ -463,23 +431,16 @@ class Site:
             UserError: there is none of this name.
             ConflictError: it is over, or is being cancelled.
         """
-        job = self.job(name)
+        job = self.book.named(name)
         if self.hub is not None and name in self.hub.book.jobs and self.hub.book.jobs[name].parts:
             self.hub.cancel(name, by=by, reason=reason)
             return job
-        if job.over or job.state is JobState.CANCELLING:
-            raise ConflictError(f"the job {name} cannot be cancelled: it is {job.state.value}", code="job_over")
+        self.book.require_cancellable(name)
         why = reason or (f"cancelled by {by}" if by else "cancelled")
-        self.append(CancelRequested(job=name, by=by, reason=why))
+        self.journal.append(CancelRequested(job=name, by=by, reason=why))
         if name in self.runs:
             self.runs[name].gateway.stop(why, for_good=True)
         return job
-
-    def job(self, name: str) -> Job:
-        """Return a job. Raises `UserError` when there is none of this name."""
-        if name not in self.book.jobs:
-            raise UserError(f"there is no job {name!r}; there are: {', '.join(self.book.jobs) or 'none'}")
-        return self.book.jobs[name]
 
     def _start_queued(self) -> None:
         if self._stop is not None or self.options.folder is None:
@@ -488,7 +449,7 @@ class Site:
             self._begin(job)
 
     def _begin(self, job: Job) -> None:
-        self.append(JobStarted(job=job.job, progress=_progress(job)))
+        self.journal.append(JobStarted(job=job.job, progress=_progress(job)))
         self._tasks[job.job] = asyncio.get_running_loop().create_task(self._run(job), name=f"job {job.job}")
 
     async def _run(self, job: Job) -> None:
@@ -501,7 +462,7 @@ class Site:
             self._tell(RunOver(job.job))
         if self._stop is not None and not end.ok and job.state is JobState.RUNNING:
             return  # it goes on when the site is started again
-        self.append(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
+        self.journal.append(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
         log.info("job %s %s: %s", job.job, job.state.value, end.reason)
 
     async def _run_in(self, job: Job) -> Finish:
@@ -545,8 +506,7 @@ class Site:
         finally:
             self.runs.pop(job.job, None)
             self._tell(RunOver(job.job))
-            self.book.apply(JobEnded(job=job.job, ok=end.ok, reason=end.reason, t=self._wall()))
-            self._has_grown()
+            self.journal.show(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
         return end
 
     def stop_outer(self, name: str, reason: str) -> None:
@@ -569,7 +529,7 @@ class Site:
             if job.parts and job.over and job.members:
                 self._show_outer(job)
                 ended = JobEnded(job=job.job, ok=job.state == "finished", reason=job.reason, t=job.ended_at or 0.0)
-                self.book.apply(ended)
+                self.journal.show(ended)
 
     def _show_outer(self, job: PlacedJob) -> Job:
         """List a job's outer run among the jobs of this process. The hub's journal has it, and no other one."""
@@ -585,9 +545,8 @@ class Site:
             t=job.submitted_at,
         )
         self.book.jobs.pop(job.job, None)  # of an earlier beginning
-        self.book.apply(submitted)
-        self.book.apply(JobStarted(job=job.job, t=self._wall()))
-        self._has_grown()
+        self.journal.show(submitted)
+        self.journal.show(JobStarted(job=job.job))
         return self.book.jobs[job.job]
 
     # --- workers ----------------------------------------------------------------------------------------------
@@ -604,13 +563,13 @@ class Site:
     def drain(self, worker: str, *, by: str = "") -> None:
         """Keep a worker from every run from the end of the current task on. Raises `UserError` for an unknown one."""
         self.require_worker(worker)
-        self.append(WorkerDrained(worker=worker, by=by))
+        self.journal.append(WorkerDrained(worker=worker, by=by))
         self._tell(Drain(worker, True))
 
     def release(self, worker: str, *, by: str = "") -> None:
         """Let a drained worker take part again."""
         self.require_worker(worker)
-        self.append(WorkerReleased(worker=worker, by=by))
+        self.journal.append(WorkerReleased(worker=worker, by=by))
         self._tell(Drain(worker, False))
 
     def assign(self, worker: str, controller: str, *, by: str = "") -> None:
@@ -618,7 +577,7 @@ class Site:
         self.require_worker(worker)
         if controller not in ("", *CONTROLLERS):
             raise UserError(f"controller: expected one of {', '.join(CONTROLLERS)} or none, found {controller!r}")
-        self.append(WorkerAssigned(worker=worker, controller=controller, by=by))
+        self.journal.append(WorkerAssigned(worker=worker, controller=controller, by=by))
         self._tell(Assign(worker, controller))
 
     def restart(self, worker: str, *, by: str = "") -> None:
@@ -676,7 +635,7 @@ class Site:
 
     def _place(self, place: PlaceWorker) -> None:
         if place.run != place.source and self._only is None:
-            self.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
+            self.journal.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
             log.info("worker %s works for %s: %s", place.worker, place.run or "no run", place.why or "it is idle")
         for peer in self.peers:
             if peer.hello.worker == place.worker and peer.run != place.run:

@@ -17,6 +17,6 @@ class SiteGroup:
     def _job(self, name: str) -> Job:
         """Return the job of a name. Raises `ApiError` (404) when there is none."""
         try:
-            return self._site.job(name)
+            return self._site.book.named(name)
         except UserError as error:
             raise ApiError(404, str(error), code="job_not_found") from None

@@ -97,11 +97,11 @@ class ObservingOperations(SiteGroup):
         site, folder = self._site, self._site.options.folder
         if folder is not None:
             path, over = folder / JOURNAL, lambda: site.is_stopping
-            return event_stream(request, path, after, follow, grows=site.wait_for_events, is_over=over)
+            return event_stream(request, path, after, follow, grows=site.journal.wait, is_over=over)
         only = next(iter(site.book.jobs.values()), None)
         if only is None:
             path, over = Path(os.devnull), lambda: True
-            return event_stream(request, path, after, follow, grows=site.wait_for_events, is_over=over)
+            return event_stream(request, path, after, follow, grows=site.journal.wait, is_over=over)
         path = Path(only.folder) / EVENTS
         return event_stream(request, path, after, follow, grows=self._run_grows(only.job), is_over=lambda: only.over)
 
@@ -119,7 +119,6 @@ class ObservingOperations(SiteGroup):
     def _run_grows(self, name: str) -> Callable[[float], Awaitable[None]]:
         async def grows(timeout_s: float) -> None:
             run = self._site.runs.get(name)
-            waits = run.wait_for_events if run is not None else self._site.wait_for_events
-            await waits(timeout_s)
+            await (run.growth if run is not None else self._site.journal).wait(timeout_s)
 
         return grows

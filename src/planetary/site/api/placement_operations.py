@@ -106,9 +106,7 @@ class PlacementOperations(SiteGroup):
     ) -> Annotated[Response, Media(EVENTS)]:
         """Stream the events of a hub: offers, answers, losses and ends."""
         hub, site = self._hub(), self._site
-        return event_stream(
-            request, hub.path, after, follow, grows=hub.wait_for_events, is_over=lambda: site.is_stopping
-        )
+        return event_stream(request, hub.path, after, follow, grows=hub.journal.wait, is_over=lambda: site.is_stopping)
 
     def _hub(self) -> JobHub:
         if self._site.hub is None:
@@ -121,7 +119,7 @@ class PlacementOperations(SiteGroup):
 
     def _placed(self, name: str) -> PlacedJob:
         try:
-            return self._hub().job(name)
+            return self._hub().book.named(name)
         except UserError as error:
             raise ApiError(404, str(error), code="job_not_found") from None
 

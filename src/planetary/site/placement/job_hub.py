@@ -6,8 +6,6 @@ Decisions are those of `PlacementMachine`; every record is on the disk before th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import logging
 import tomllib
 from collections import deque
@@ -17,24 +15,21 @@ from typing import cast
 
 import msgspec
 
-from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.config import Config, config_from_tables, to_toml
-from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import Timings
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
-from planetary.core.printable import FOLDER_RULE, is_folder_name
 from planetary.fleet.protocol import admission
 from planetary.fleet.protocol.messages import Hello, Refused, Welcome
 from planetary.fleet.protocol.status import MOST_EVENTS
 from planetary.fleet.shell.shell import SendQueues
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
-from planetary.machine.journal import replay
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.run.kinds import kind_of
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.rl.config import RlConfig
+from planetary.site.book import JournalFile, free_name, require_folder_name
 from planetary.site.config import DATA_SCHEME, SitePolicy, WorkerRole
 from planetary.site.placement.choice import JobNeeds, PlaceableJob, policy_obstacle
 from planetary.site.placement.machine import (
@@ -123,7 +118,7 @@ class JobHub:
         book: the jobs.
         policies: of the sites.
         machine: decides.
-        path: of the journal.
+        journal: that the book is folded from, at `path`.
         events: the newest ones in words, with their Unix times in seconds.
     """
 
@@ -147,31 +142,26 @@ class JobHub:
         self._timings, self._system = timings, system
         self.path = path = folder / HUB_JOURNAL
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
-        if path.exists():
-            records = list(read_json_lines(path, HubRecord, checksums=True))
-            replay(records, self.book, path)
-            self.events.extend((record.t, text) for record in records if (text := news_of(record)))
-        self._journal = JsonLinesWriter(path, system.files, checksums=True)
+        wall = system.clock.wall
+        self.journal = JournalFile(path, HubRecord, self.book, wall, files=system.files, seen=self._seen)
         self._broken: PlanetaryError | None = None
         self._sessions = 0
         self._lines: dict[int, SiteLine] = {}
-        self._grown = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         if not self.book.hub:
-            self._keep(HubNamed(hub=f"{name}-{system.entropy(IDENTITY_BYTES).hex()}"))
+            self.journal.append(HubNamed(hub=f"{name}-{system.entropy(IDENTITY_BYTES).hex()}"))
         for site in forgive:
-            self._keep(SiteForgiven(site=site))
+            self.book.apply(forgiven := SiteForgiven(site=site))
+            self._append(forgiven)
         self.machine = PlacementMachine(self.policies, self.book, system.clock.monotonic())
         for one in self.policies:
             self._tell(LineCarried(site=one.name, day=self._day(), nbytes=0))
 
-    def _keep(self, record: HubRecord) -> None:
-        self.book.apply(record)
-        self._append(record)
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._journal.close()
+    def _seen(self, record: HubRecord) -> HubRecord:
+        """Have a record among the newest events."""
+        if text := news_of(record):
+            self.events.append((record.t, text))
+        return record
 
     # --- sites ------------------------------------------------------------------------------------------------
 
@@ -315,15 +305,10 @@ class JobHub:
 
     def _name_for(self, given: str, wanted: str, parts: int) -> str:
         name = given or wanted or "job"
-        if not is_folder_name(name):
-            key = "name" if given else "run.name"
-            raise UserError(f"{key}: expected the name of one folder ({FOLDER_RULE}), found {show_found(name)}")
-        if not self._is_taken(name, parts):
-            return name
-        if given:
+        require_folder_name(name, given=bool(given))
+        if given and self._is_taken(name, parts):
             raise ConflictError(f"the hub has had a job {name}: take another name, or none", code="name_taken")
-        numbers = (f"{name}-{number}" for number in itertools.count(2))
-        return next(one for one in numbers if not self._is_taken(one, parts))
+        return free_name(name, lambda one: self._is_taken(one, parts))
 
     def _is_taken(self, name: str, parts: int) -> bool:
         """Whether a job of so many parts, 0 for one of a single site, cannot have a name."""
@@ -337,9 +322,7 @@ class JobHub:
             UserError: there is none of this name.
             ConflictError: it is over, or is being cancelled.
         """
-        job = self.job(name)
-        if job.over or job.state is PlacementState.CANCELLING:
-            raise ConflictError(f"the job {name} cannot be cancelled: it is {job.state.value}", code="job_over")
+        job = self.book.require_cancellable(name)
         self._tell(JobUnwanted(job=name, by=by, reason=reason))
         return job
 
@@ -356,12 +339,6 @@ class JobHub:
     def end_outer_run(self, name: str, *, ok: bool, reason: str) -> None:
         """Take the end of the hub's own run of a job, which is that of the job."""
         self._tell(OuterRunEnded(job=name, ok=ok, reason=reason))
-
-    def job(self, name: str) -> PlacedJob:
-        """Return a job. Raises `UserError` when there is none of this name."""
-        if name not in self.book.jobs:
-            raise UserError(f"the hub has no job {name!r}; it has {', '.join(self.book.jobs) or 'none'}")
-        return self.book.jobs[name]
 
     def waits_for(self, job: PlacedJob) -> str:
         """Return why no site has a waiting job; "": it does not wait."""
@@ -416,20 +393,10 @@ class JobHub:
                 task.add_done_callback(self._closing.discard)
 
     def _append(self, record: HubRecord) -> None:
-        record = msgspec.structs.replace(record, t=self._system.clock.wall())
-        self._journal.append(record, durable=True)
+        record = self._seen(self.journal.keep(record))
         self.book.date(record)
         if text := news_of(record):
-            self.events.append((record.t, text))
             log.info("%s", text)
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-    async def wait_for_events(self, timeout_s: float) -> None:
-        """Return when the journal has grown, or after `timeout_s` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._grown.wait()
 
 
 def data_sets_of(config: Config) -> tuple[str, ...]:

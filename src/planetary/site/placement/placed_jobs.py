@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.protocol.run_fold import Ban
 from planetary.machine.journal import Record
-from planetary.machine.state_table import Table, advance
+from planetary.machine.state_table import Table
+from planetary.site.book import Book, BookedJob
 from planetary.site.placement.choice import PlaceableJob
 from planetary.site.placement.messages import AttemptState
 
@@ -55,7 +56,6 @@ PLACED_JOB: Table = {
 }
 
 AT_SITE = frozenset({PlacementState.OFFERED, PlacementState.PLACED, PlacementState.CANCELLING})
-HUB_ENDS = frozenset({PlacementState.FINISHED, PlacementState.FAILED, PlacementState.CANCELLED})
 
 
 class HubNamed(Record, frozen=True, kw_only=True, tag="hub_named"):
@@ -251,7 +251,7 @@ def part_names(job: str, parts: int) -> tuple[str, ...]:
     return tuple(f"{job}.{number}" for number in range(1, parts + 1))
 
 
-class PlacedJob(msgspec.Struct, kw_only=True):
+class PlacedJob(BookedJob[PlacementState], kw_only=True):
     """One job of a hub.
 
     Attributes:
@@ -267,12 +267,10 @@ class PlacedJob(msgspec.Struct, kw_only=True):
         members: of a job over several sites: site -> number of the part it has, or had.
     """
 
-    job: str
-    kind: str
+    table: ClassVar[Table] = PLACED_JOB
+
     placeable: PlaceableJob
-    config: str
     priority: int | None
-    by: str
     state: PlacementState = PlacementState.WAITING
     site: str = ""
     attempt: int = 0
@@ -282,47 +280,34 @@ class PlacedJob(msgspec.Struct, kw_only=True):
     strays: dict[int, Stray] = msgspec.field(default_factory=dict)
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     why: str = ""
-    reason: str = ""  # why it ended, is to end, or waits again
     whole: str = ""
     part: int = 0
     parts: tuple[str, ...] = ()
     members: dict[str, int] = msgspec.field(default_factory=dict)
-    submitted_at: float = 0.0  # Unix time in seconds, as all of these
-    placed_at: float | None = None
-    ended_at: float | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in HUB_ENDS
+    placed_at: float | None = None  # Unix time in seconds
 
     @property
     def is_at_site(self) -> bool:
         """Whether the site has it, or may have; never of a job over several sites."""
         return not self.parts and self.state in AT_SITE
 
-    def advance(self, event: str) -> None:
-        """Take a step of `PLACED_JOB`."""
-        self.state = PlacementState(advance(PLACED_JOB, self.state, event))
-
 
 _STEP_OF_END: dict[AttemptState, str] = {"finished": "finish", "failed": "fail", "cancelled": "stop"}
 
 
-class PlacementBook:
-    """The fold of a hub's journal; see `machine.journal.Fold`.
+class PlacementBook(Book[PlacedJob]):
+    """The fold of a hub's journal.
 
     Attributes:
         hub: identity; "" before the first record.
-        jobs: by name, in the order in which they were submitted.
         keys: site -> public key of the machine the name belongs to.
         bans: of sites; a hub that places jobs bans none.
         used: site -> day and traffic of the line.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.hub = ""
-        self.jobs: dict[str, PlacedJob] = {}
         self.keys: dict[str, str] = {}
         self.bans: dict[str, Ban] = {}
         self.used: dict[str, tuple[int, int]] = {}
@@ -356,21 +341,13 @@ class PlacementBook:
             case PlacedJobEnded() | PlacementCancelled() | JobDeclined() | JobLost() if job.over:
                 job.ended_at = job.ended_at or record.t
 
-    def job(self, name: str) -> PlacedJob:
-        """Return a job. Raises `LocalProtocolError` when there is none of this name."""
-        if name not in self.jobs:
-            raise LocalProtocolError(f"no job {name} was submitted to the hub")
-        return self.jobs[name]
-
     def at(self, site: str) -> list[PlacedJob]:
         """Return the jobs a site has, or may have."""
         return [job for job in self.jobs.values() if job.is_at_site and job.site == site]
 
     def _add(self, record: PlacementAsked) -> None:
         names = part_names(record.job, len(record.parts))
-        if known := [name for name in (record.job, *names) if name in self.jobs]:
-            raise LocalProtocolError(f"the job {known[0]} was submitted before")
-        self.jobs[record.job] = whole = PlacedJob(
+        whole = PlacedJob(
             job=record.job,
             kind=record.kind,
             placeable=record.placeable,
@@ -379,8 +356,8 @@ class PlacementBook:
             by=record.by,
             parts=names,
         )
-        for number, (name, placeable) in enumerate(zip(names, record.parts, strict=True), 1):
-            self.jobs[name] = PlacedJob(
+        parts = [
+            PlacedJob(
                 job=name,
                 kind=PART_KIND,
                 placeable=placeable,
@@ -390,6 +367,9 @@ class PlacementBook:
                 whole=whole.job,
                 part=number,
             )
+            for number, (name, placeable) in enumerate(zip(names, record.parts, strict=True), 1)
+        ]
+        self.add(whole, *parts)
 
     def parts_of(self, job: PlacedJob) -> list[PlacedJob]:
         """Return the parts of a job over several sites, in their order."""
@@ -417,12 +397,9 @@ class PlacementBook:
                 job.attempt, job.site = record.attempt, job.strays.pop(record.attempt).site
                 job.why, job.reason = "it was there, and no other site had been asked", ""
             case PlacementCancelled():
-                job.advance("cancel")
-                job.reason = record.reason
+                job.cancel(record.reason)
             case PlacedJobEnded():
-                job.advance(_STEP_OF_END[record.state])
-                keeps = job.state is PlacementState.CANCELLED and job.reason
-                job.reason = job.reason if keeps else record.reason
+                job.end(_STEP_OF_END[record.state], record.reason)
                 job.state_there = record.state if job.site else None
             case JobDeclined() | JobAccepted() | JobLost():
                 if record.attempt != job.attempt:

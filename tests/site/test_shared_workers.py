@@ -207,7 +207,7 @@ def test_a_supervisor_follows_its_worker_and_restarts_it(tmp_path: Path) -> None
         await site.submit(name="toy-serve")
         await works_for(site, a="toy-serve")
 
-        peers = site.site.peers
+        peers = site.site.workers.peers
 
         async def together() -> bool:
             return {peer.run for peer in peers} == {"toy-serve"} and len(peers) == 2

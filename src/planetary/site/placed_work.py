@@ -6,20 +6,20 @@ import asyncio
 import logging
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from planetary.core.config import Config
 from planetary.core.errors import ConflictError, PlanetaryError, UserError
 from planetary.fleet.gateway.run_files import has_run
-from planetary.fleet.protocol.messages import Hello
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.site.config import CONTROLLERS, Controllers
 from planetary.site.hosted_run import HostedRun
 from planetary.site.jobs import HubAttempt, Job, JobBook, JobState
 from planetary.site.placement.hub_link import EndJob, HubLink, HubLinkOptions, TakeJob
 from planetary.site.placement.messages import ControllerRoom, JobReport, OfferJob, SiteNews, WorkerGroup
+from planetary.site.site_workers import SiteWorkers
 from planetary.site.submission import config_of_tables
 from planetary.site.worker_scheduler import IDLE
 
@@ -40,9 +40,8 @@ class JobHost(Protocol):
         """Those that run, by job."""
         ...
 
-    def hellos(self) -> Sequence[tuple[Hello, str]]:
-        """Return the greetings of the workers that are here, each with the run the worker works for."""
-        ...
+    @property
+    def workers(self) -> SiteWorkers: ...
 
     def submit(
         self, config: Config, *, by: str, name: str, priority: int | None, resume: bool, placed: HubAttempt
@@ -184,7 +183,7 @@ class PlacedWork:
         return SiteNews(controllers=controllers, workers=self._workers(), data_sets=tuple(sorted(self._data_sets)))
 
     def _workers(self) -> tuple[WorkerGroup, ...]:
-        here = self._host.hellos()
+        here = self._host.workers.hellos()
         self._look_up_devices({hello.worker for hello, _ in here})
         groups: Counter[tuple[str, str, str, tuple[str, ...], int]] = Counter()
         idle: Counter[tuple[str, str, str, tuple[str, ...], int]] = Counter()

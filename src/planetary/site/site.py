@@ -1,7 +1,7 @@
 """A site: jobs from its journal, their runs in this process, and the workers they share.
 
-Decisions are those of `worker_scheduler` (which worker for which run), the fold of the journal (`jobs`) and each run's
-controller; this module carries them out.
+Decisions are those of the fold of the journal (`jobs`) and of each run's controller; this module carries them out.
+`SiteWorkers` has the workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,6 @@ from planetary.fleet.gateway.reception import Reception
 from planetary.fleet.gateway.run_files import RunLock, has_run
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import Finish
-from planetary.machine.events import Event, Tick
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello
 from planetary.net.session import Refused
@@ -46,10 +45,6 @@ from planetary.site.jobs import (
     JobSubmitted,
     SiteRecord,
     SiteStopped,
-    WorkerAssigned,
-    WorkerDrained,
-    WorkerMoved,
-    WorkerReleased,
 )
 from planetary.site.model_process import PreparationLimits
 from planetary.site.outer_runs import OuterRuns
@@ -58,20 +53,8 @@ from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.messages import PLACEMENT_MESSAGES
 from planetary.site.placement.placed_jobs import PlacedJob
+from planetary.site.site_workers import SiteWorkers
 from planetary.site.submission import checked, config_of_controller, with_data_sets
-from planetary.site.worker_scheduler import (
-    IDLE,
-    Assign,
-    Drain,
-    PlaceWorker,
-    Recall,
-    RunOver,
-    RunWants,
-    WorkerCame,
-    WorkerScheduler,
-    WorkerWent,
-)
-from planetary.wire.streams import refuse_tensors
 
 log = logging.getLogger(__name__)
 
@@ -112,18 +95,6 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     preparation: PreparationLimits = PreparationLimits()
 
 
-class SitePeer(msgspec.Struct):
-    """A connection of a worker or supervisor.
-
-    Attributes:
-        run: that attends it; `IDLE`: the site itself does.
-    """
-
-    connection: Connection
-    hello: m.Hello
-    run: str = IDLE
-
-
 class Site:
     """A gateway whose jobs share workers.
 
@@ -133,8 +104,7 @@ class Site:
         book: the jobs.
         journal: that the book is folded from.
         runs: those that run in this process, by job.
-        peers: connections of workers and supervisors.
-        scheduler: places workers.
+        workers: that the runs share.
         hub: places jobs on other sites; None: this is no hub.
         outer: the hub's own runs of jobs over several sites; None: this is no hub.
         placed: jobs of the hub above; None: there is none.
@@ -146,8 +116,6 @@ class Site:
         self.options, self.security = options, security
         self.book = JobBook()
         self.runs: dict[str, HostedRun] = {}
-        self.peers: list[SitePeer] = []
-        self.scheduler = WorkerScheduler()
         self.hub: JobHub | None = None
         self.outer: OuterRuns | None = None
         self.placed: PlacedWork | None = None
@@ -156,6 +124,7 @@ class Site:
         self._timings = Timings(options.latency_budget_s)
         self.journal: JournalFile[SiteRecord] = JournalFile(None, SiteRecord, self.book, wall)
         self._lock: RunLock | None = None
+        self.workers = SiteWorkers(self, self._timings)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop: str | None = None
         self._stopping = asyncio.Event()
@@ -184,10 +153,7 @@ class Site:
         if folder is not None:
             self._lock = RunLock(folder)
             self.journal = JournalFile(folder / JOURNAL, SiteRecord, self.book, self._wall)
-            for worker in self.book.drained:
-                self.scheduler.handle(Drain(worker, True), self._now())
-            for worker, controller in self.book.assigned.items():
-                self.scheduler.handle(Assign(worker, controller), self._now())
+            self.workers.restore()
             options = self.options
             if options.policies:
                 self.hub = JobHub(options.name, folder, options.policies, self._timings, forgive=options.forgive)
@@ -252,7 +218,7 @@ class Site:
             self.placed.start()
         while self._stop is None:
             self._start_queued()
-            self.look()
+            self.workers.look()
             if self.hub is not None:
                 self.hub.look()
             if self.outer is not None:
@@ -267,6 +233,7 @@ class Site:
             await self.outer.finish()
         while self._tasks:
             await asyncio.wait(set(self._tasks.values()))
+        await self.workers.finish()
         self.journal.append(SiteStopped(reason=self._stop))
 
     def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
@@ -305,14 +272,12 @@ class Site:
         finally:
             looking.cancel()
             self.journal.append(JobEnded(job=name, ok=ok, reason=reason))
-            for peer in [one for one in self.peers if one.run == IDLE and self._stop is None]:
-                with contextlib.suppress(PlanetaryError, TimeoutError):
-                    async with asyncio.timeout(self._timings.shutdown_s):
-                        await peer.connection.send(m.Shutdown(reason=reason))
+            if self._stop is None:
+                await self.workers.dismiss_idle(reason)
 
     async def _keep_looking(self) -> None:
         while True:
-            self.look()
+            self.workers.look()
             await asyncio.sleep(LOOK_S)
 
     async def close(self, reason: str) -> None:
@@ -459,7 +424,7 @@ class Site:
         finally:
             self.runs.pop(job.job, None)
             self._tasks.pop(job.job, None)
-            self._tell(RunOver(job.job))
+            self.workers.over(job.job)
         if self._stop is not None and not end.ok and job.state is JobState.RUNNING:
             return  # it goes on when the site is started again
         self.journal.append(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
@@ -505,7 +470,7 @@ class Site:
             end = await outcome_of(self._host(shown, config), job.job)
         finally:
             self.runs.pop(job.job, None)
-            self._tell(RunOver(job.job))
+            self.workers.over(job.job)
             self.journal.show(JobEnded(job=job.job, ok=end.ok, reason=end.reason))
         return end
 
@@ -549,133 +514,16 @@ class Site:
         self.journal.show(JobStarted(job=job.job))
         return self.book.jobs[job.job]
 
-    # --- workers ----------------------------------------------------------------------------------------------
-
-    def hellos(self) -> Sequence[tuple[m.Hello, str]]:
-        """Return the greetings of the workers that are here, each with the run the worker works for."""
-        here = (one.hello for one in self.peers if one.hello.role == "worker" and not one.hello.trial)
-        return [(hello, self.scheduler.run_of(hello.worker)) for hello in here]
-
-    def workers_of(self, run: str) -> Sequence[str]:
-        """Return the workers that work for a run."""
-        return [one.worker for one in self.scheduler.workers.values() if one.at == run]
-
-    def drain(self, worker: str, *, by: str = "") -> None:
-        """Keep a worker from every run from the end of the current task on. Raises `UserError` for an unknown one."""
-        self.require_worker(worker)
-        self.journal.append(WorkerDrained(worker=worker, by=by))
-        self._tell(Drain(worker, True))
-
-    def release(self, worker: str, *, by: str = "") -> None:
-        """Let a drained worker take part again."""
-        self.require_worker(worker)
-        self.journal.append(WorkerReleased(worker=worker, by=by))
-        self._tell(Drain(worker, False))
-
-    def assign(self, worker: str, controller: str, *, by: str = "") -> None:
-        """Let a worker work for one controller only; "": for any."""
-        self.require_worker(worker)
-        if controller not in ("", *CONTROLLERS):
-            raise UserError(f"controller: expected one of {', '.join(CONTROLLERS)} or none, found {controller!r}")
-        self.journal.append(WorkerAssigned(worker=worker, controller=controller, by=by))
-        self._tell(Assign(worker, controller))
-
-    def restart(self, worker: str, *, by: str = "") -> None:
-        """Replace a worker's process now. Raises `ConflictError` unless a run has it."""
-        self.require_worker(worker)
-        run = self.runs.get(self.scheduler.run_of(worker))
-        if run is None:
-            raise ConflictError(
-                f"worker {worker} works for no run now, so that nothing of it can hang", code="worker_idle"
-            )
-        run.gateway.restart_worker(worker, f"restarted by {by}" if by else "restarted by the operator")
-
-    def require_worker(self, worker: str) -> None:
-        """Raise `UserError` unless a worker is known."""
-        names = list(self.scheduler.workers)
-        if worker not in names and worker not in self.book.drained:
-            raise UserError(f"there is no worker {worker!r}; there are: {', '.join(names) or 'none'}")
-
-    def look(self) -> None:
-        """Pass the present needs of the runs to the scheduler."""
-        for name, run in self.runs.items():
-            controller = run.gateway.controller
-            if controller is None and self._only is None:
-                continue  # it is being prepared, and has nothing for a worker
-            if run.gateway.ended_at is not None and self._only is None:
-                self._tell(RunOver(name))  # it writes the report, which takes no worker
-                continue
-            job, demand = self.book.jobs[name], run.gateway.demand
-            banned = frozenset(controller.membership.banned) if controller is not None else frozenset()
-            if run.gateway.ended_at is None:
-                self._tell(
-                    RunWants(
-                        run=name,
-                        controller=job.controller,
-                        priority=job.priority,
-                        least=demand.least,
-                        most=demand.most,
-                        roles=run.kind.roles,
-                        without=frozenset() if self._only else banned,
-                    )
-                )
-        self._tell(Tick())
-
-    def _tell(self, event: Event) -> None:
-        """Pass an event to the scheduler, and carry out the instructions."""
-        for instruction in self.scheduler.handle(event, self._now()):
-            match instruction:
-                case PlaceWorker():
-                    self._place(instruction)
-                case Recall():
-                    log.info("worker %s leaves %s: %s", instruction.worker, instruction.run, instruction.why)
-                    run = self.runs.get(instruction.run)
-                    if run is not None:
-                        run.gateway.let_go(instruction.worker, instruction.why, instruction.kind)
-
-    def _place(self, place: PlaceWorker) -> None:
-        if place.run != place.source and self._only is None:
-            self.journal.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
-            log.info("worker %s works for %s: %s", place.worker, place.run or "no run", place.why or "it is idle")
-        for peer in self.peers:
-            if peer.hello.worker == place.worker and peer.run != place.run:
-                self._dial_again(peer, f"for {place.run}" if place.run else "it is idle")
-
-    def _dial_again(self, peer: SitePeer, why: str) -> None:
-        """End a connection whose peer is placed elsewhere when it comes again."""
-        task = asyncio.get_running_loop().create_task(peer.connection.close(f"dial again: {why}"))
-        self._tasks[f"closing {id(peer)}"] = task
-        task.add_done_callback(lambda _: self._tasks.pop(f"closing {id(peer)}", None))
+    # --- peers ------------------------------------------------------------------------------------------------
 
     async def _take(self, connection: Connection, hello: m.Hello) -> None:
         """Attend a peer until the connection ends."""
         if hello.role == "site":
             await self._take_site(connection, hello)
-            return
-        if hello.role == "worker" and hello.run and self.outer is not None:
+        elif hello.role == "worker" and hello.run and self.outer is not None:
             await self.outer.attend(connection, hello)
-            return
-        if hello.role == "worker":
-            before = [one for one in self.peers if one.hello.role == "worker" and one.hello.worker == hello.worker]
-            if not any(one.hello.identity != hello.identity for one in before):
-                self._tell(WorkerCame(worker=hello.worker, roles=hello.roles, trial=hello.trial))
-        peer = SitePeer(connection, hello, self.scheduler.run_of(hello.worker))
-        is_placed = peer.run in self.runs
-        if not is_placed:
-            peer.run = self._run_that_refuses(hello)
-        self.peers.append(peer)
-        try:
-            if peer.run != IDLE:
-                if is_placed:
-                    self._follow(hello.worker)
-                await self.runs[peer.run].gateway.attend(connection, hello)
-            else:
-                await self._wait(connection)
-        finally:
-            self.peers.remove(peer)
-            others = any(one.hello.role == "worker" and one.hello.worker == hello.worker for one in self.peers)
-            if hello.role == "worker" and not others:
-                self._tell(WorkerWent(hello.worker))
+        else:
+            await self.workers.attend(connection, hello)
 
     async def _take_site(self, connection: Connection, hello: m.Hello) -> None:
         if self.hub is not None and self._stop is None:
@@ -692,33 +540,6 @@ class Site:
                 kind="data",
             )
         await answer_hello(connection, no, self._timings.connect_s)
-
-    def _run_that_refuses(self, hello: m.Hello) -> str:
-        """Return the run that tells a worker it has no role for it; `IDLE` where a later job may have one."""
-        if self.options.folder is not None or not hello.roles:
-            return IDLE
-        lacking = (name for name, run in self.runs.items() if run.kind.roles and not {*run.kind.roles} & {*hello.roles})
-        return next(lacking, IDLE)
-
-    def _follow(self, worker: str) -> None:
-        """Have a worker's supervisor go where it is."""
-        run = self.scheduler.run_of(worker)
-        for peer in self.peers:
-            if peer.hello.worker == worker and peer.run != run:
-                self._dial_again(peer, f"for {run}" if run else "its worker is idle")
-
-    async def _wait(self, connection: Connection) -> None:
-        """Keep a peer no run uses; it goes when it is placed."""
-        timings = self._timings
-        welcome = m.Welcome(
-            run=self.options.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
-        )
-        if await answer_hello(connection, welcome, timings.connect_s, refuse_tensors):
-            while True:
-                await connection.receive()
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _waiting(config: Config) -> Config:

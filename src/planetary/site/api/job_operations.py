@@ -113,7 +113,7 @@ class JobOperations(SiteGroup):
     def _view(self, job: Job) -> JobView:
         run = self._site.runs.get(job.job)
         endpoint = run.gateway.endpoint if run is not None else ""
-        return job_view(job, tuple(self._site.workers_of(job.job)), endpoint)
+        return job_view(job, tuple(self._site.workers.workers_of(job.job)), endpoint)
 
 
 async def status_of(site: Site, job: Job) -> RunStatus:

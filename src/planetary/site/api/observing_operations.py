@@ -55,7 +55,7 @@ class ObservingOperations(SiteGroup):
     async def get_site(self) -> SiteView:
         """Return the site."""
         site, jobs = self._site, self._site.book.jobs.values()
-        here = [one for one in site.scheduler.workers.values() if one.gone_at is None and not one.trial]
+        here = [one for one in site.workers.scheduler.workers.values() if one.gone_at is None and not one.trial]
         return SiteView(
             gateway_id=site.options.name,
             lab_id=self._lab,

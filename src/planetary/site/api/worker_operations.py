@@ -24,31 +24,31 @@ class WorkerOperations(SiteGroup):
     async def list_workers(self) -> WorkerList:
         """List workers, each with its run and the reason."""
         statuses = self._statuses()
-        names = {*self._site.scheduler.workers, *statuses, *self._site.book.drained}
+        names = {*self._site.workers.scheduler.workers, *statuses, *self._site.book.drained}
         return WorkerList(workers=tuple(self._view(name, statuses) for name in sorted(names)))
 
     @operation("POST", "/v1/workers/{worker:path}/drain", **_CHANGE, status=202)
     async def drain_worker(self, worker: str, by: Caller) -> SiteWorker:
         """Keep a worker from every run, from the end of its task on."""
-        self._site.drain(self._known(worker), by=by)
+        self._site.workers.drain(self._known(worker), by=by)
         return self._view(worker, self._statuses())
 
     @operation("POST", "/v1/workers/{worker:path}/release", **_CHANGE, status=202)
     async def release_worker(self, worker: str, by: Caller) -> SiteWorker:
         """Let a drained worker take part again."""
-        self._site.release(self._known(worker), by=by)
+        self._site.workers.release(self._known(worker), by=by)
         return self._view(worker, self._statuses())
 
     @operation("POST", "/v1/workers/{worker:path}/restart", **_CHANGE, status=202)
     async def restart_worker(self, worker: str, by: Caller) -> SiteWorker:
         """Replace a worker's process now; its task is given to another."""
-        self._site.restart(self._known(worker), by=by)
+        self._site.workers.restart(self._known(worker), by=by)
         return self._view(worker, self._statuses())
 
     @operation("PUT", "/v1/workers/{worker:path}/role", **_CHANGE)
     async def assign_worker(self, worker: str, by: Caller, body: RoleRequest) -> SiteWorker:
         """Let a worker work for one controller only, or for any."""
-        self._site.assign(self._known(worker), body.controller, by=by)
+        self._site.workers.assign(self._known(worker), body.controller, by=by)
         return self._view(worker, self._statuses())
 
     @operation("GET", "/v1/workers/{worker:path}", group="workers", scope=Scope.READ, refuses=(404,))
@@ -59,7 +59,7 @@ class WorkerOperations(SiteGroup):
     def _known(self, name: str) -> str:
         """Return the name of a worker. Raises `ApiError` (404) when it is not known."""
         try:
-            self._site.require_worker(name)
+            self._site.workers.require_worker(name)
         except UserError as error:
             raise ApiError(404, str(error), code="worker_not_found") from None
         return name
@@ -69,14 +69,16 @@ class WorkerOperations(SiteGroup):
         found: dict[str, WorkerStatus] = {}
         for name, run in self._site.runs.items():
             for status in run.status().workers:
-                if status.name not in found or self._site.scheduler.run_of(status.name) == name:
+                if status.name not in found or self._site.workers.scheduler.run_of(status.name) == name:
                     found[status.name] = status
         return found
 
     def _view(self, name: str, statuses: dict[str, WorkerStatus]) -> SiteWorker:
         site, status = self._site, statuses.get(name)
-        seen = site.scheduler.workers.get(name)
-        peer = next((one for one in site.peers if one.hello.worker == name and one.hello.role == "worker"), None)
+        seen = site.workers.scheduler.workers.get(name)
+        peer = next(
+            (one for one in site.workers.peers if one.hello.worker == name and one.hello.role == "worker"), None
+        )
         moves = seen is not None and seen.goal != seen.at
         node = peer.hello.node if peer is not None else status.node if status is not None else ""
         return SiteWorker(

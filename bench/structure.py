@@ -24,7 +24,7 @@ NOT_A_REACH = {"_exit", "_replace", "_asdict", "_fields", "_make"}
 REGISTRIES = {
     "planetary.site.api.control_api",  # of groups of operations
     "planetary.monitor.sinks.sink_kinds",
-    "planetary.compiler.step.named_optimizers",  # of optimizers
+    "planetary.compiler.step.inner_optimizers",  # of optimizers
     "planetary.sync.payload",  # of codecs
 }
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from planetary.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from planetary.compiler.step.inner_optimizers import InnerOptimizer
+    from planetary.compiler.step.optimizers import Transform, per_parameter
     from planetary.core.configuration.needs import Need
     from planetary.core.errors import ProtocolError
+    from planetary.core.schedules import Curve
     from planetary.core.tensors import TensorSpec
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
+    "Curve": "planetary.core.schedules",
+    "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
     "Judge": "planetary.sync.judgement",
     "Sink": "planetary.monitor.sinks.sink",
     "Table": "planetary.sync.deltas",
@@ -35,6 +40,8 @@ _HOMES = {
     "ProtocolError": "planetary.core.errors",
     "Task": "planetary.runs.rl.environments.tasks",
     "TensorSpec": "planetary.core.tensors",
+    "Transform": "planetary.compiler.step.optimizers",
+    "per_parameter": "planetary.compiler.step.optimizers",
     "check_finite": "planetary.sync.codecs.tensor_codec",
     "flat_state": "planetary.sync.outer_optimizers",
 }
@@ -42,6 +49,8 @@ _HOMES = {
 __all__ = [
     "Claim",
     "Codec",
+    "Curve",
+    "InnerOptimizer",
     "Judge",
     "LeaseStart",
     "MergeRule",
@@ -55,8 +64,10 @@ __all__ = [
     "Table",
     "Task",
     "TensorSpec",
+    "Transform",
     "check_finite",
     "flat_state",
+    "per_parameter",
 ]
 
 __getattr__ = lazy_names(globals(), _HOMES)

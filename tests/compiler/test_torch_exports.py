@@ -58,7 +58,7 @@ def test_loss_and_gradients_are_pytorchs(name: str) -> None:
     model, expected = model_of(name), np.load(FILES / f"{name}.npz")
     params, batch = numbers(model)
     # The momentum of the first step is the gradient, in float32.
-    options = StepOptions(optimizer="sgd", momentum=0.5, nesterov=False, clip_norm=0, weight_decay=0)
+    options = StepOptions(optimizer="sgd", momentum=0.5, clip_norm=0, weight_decay=0)
     step = build_train_step(model, options)
     assert "f64" not in step.stablehlo
     assert "stablehlo.scatter" not in step.stablehlo

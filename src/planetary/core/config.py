@@ -572,8 +572,6 @@ def _mathematics(config: Config) -> dict[str, Any]:
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:
             table[key] = re.split(r"[/\\]", table[key])[-1]
-    if config.optimizer.schedule in {"constant", "inverse-sqrt"}:
-        del kept["optimizer"]["final_fraction"]
     if config.sync.topology == "ring":  # the ring's sums are rounded in another way
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
         if config.sync.ring_compression != "none":

@@ -11,6 +11,15 @@ from typing import Any
 
 from planetary.core.registry import Registry
 
+INNER_OPTIMIZERS: Registry[Any] = Registry(
+    "inner optimizer",
+    "planetary.inner_optimizers",
+    "planetary.compiler.step.inner_optimizers:InnerOptimizer",
+    ["planetary.compiler.step.inner_optimizers"],
+)
+SCHEDULES: Registry[Any] = Registry(
+    "schedule", "planetary.schedules", "planetary.core.schedules:Curve", ["planetary.core.schedules"]
+)
 CODECS: Registry[Any] = Registry(
     "codec",
     "planetary.codecs",
@@ -53,6 +62,7 @@ SINKS: Registry[Any] = Registry(
 """By the `kind` of a table of `[[sinks]]`, which has the keys of the class's `options`."""
 
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
-    registry.kind: registry for registry in (CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES, TASKS)
+    registry.kind: registry
+    for registry in (INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES, TASKS)
 }
 """By the kind that a key of the configuration declares."""

@@ -164,10 +164,9 @@ def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
 
-@pytest.mark.parametrize("nesterov", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
+def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model) -> None:
     run = Run(
-        build_train_step(model, _options(optimizer="muon", nesterov=nesterov, adam_for=("emb*",), clip_norm=0.0)),
+        build_train_step(model, _options(optimizer="muon", adam_for=("emb*",), clip_norm=0.0)),
         mlp_params(),
         CONSTANT,
     )
@@ -175,7 +174,7 @@ def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model, nestero
     def label(params: Any) -> Any:
         return {name: "muon" if name in {"up", "down"} else "adam" for name in params}
 
-    matrices = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=nesterov, consistent_rms=0.2)
+    matrices = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=True, consistent_rms=0.2)
     rest = optax.adamw(RATE, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=_is_matrix)
     _follow(run, optax.partition({"muon": matrices, "adam": rest}, label))
     names = [spec.name for spec in run.step.spec.opt_state]
@@ -185,7 +184,7 @@ def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model, nestero
 
 @pytest.mark.slow
 def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -> None:
-    options = _options(optimizer="muon", nesterov=True, adam_for=("emb*",), matrix_stacks=("cub*",), clip_norm=0.0)
+    options = _options(optimizer="muon", adam_for=("emb*",), matrix_stacks=("cub*",), clip_norm=0.0)
     run = Run(build_train_step(model, options), mlp_params(), CONSTANT)
     alone = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=True, consistent_rms=0.2)
 
@@ -255,12 +254,12 @@ def test_a_chain_hands_each_transform_its_own_state() -> None:
     from planetary.compiler.step.optimizers_adaptive import add_momentum
 
     both = optimizers.chain(
-        add_momentum(0.9, nesterov=False),
-        add_momentum(0.5, nesterov=False),
+        add_momentum(0.9),
+        add_momentum(0.5),
         optimizers.scale_by_learning_rate(),
     )
     run = Run(build_train_step(mlp_model(), optimizer=both), mlp_params(), CONSTANT)
-    _follow(run, optax.chain(optax.trace(0.9), optax.trace(0.5), optax.scale(-RATE)))
+    _follow(run, optax.chain(optax.trace(0.9, True), optax.trace(0.5, True), optax.scale(-RATE)))
 
 
 @pytest.mark.parametrize(

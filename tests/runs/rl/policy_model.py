@@ -37,8 +37,6 @@ SHAPE = PolicyShape(SERVING, ROWS, LENGTH)
 @functools.cache
 def program(micro_batches: int = 1) -> tuple[Program, tuple[TensorSpec, ...]]:
     """The policy's program, with plain gradient descent of rate 1 so that a step shows its gradient."""
-    options = StepOptions(
-        optimizer="sgd", momentum=0.0, nesterov=False, weight_decay=0.0, clip_norm=0.0, micro_batches=micro_batches
-    )
+    options = StepOptions(optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0, micro_batches=micro_batches)
     shape = PolicyShape(SERVING, ROWS, LENGTH, micro_batches)
     return policy_program(DECODE, PARAMS, SPECS, shape, options)[:2]

@@ -130,6 +130,13 @@ def test_an_own_judge_refuses_by_its_reason(tmp_path: Path) -> None:
     assert "" in reasons
 
 
+def test_workers_fetch_the_text_of_an_own_schedule(tmp_path: Path) -> None:
+    """They compute the rate of each step, and would fail without the file."""
+    cluster = run(tmp_path, f"optimizer.schedule={tmp_path}/my_schedule.py:Steps")
+    assert (cluster.folder / "run" / "code" / "my_schedule.py").read_text() == EXAMPLES["my_schedule.py"]
+    assert [file.file for file in cluster.training.policy.code] == ["my_schedule.py"]
+
+
 def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:
     """The file is not run to read the configuration, so that its needs are checked as the run starts."""
     for name, text in EXAMPLES.items():

@@ -74,11 +74,11 @@ def scale_by_lion(beta1: float, beta2: float) -> Transform:
     return Transform(state, update)
 
 
-def add_momentum(decay: float, nesterov: bool) -> Transform:
-    """Return the momentum of SGD (Sutskever et al. 2013, in the form of PyTorch and optax).
+def add_momentum(decay: float) -> Transform:
+    """Return Nesterov's momentum for SGD (Sutskever et al. 2013, in the form of PyTorch and optax).
 
-    `trace ← gradient + decay · trace`; the update is the trace, or with `nesterov`
-    `gradient + decay · trace`. State: `momentum.<parameter>`; none for `decay` 0.
+    `trace ← gradient + decay · trace`; the update is `gradient + decay · trace` with the
+    new trace. State: `momentum.<parameter>`; none for `decay` 0.
     """
     if not decay:
         return Transform(lambda params: (), lambda updates, held, inputs: (list(updates), []))
@@ -91,6 +91,6 @@ def add_momentum(decay: float, nesterov: bool) -> Transform:
 
     def update(updates: Values, held: Values, inputs: Inputs) -> tuple[list[Value], list[Value]]:
         traces = [grown(g, t) for g, t in zip(updates, held, strict=True)]
-        return [grown(g, t) for g, t in zip(updates, traces, strict=True)] if nesterov else traces, traces
+        return [grown(g, t) for g, t in zip(updates, traces, strict=True)], traces
 
     return Transform(state, update)

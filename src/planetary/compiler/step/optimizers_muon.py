@@ -25,8 +25,8 @@ STEPS = 5
 MATCHED_RMS = 0.2  # Liu et al. 2025, arXiv:2502.16982, section 2.2: that of AdamW's updates in their runs
 
 
-def scale_by_muon(decay: float, nesterov: bool, epsilon: float) -> Transform:
-    """Return momentum with bias correction, orthogonalised, at a root mean square of about `MATCHED_RMS`.
+def scale_by_muon(decay: float, epsilon: float) -> Transform:
+    """Return Nesterov's momentum with bias correction, orthogonalised, at a root mean square of about `MATCHED_RMS`.
 
     A parameter of three dimensions is a stack of matrices, each of which is orthogonalised by itself. The update of an
     [m, n] matrix is multiplied by `MATCHED_RMS · sqrt(max(m, n))` (Liu et al. 2025, arXiv:2502.16982, eq. 4), so
@@ -48,10 +48,7 @@ def scale_by_muon(decay: float, nesterov: bool, epsilon: float) -> Transform:
         steps, means = [], []
         for gradient, old in zip(updates, held[1:], strict=True):
             mean = moving_average(old, gradient, decay)
-            if nesterov:
-                wanted = moving_average(scaled(mean, ahead), scaled(gradient, now), decay)
-            else:
-                wanted = scaled(mean, now)
+            wanted = moving_average(scaled(mean, ahead), scaled(gradient, now), decay)
             size = MATCHED_RMS * math.sqrt(max(ir.shape_of(gradient)[-2:]))
             steps.append(ops.scale(orthogonalised(wanted, epsilon), size))
             means.append(mean)

@@ -30,7 +30,7 @@ from planetary.compiler.rewrites.precision import (
 )
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts, whole_batch
-from planetary.compiler.step.named_optimizers import optimizer_of
+from planetary.compiler.step.inner_optimizers import optimizer_of
 from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep

@@ -82,7 +82,13 @@ KEY_NEEDS: Mapping[tuple[str, Any], tuple[Need, ...]] = {
 }
 """Needs of keys that name no object: (key, value) -> needs; `...`: every value but the default."""
 
-_USES: Mapping[str, str] = {"overlap": "sync", "merge rule": "outer", "outer optimizer": "outer"}
+_USES: Mapping[str, str] = {
+    "overlap": "sync",
+    "merge rule": "outer",
+    "outer optimizer": "outer",
+    "inner optimizer": "optimizer",
+    "schedule": "optimizer",
+}
 """Kind of object -> the section whose optional keys its objects declare in `keys`."""
 
 
@@ -133,7 +139,7 @@ def check_needs(
         for need in needs:
             _check(need, holder, values, origin)
     for key, point in values.points.items():
-        if (section := _USES.get(point.kind)) is not None:
+        if (section := key.partition(".")[0]) == _USES.get(point.kind):
             _check_used(section, key, values, origin)
 
 
@@ -197,7 +203,10 @@ def _default(config: Config, key: str) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
-    return "none" if value == () else "a table" if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        texts = all(isinstance(one, str) for one in value)
+        return "none" if not value else f"[{', '.join(map(_shown, value))}]" if texts else "a table"
+    return str(value)
 
 
 def _listed(values: Any) -> str:

@@ -69,11 +69,8 @@ Memory = Annotated[
 Factors = Literal["f32", "bf16", "f16"]
 Rounding = Literal["nearest", "stochastic"]
 Float64 = Literal["demote", "refuse"]
-InnerOptimizer = Literal["adamw", "sgd", "lion", "adafactor", "muon"]
-INNER_OPTIMIZER: InnerOptimizer = "adamw"
-"""The default, of the key and of a step's options."""
 InnerState = Literal["persist", "reset"]
-ScheduleKind = Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"]
+ScheduleName = Annotated[str, extension("schedule")]
 ArgumentRole = Literal["param", "statistic", "buffer", "input", "target", "key", "step"]
 Delivery = Literal["path", "gateway"]
 LeaseOrder = Literal["random", "fifo", "sequence"]
@@ -85,7 +82,6 @@ RELAY = "relay"
 """Among the names of the broadcast's codecs."""
 RingPrecision = Literal["f32", "f64"]
 WeightPrecision = Literal["f32", "bf16", "int8", "int4"]
-RateDecay = Literal["constant", "linear", "cosine"]
 
 
 def describe(kind: inspect.Type) -> str:

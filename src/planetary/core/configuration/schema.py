@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 import msgspec
 
 from planetary.core.configuration.ranges import (
-    INNER_OPTIMIZER,
     MOST_NAME,
     RELAY,
     ArgumentRole,
@@ -22,7 +21,6 @@ from planetary.core.configuration.ranges import (
     Fraction,
     FragmentCount,
     Index,
-    InnerOptimizer,
     InnerState,
     LeaseOrder,
     LeaseShares,
@@ -31,7 +29,7 @@ from planetary.core.configuration.ranges import (
     Positive,
     ProperFraction,
     RingPrecision,
-    ScheduleKind,
+    ScheduleName,
     Seed,
     Text,
     TrimmedFraction,
@@ -42,7 +40,7 @@ from planetary.core.configuration.ranges import (
 from planetary.core.configuration.section import Section, unknown_name
 from planetary.core.configuration.sections import KindSection, section_names, section_struct
 from planetary.core.configuration.sinks import SinkConfig, sink_tables
-from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
+from planetary.core.configuration.step_options import INNER_OPTIMIZER, ComputeOptions, InnerOptimizerName, UpdateOptions
 from planetary.core.printable import one_line
 
 # Runtime of the training step: a driver of IREE, or XLA through PJRT; "auto": the fastest on each machine
@@ -189,12 +187,12 @@ class TrainConfig(ComputeOptions, frozen=True):
 class OptimizerConfig(UpdateOptions, frozen=True):
     """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
 
-    name: InnerOptimizer = INNER_OPTIMIZER  # the kind
+    name: InnerOptimizerName = INNER_OPTIMIZER  # the kind
     learning_rate: Positive = 3e-3  # peak after the warm-up; "lion" wants a third to a tenth of adamw's
     warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
-    schedule: ScheduleKind = "cosine"  # the curve after the warm-up
+    # the curve after the warm-up; "wsd": the peak, and a straight line down over the last fifth of the run
+    schedule: ScheduleName = "cosine"
     final_fraction: Fraction = 0.1  # fraction of the peak at the end of "cosine", "linear" and "wsd"
-    cooldown_fraction: ProperFraction = 0.2  # last fraction of the run, in which "wsd" falls
 
 
 OuterOptimizerName = Annotated[str, extension("outer optimizer")]

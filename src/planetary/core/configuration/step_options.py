@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from planetary.core.configuration.ranges import (
-    INNER_OPTIMIZER,
     Count,
     Decay,
     Factors,
     Float64,
     Index,
-    InnerOptimizer,
     Memory,
     NotNegative,
     Positive,
     Rounding,
     check_ranges,
+    extension,
 )
 from planetary.core.configuration.section import Section
 from planetary.core.errors import UserError
+
+InnerOptimizerName = Annotated[str, extension("inner optimizer")]
+INNER_OPTIMIZER = "adamw"
+"""The default, of the key and of a step's options."""
 
 
 class UpdateOptions(Section, frozen=True):
@@ -28,8 +32,7 @@ class UpdateOptions(Section, frozen=True):
     beta1: Decay = 0.9  # "adamw", "lion", and the non-matrices of "muon"
     beta2: Decay = 0.95  # decay of the squares; "adamw" and "lion"
     epsilon: Positive = 1e-8  # added to the root of the squares
-    momentum: Decay = 0.95  # "sgd" and "muon"
-    nesterov: bool = True  # "sgd" and "muon"
+    momentum: Decay = 0.95  # Nesterov's, of "sgd" and "muon"
     # "muon": name patterns of matrices that AdamW updates
     adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
     matrix_stacks: tuple[str, ...] = ("*experts*",)  # "muon" and "adafactor": of [n, rows, columns], n by themselves
@@ -66,7 +69,7 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
         UserError: a value is of another type or out of range.
     """
 
-    optimizer: InnerOptimizer = INNER_OPTIMIZER
+    optimizer: InnerOptimizerName = INNER_OPTIMIZER
     micro_batches: Count = _COMPUTE.micro_batches
     precision: Factors = _COMPUTE.precision
     rounding: Rounding = _COMPUTE.rounding

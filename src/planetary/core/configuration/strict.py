@@ -25,6 +25,7 @@ from planetary.core.configuration.ranges import (
     field_types,
     show_found,
 )
+from planetary.core.configuration.removed_keys import REMOVED
 from planetary.core.configuration.schema import ALIASES, Config, OuterConfig
 from planetary.core.configuration.sections import KindSection, section_names, section_struct
 from planetary.core.configuration.sinks import OwnSink
@@ -118,6 +119,8 @@ def check_known(section: str, key: str | None, origin: str) -> None:
         homes = [f"[{name}] {section}" for name, fields in FIELDS.items() if section in fields]
         meant = f"; did you mean {homes[0]}?" if homes else did_you_mean(section, list(SECTIONS), "[{}]")
         raise UserError(f"{origin}: unknown section {section!r}{meant} Sections: {', '.join(SECTIONS)}")
+    if (why := REMOVED.get(f"{section}.{key}")) is not None:
+        raise UserError(f"{origin}: the key {section}.{key} was removed: {why}")
     if key is not None and key not in FIELDS[section]:
         raise UserError(
             f"{origin}: unknown key {section}.{key}{_meant_key(section, key)} "

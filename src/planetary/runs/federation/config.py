@@ -103,7 +103,7 @@ HUB = HonouredKeys(
     | {"federation.token_file": _OF_SITES},
     passed_on=(
         *(f"optimizer.{key}" for key in ("learning_rate", "warmup_steps", "schedule")),
-        *("optimizer.final_fraction", "optimizer.cooldown_fraction", "train.inner_state", "data.delivery"),
+        *("optimizer.final_fraction", "train.inner_state", "data.delivery"),
         *("fabric.backend", "fabric.target", "fabric.island", "fabric.threads", "federation.patience_s"),
     ),
 )

@@ -12,6 +12,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.ranges import Delivery
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
+from planetary.core.registry import file_of
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
 from planetary.core.token_slice import Slice
@@ -190,6 +191,12 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         UserError: keys do not fit together; they are named.
     """
     moe, train = config.of(MoeConfig), config.train
+    for key, name in (("name", config.optimizer.name), ("schedule", config.optimizer.schedule)):
+        if file_of(name) is not None:
+            raise UserError(
+                f"optimizer.{key} = {name}: a mixture sends no code to workers, and checks the states of "
+                "optimizers that it knows. Take a built-in one, or an installed package's (docs/extending.md)"
+            )
     if moe.composers == 1:
         raise UserError(
             "moe.composers = 1 leaves nothing to divide: set moe.composers to at least 2, or to 0 for an ordinary run "

@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, RateDecay, extension
+from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, ScheduleName, extension
 from planetary.core.configuration.sections import KindSection
 from planetary.core.errors import UserError
 
@@ -37,7 +37,7 @@ class RlConfig(KindSection, frozen=True):
     completions: Count = 8  # completions per prompt
     max_tokens: Count = 32  # length limit of a completion
     learning_rate: Positive = 3e-4  # learning rate after the imitation; `[optimizer]` has the imitation's
-    decay: RateDecay = "constant"  # decay of that learning rate, down to 0 after the last round
+    decay: ScheduleName = "constant"  # decay of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
     # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
     # `imitation_every` rounds; 0: none does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.core.configuration.ranges import RateDecay
+from planetary.core.configuration.ranges import ScheduleName
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import events as e
@@ -148,7 +148,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     refers: bool
     reference: bool
     rate: float
-    decay: RateDecay
+    decay: ScheduleName
     schedule: Schedule
     eval_every: int
     checkpoint_every: int

@@ -14,7 +14,7 @@ from planetary.compiler.frontend.manifest import Manifest
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import WARMUP_SHARE
 from planetary.core.errors import UserError
-from planetary.core.extension_points import MERGE_RULES
+from planetary.core.extension_points import MERGE_RULES, SCHEDULES
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.config import RlConfig, check_keys
@@ -249,7 +249,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         refers=objective.terms.reference > 0,
         reference=prepared.reference is not None,
         rate=rl.learning_rate,
-        decay=rl.decay,
+        decay=SCHEDULES.pin(rl.decay),
         schedule=schedule,
         eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,

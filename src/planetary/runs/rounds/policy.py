@@ -88,7 +88,11 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     @property
     def code(self) -> tuple[PinnedFile, ...]:
-        names = [*self.compression.codecs, *([] if self.ring is None else [self.ring.job.outer.name])]
+        names = [
+            self.schedule.kind,
+            *self.compression.codecs,
+            *([] if self.ring is None else [self.ring.job.outer.name]),
+        ]
         return files_of([*names, *([self.merge] if self.compression.down == RELAY else [])])
 
     @property

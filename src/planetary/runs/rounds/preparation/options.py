@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from planetary.core.config import Config, ModelConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
+from planetary.core.extension_points import INNER_OPTIMIZERS, SCHEDULES
 from planetary.core.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -22,21 +23,22 @@ def step_options(config: Config) -> StepOptions:
     return StepOptions(
         **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
         **{name: getattr(train, name) for name in ComputeOptions.__struct_fields__},
-        optimizer=optimizer.name,
+        optimizer=INNER_OPTIMIZERS.pin(optimizer.name),
     )
 
 
 def schedule_of(config: Config, total_steps: int) -> Schedule:
     """Return the learning-rate schedule of a run of so many inner steps. Raises `UserError` for one that cannot be."""
     optimizer = config.optimizer
-    return Schedule(
-        kind=optimizer.schedule,
+    schedule = Schedule(
+        kind=SCHEDULES.pin(optimizer.schedule),
         peak=optimizer.learning_rate,
         warmup_steps=optimizer.warmup_steps,
         total_steps=total_steps,
         final_fraction=optimizer.final_fraction,
-        cooldown_fraction=optimizer.cooldown_fraction,
     )
+    schedule.check()
+    return schedule
 
 
 def builder_options(config: Config, source: str) -> dict[str, object]:

@@ -284,7 +284,7 @@ class TrainingLoader:
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         assert isinstance(job, m.TrainingJob)
-        names = [*job.compression.codecs, *([] if job.ring is None else [job.ring.outer.name])]
+        names = [job.schedule.kind, *job.compression.codecs, *([] if job.ring is None else [job.ring.outer.name])]
         load_code(names, job.code, place.store, allowed=place.options.allow_code)
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"

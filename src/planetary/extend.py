@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from planetary.compiler.step.inner_optimizers import InnerOptimizer
     from planetary.compiler.step.optimizers import Transform, per_parameter
     from planetary.core.configuration.needs import Need
-    from planetary.core.errors import ProtocolError
+    from planetary.core.errors import ProtocolError, UserError
     from planetary.core.schedules import Curve
     from planetary.core.tensors import TensorSpec
+    from planetary.data.files import SourceFile
+    from planetary.data.formats import Document
+    from planetary.data.kinds import DataFormat
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
@@ -26,8 +29,11 @@ _HOMES = {
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
     "Curve": "planetary.core.schedules",
+    "DataFormat": "planetary.data.kinds",
+    "Document": "planetary.data.formats",
     "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
     "Judge": "planetary.sync.judgement",
+    "SourceFile": "planetary.data.files",
     "Sink": "planetary.monitor.sinks.sink",
     "Table": "planetary.sync.deltas",
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
@@ -42,6 +48,7 @@ _HOMES = {
     "TensorSpec": "planetary.core.tensors",
     "Transform": "planetary.compiler.step.optimizers",
     "per_parameter": "planetary.compiler.step.optimizers",
+    "UserError": "planetary.core.errors",
     "check_finite": "planetary.sync.codecs.tensor_codec",
     "flat_state": "planetary.sync.outer_optimizers",
 }
@@ -50,6 +57,8 @@ __all__ = [
     "Claim",
     "Codec",
     "Curve",
+    "DataFormat",
+    "Document",
     "InnerOptimizer",
     "Judge",
     "LeaseStart",
@@ -61,10 +70,12 @@ __all__ = [
     "Problem",
     "ProtocolError",
     "Sink",
+    "SourceFile",
     "Table",
     "Task",
     "TensorSpec",
     "Transform",
+    "UserError",
     "check_finite",
     "flat_state",
     "per_parameter",

@@ -7,20 +7,27 @@ import functools
 import http.server
 import io
 import json
+import re
 import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 from test_formats import PACK, as_separated, config_for, gzipped, texts_of
 
 from planetary.core.config import Config, apply_overrides, config_hash
+from planetary.core.configuration.strict import own_files
 from planetary.core.errors import UserError
 from planetary.data import kinds, sources
 from planetary.data.files import SourceFile, path_part
 from planetary.data.prepare import prepare
+from planetary.data.recipe import recipe_of
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+EXAMPLES = dict(re.findall(r"```python\n(?=# (\w+\.py))(.*?)```", PAGE, re.DOTALL))
 
 TEXTS = [f"mill {number} by the river, {'x' * 50 * number}" for number in range(9)]
 LINES = "".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(TEXTS)).encode()
@@ -330,21 +337,42 @@ def test_a_file_read_in_another_way_is_other_data(tmp_path: Path) -> None:
 
 
 def test_a_package_adds_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def records(stream: io.BytesIO, file: SourceFile) -> Iterator[tuple[str, dict[str, str]]]:
-        for n, text in enumerate(stream.read().decode().split("From ")[1:]):
-            yield f"{file.url}, mail {n}", {"text": text.strip()}
+    class Mailbox(kinds.DataFormat):
+        name, title, endings = "mbox", "a mailbox", frozenset({".mbox"})
 
-    mbox = kinds.DataKind(
-        "mbox",
-        "a mailbox",
-        frozenset({".mbox"}),
-        lambda head: head.startswith(b"From "),
-        documents=kinds.formats.of_records(records),  # type: ignore[arg-type]
-    )
-    monkeypatch.setattr(kinds, "kinds", lambda: (mbox, *kinds._BUILT_IN))
+        def sniff(self, head: bytes) -> bool:
+            return head.startswith(b"From ")
+
+        def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, dict[str, str]]]:
+            for n, text in enumerate(stream.read().decode().split("From ")[1:]):
+                yield f"{file.url}, mail {n}", {"text": text.strip()}
+
+    known, mailbox = kinds.kinds(), Mailbox()
+    named = kinds.kind_named
+    monkeypatch.setattr(kinds, "kinds", lambda: (mailbox, *known))
+    for module in (kinds, sources):
+        monkeypatch.setattr(module, "kind_named", lambda name: mailbox if name == "mbox" else named(name))
     for name in ("a.mbox", "b"):
         (tmp_path / name).write_text("From one\nFrom two\n")
         assert texts_of(tmp_path / name) == ["one", "two"]
+
+
+def test_a_format_of_a_users_file_is_read_where_it_is_named(tmp_path: Path) -> None:
+    """The page's example; the prepared data is another one when the file's text is."""
+    own, data = tmp_path / "my_format.py", tmp_path / "dna.fasta"
+    own.write_text(EXAMPLES["my_format.py"])
+    data.write_text(">one\nACGT\nAC\n>two\nGG\n" * 40)
+    config = apply_overrides(config_for(data), [f"data.format={own}:Fasta"])
+    first = recipe_of(config)
+    assert [document.text for document in first.parts[0].documents()][:2] == [b"ACGTAC\n", b"GG\n"]
+    own.write_text(EXAMPLES["my_format.py"].replace("A FASTA file", "One FASTA file"))
+    assert recipe_of(config).key != first.key
+    sources = f'[{{ source = "{data}", format = "{own}:Fasta" }}, {{ source = "stdlib" }}]'
+    mixed = apply_overrides(config_for("stdlib"), [f"data.sources={sources}"])
+    assert [file.file for file in own_files(mixed, "the configuration")] == ["my_format.py"]
+    own.write_text("from planetary.extend import DataFormat\nclass Fasta(DataFormat): pass\n")
+    with pytest.raises(UserError, match="the class lacks documents, records or tokens"):
+        recipe_of(config)
 
 
 def test_the_default_configuration_hash_is_as_before() -> None:

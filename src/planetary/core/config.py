@@ -388,6 +388,7 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
         for one in data["sources"]:
             if isinstance(one, dict):
                 complete_in(one, "source", lambda value: value != "stdlib")
+                complete_in(one, "format", lambda value: file_of(value) is not None)
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
     for name in section_names():
@@ -563,6 +564,8 @@ def _mathematics(config: Config) -> dict[str, Any]:
     for one in (kept["data"], *kept["data"]["sources"]):
         if not one["format"]:  # decided by the files, as before there was this key
             del one["format"]
+        else:
+            one["format"] = re.split(r"[/\\]", one["format"])[-1]
     if config.outer.weights == "tokens":
         del kept["outer"]["weights"]
     if config.outer.optimizer == "nesterov":

@@ -56,6 +56,10 @@ TASKS: Registry[Any] = Registry(
     apart=True,
 )
 
+FORMATS: Registry[Any] = Registry(
+    "data format", "planetary.data_formats", "planetary.data.kinds:DataFormat", ["planetary.data.kinds"]
+)
+
 SINKS: Registry[Any] = Registry(
     "sink", "planetary.sinks", "planetary.monitor.sinks.sink:Sink", ["planetary.monitor.sinks.*"], but=["sink_kinds"]
 )
@@ -63,6 +67,16 @@ SINKS: Registry[Any] = Registry(
 
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry
-    for registry in (INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES, TASKS)
+    for registry in (
+        INNER_OPTIMIZERS,
+        SCHEDULES,
+        CODECS,
+        MERGE_RULES,
+        OUTER_OPTIMIZERS,
+        OVERLAPS,
+        JUDGES,
+        TASKS,
+        FORMATS,
+    )
 }
 """By the kind that a key of the configuration declares."""

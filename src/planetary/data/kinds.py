@@ -4,61 +4,79 @@ A file's kind is decided by the first bytes, without compression. The name only 
 (`.csv`, flat tokens), and may not contradict them. Notation under the name of a text is an error: the tokens of a
 notation would be trained on, and nothing would look wrong.
 
-A package adds a separate kind as an entry point of the group `planetary.data_kinds`, a `DataKind`.
+Each kind is a `DataFormat`, found by name (`data.format`). The bytes of a file are looked at by the built-in ones and by
+those of installed packages; one in a user's file is only taken where the configuration names it.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
-from typing import IO
+from typing import IO, Any, ClassVar
 
+import numpy as np
+
+from planetary.core.configuration.needs import Need
 from planetary.core.errors import UserError
+from planetary.core.extension_points import FORMATS
+from planetary.core.registry import Chosen
 from planetary.data import formats
 from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, open_file
-from planetary.data.formats import Documents, Records, Tokens
+from planetary.data.formats import Document
 
 
-def _never(head: bytes) -> bool:
-    return False
-
-
-@dataclass(frozen=True)
-class DataKind:
-    """One kind of data files. It has either documents or tokens.
+class DataFormat:
+    """One kind of data files. A class has `documents`, `records` or `tokens`; documents are made of records by default.
 
     Attributes:
-        name: value of `data.format`.
+        name: value of `data.format`; set by the look-up.
         title: for people.
         endings: of names, in lower case, which such a file usually has.
-        sniff: whether a file begins as one of this kind, from the first bytes; for binary kinds this alone decides.
         is_binary: whether the first bytes are a mark absent from text.
-        documents: reader of texts.
-        records: reader of records; None: it has none, or they are too large to be read whole.
-        tokens: reader of tokens.
         is_many: whether it consists of documents; one text otherwise.
     """
 
+    needs: ClassVar[tuple[Need, ...]] = ()
+    title: ClassVar[str] = "a format of its own"
+    endings: ClassVar[frozenset[str]] = frozenset()
+    is_binary: ClassVar[bool] = False
+    is_many: ClassVar[bool] = True
     name: str
-    title: str
-    endings: frozenset[str] = frozenset()
-    sniff: Callable[[bytes], bool] = _never
-    is_binary: bool = False
-    documents: Documents | None = None
-    records: Records | None = None
-    tokens: Tokens | None = None
-    is_many: bool = True
 
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file begins as one of this kind, from the first bytes; for binary kinds this alone decides."""
+        return False
 
-def _marked(*marks: bytes, at: int = 0) -> Callable[[bytes], bool]:
-    return lambda head: any(head[at : at + len(mark)] == mark for mark in marks)
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        """Yield the documents in order; `field`: `data.text_key`, the path of fields to the text of a record.
+
+        Raises:
+            UserError: the file or a record is malformed; it is named.
+        """
+        return formats.of_records(self.records)(stream, file, field)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        """Yield the records, each with the place for error texts. Raises as `documents`."""
+        raise UserError(f"{file.url} is {self.title}, which has no records")
+
+    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
+        """Yield the tokens in pieces, unsigned integers [n]. Raises as `documents`."""
+        raise UserError(f"{file.url} is {self.title}, which has no tokens")
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the kind has records that can be read whole."""
+        return type(self).records is not DataFormat.records
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the kind has tokens; texts otherwise."""
+        return type(self).tokens is not DataFormat.tokens
 
 
 # --- notations ----------------------------------------------------------------------------------------------
@@ -97,19 +115,16 @@ def _is_json_object(head: bytes) -> bool:
     return re.match(r'\s*\{\s*"(?:[^"\\\n]|\\.)*"\s*:', _text_of(head)) is not None and not _is_json_lines(head)
 
 
-def _is_separated(separator: str) -> Callable[[bytes], bool]:
-    def sniff(head: bytes) -> bool:
-        """Whether the first lines have equally many fields, below a header of names."""
-        cut = len(head) >= HEAD_BYTES
-        try:
-            lines = [row for row in csv.reader(io.StringIO(_text_of(head), newline=""), delimiter=separator) if row]
-        except csv.Error:
-            return False
-        names, *rows = (lines[:-1] if cut else lines) or [[]]
-        is_header = len(set(names)) == len(names) > 1 and all(_NAME.fullmatch(name) for name in names)
-        return is_header and len(rows) > 1 and all(len(row) == len(names) for row in rows)
-
-    return sniff
+def _is_separated(head: bytes, separator: str) -> bool:
+    """Whether the first lines have equally many fields, below a header of names."""
+    cut = len(head) >= HEAD_BYTES
+    try:
+        lines = [row for row in csv.reader(io.StringIO(_text_of(head), newline=""), delimiter=separator) if row]
+    except csv.Error:
+        return False
+    names, *rows = (lines[:-1] if cut else lines) or [[]]
+    is_header = len(set(names)) == len(names) > 1 and all(_NAME.fullmatch(name) for name in names)
+    return is_header and len(rows) > 1 and all(len(row) == len(names) for row in rows)
 
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(?: [\w.-]+)?")  # column name
@@ -126,86 +141,137 @@ def _text_of(head: bytes) -> str:
 
 # --- the table ----------------------------------------------------------------------------------------------
 
-TEXT = DataKind("text", "text", documents=formats.text, is_many=False)
-_JSON_LINES = DataKind(
-    "jsonl",
-    "JSON lines",
-    frozenset({".jsonl", ".ndjson", ".jsonlines"}),
-    _is_json_lines,
-    documents=formats.of_records(formats.json_lines),
-    records=formats.json_lines,
-)
-_JSON = DataKind(
-    "json",
-    "a JSON array of records",
-    frozenset({".json"}),
-    _is_json_array,
-    documents=formats.of_records(formats.json_array),
-    records=formats.json_array,
-)
-_CSV, _TSV = (
-    DataKind(
-        name,
-        title,
-        frozenset({f".{name}"}),
-        _is_separated(separator),
-        documents=formats.rows(separator),
-        records=formats.separated(separator),
-    )
-    for name, title, separator in (("csv", "a CSV table", ","), ("tsv", "a table of tab-separated values", "\t"))
-)
-_TOKENS = tuple(
-    DataKind(
-        f"u{bits}",
-        f"raw {bits}-bit tokens",
-        frozenset({f".u{bits}"}),
-        tokens=formats.flat_tokens(f"ui{bits}"),
-        is_many=False,
-    )
-    for bits in (8, 16, 32)
-)
-_BUILT_IN: tuple[DataKind, ...] = (
-    TEXT,
-    _JSON_LINES,
-    _JSON,
-    _CSV,
-    _TSV,
-    DataKind(
-        "parquet",
-        "a Parquet table",
-        frozenset({".parquet"}),
-        _marked(b"PAR1"),
-        is_binary=True,
-        documents=formats.parquet,
-        records=formats.parquet_rows,
-    ),
-    DataKind(
-        "arrow",
-        "an Arrow table",
-        frozenset({".arrow", ".feather"}),
-        _marked(b"ARROW1\x00\x00", b"\xff\xff\xff\xff"),  # a file, or a stream of record batches
-        is_binary=True,
-        documents=formats.arrow,
-    ),
-    DataKind(
-        "tar",
-        "a tar archive",
-        frozenset({".tar", ".tgz"}),
-        _marked(b"ustar", at=257),
-        is_binary=True,
-        documents=formats.tar,
-    ),
-    *_TOKENS,
-    DataKind(
-        "npy",
-        "a numpy array of tokens",
-        frozenset({".npy"}),
-        _marked(b"\x93NUMPY"),
-        is_binary=True,
-        tokens=formats.numpy_tokens,
-        is_many=False,
-    ),
-)
+
+class Text(DataFormat):
+    """Characters or bytes as they are."""
+
+    name, title, is_many = "text", "text", False
+
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        return formats.text(stream, file, field)
+
+
+class JsonLines(DataFormat):
+    """A JSON object in each line."""
+
+    name, title, endings = "jsonl", "JSON lines", frozenset({".jsonl", ".ndjson", ".jsonlines"})
+
+    def sniff(self, head: bytes) -> bool:
+        return _is_json_lines(head)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        return formats.json_lines(stream, file)
+
+
+class Json(DataFormat):
+    """One JSON array."""
+
+    name, title, endings = "json", "a JSON array of records", frozenset({".json"})
+
+    def sniff(self, head: bytes) -> bool:
+        return _is_json_array(head)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        return formats.json_array(stream, file)
+
+
+class Csv(DataFormat):
+    """A table with a header, whose columns are separated by commas."""
+
+    name, title, endings = "csv", "a CSV table", frozenset({".csv"})
+    separator: ClassVar[str] = ","
+
+    def sniff(self, head: bytes) -> bool:
+        return _is_separated(head, self.separator)
+
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        return formats.rows(self.separator)(stream, file, field)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        return formats.separated(self.separator)(stream, file)
+
+
+class Tsv(Csv):
+    """A table with a header, whose columns are separated by tabs."""
+
+    name, title, endings = "tsv", "a table of tab-separated values", frozenset({".tsv"})
+    separator = "\t"
+
+
+class Parquet(DataFormat):
+    """A Parquet table."""
+
+    name, title, endings, is_binary = "parquet", "a Parquet table", frozenset({".parquet"}), True
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith(b"PAR1")
+
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        return formats.parquet(stream, file, field)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        return formats.parquet_rows(stream, file)
+
+
+class Arrow(DataFormat):
+    """An Arrow file, or a stream of record batches; too large for `records`."""
+
+    name, title, endings, is_binary = "arrow", "an Arrow table", frozenset({".arrow", ".feather"}), True
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith((b"ARROW1\x00\x00", b"\xff\xff\xff\xff"))
+
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        return formats.arrow(stream, file, field)
+
+
+class Tar(DataFormat):
+    """A tar archive, as WebDataset has them."""
+
+    name, title, endings, is_binary = "tar", "a tar archive", frozenset({".tar", ".tgz"}), True
+
+    def sniff(self, head: bytes) -> bool:
+        return head[257:262] == b"ustar"
+
+    def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+        return formats.tar(stream, file, field)
+
+
+class Tokens8(DataFormat):
+    """Little-endian tokens and nothing else."""
+
+    name, title, endings, is_many = "u8", "raw 8-bit tokens", frozenset({".u8"}), False
+    dtype: ClassVar[str] = "ui8"
+
+    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
+        return formats.flat_tokens(self.dtype)(stream, file)
+
+
+class Tokens16(Tokens8):
+    """See `Tokens8`."""
+
+    name, title, endings, dtype = "u16", "raw 16-bit tokens", frozenset({".u16"}), "ui16"
+
+
+class Tokens32(Tokens8):
+    """See `Tokens8`."""
+
+    name, title, endings, dtype = "u32", "raw 32-bit tokens", frozenset({".u32"}), "ui32"
+
+
+class NumpyTokens(DataFormat):
+    """A file of `numpy.save` with tokens."""
+
+    name, title, endings = "npy", "a numpy array of tokens", frozenset({".npy"})
+    is_binary, is_many = True, False
+
+    def sniff(self, head: bytes) -> bool:
+        return head.startswith(b"\x93NUMPY")
+
+    def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
+        return formats.numpy_tokens(stream, file)
+
+
 _REFUSED: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs.github.com/", "the pointer of Git LFS and not the data: run git lfs pull"),
     (0, b"PK\x03\x04", "a zip archive (also .npz, .docx, .pt): unpack it and give the folder"),
@@ -250,25 +316,27 @@ _TOKEN_HEADERS: tuple[tuple[bytes, str], ...] = (  # first bytes of other progra
 )
 _TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".log"})
 _NO_TEXT = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f]")  # control characters no text has
-GROUP = "planetary.data_kinds"
 
 
 @cache
-def kinds() -> tuple[DataKind, ...]:
-    """Return all kinds: those of other packages first, which may so replace one of ours."""
-    return (*(entry.load() for entry in importlib.metadata.entry_points(group=GROUP)), *_BUILT_IN)
+def kinds() -> tuple[DataFormat, ...]:
+    """Return the kinds whose files are recognised: those of other packages first, then the built-in ones."""
+    names = FORMATS.names()
+    others = [name for name in names if name not in FORMATS.built_in]
+    return tuple(kind_named(name) for name in (*others, *FORMATS.built_in))
 
 
-def kind_named(name: str) -> DataKind:
-    """Return the kind that `data.format` names. Raises `UserError` for an unknown name."""
-    for kind in kinds():
-        if kind.name == name:
-            return kind
-    names = ", ".join(f'"{kind.name}"' for kind in kinds())
-    raise UserError(f"data.format: expected one of {names}, found {name!r}")
+@cache
+def kind_named(name: str) -> DataFormat:
+    """Return the kind that `data.format` names. Raises as `Registry.make`."""
+    made: DataFormat = FORMATS.make(Chosen(name))
+    if not (made.has_tokens or made.has_records or type(made).documents is not DataFormat.documents):
+        raise UserError(f"data format {name}: the class lacks documents, records or tokens (docs/extending.md)")
+    made.name = name
+    return made
 
 
-def kind_of(head: bytes, file: SourceFile, declared: str = "") -> DataKind:
+def kind_of(head: bytes, file: SourceFile, declared: str = "") -> DataFormat:
     """Return the kind of a file.
 
     Args:
@@ -280,7 +348,7 @@ def kind_of(head: bytes, file: SourceFile, declared: str = "") -> DataKind:
         UserError: it cannot be trained on, name and bytes disagree, or it is notation under the name of a text.
     """
     named = _kind_by_ending(file)
-    if declared or (named is not None and named.tokens is not None):
+    if declared or (named is not None and named.has_tokens):
         kind = kind_named(declared) if declared else named
         assert kind is not None
         return _checked(kind, head, file)
@@ -303,15 +371,16 @@ def kind_of(head: bytes, file: SourceFile, declared: str = "") -> DataKind:
     return _kind_of_text(head, file, named)
 
 
-def _kind_of_text(head: bytes, file: SourceFile, named: DataKind | None) -> DataKind:
+def _kind_of_text(head: bytes, file: SourceFile, named: DataFormat | None) -> DataFormat:
     """Return the kind of a file that holds characters."""
     if _is_markup(head):
         link = "the link of a web page? Give that of the file itself. " if "://" in file.url else ""
         raise UserError(
             f'{file.url} is HTML or XML: {link}Extract the texts first; data.format = "text" trains on the markup'
         )
-    seen = next((kind for kind in (*_of_others(), _JSON_LINES, _JSON) if kind.sniff(head)), None)
-    of_json = named in (_JSON_LINES, _JSON)
+    lines, array = kind_named("jsonl"), kind_named("json")
+    seen = next((kind for kind in (*_of_others(), lines, array) if kind.sniff(head)), None)
+    of_json = named in (lines, array)
     if named is not None and not of_json:
         if seen is not None and seen is not named:
             raise UserError(
@@ -319,43 +388,43 @@ def _kind_of_text(head: bytes, file: SourceFile, named: DataKind | None) -> Data
                 f'data.format = "{seen.name}" or "{named.name}"'
             )
         return named
-    if seen is None and _is_json_object(head) and named is not _JSON_LINES:
+    if seen is None and _is_json_object(head) and named is not lines:
         raise UserError(
             f"{file.url} is one JSON object, and no records: write its texts as .jsonl, an object with the text in "
             'each line; data.format = "text" trains on the notation'
         )
-    if named is _JSON and seen is None and head.strip():
+    if named is array and seen is None and head.strip():
         raise UserError(f"{file.url} is named like JSON and begins with {head[:20]!r}, which is none. " + _AS_TEXT)
     if seen is None and not of_json:
-        seen = next((kind for kind in (_CSV, _TSV) if kind.sniff(head)), None)
+        seen = next((kind for kind in (kind_named("csv"), kind_named("tsv")) if kind.sniff(head)), None)
         if seen is not None:
             raise _contradicts(seen, file)
     if seen is not None and file.suffix in _TEXT_ENDINGS:
         raise _contradicts(seen, file)
-    return seen or named or TEXT
+    return seen or named or kind_named("text")
 
 
 _AS_TEXT = 'data.format = "text" trains on the characters as they are'
 
 
-def _contradicts(seen: DataKind, file: SourceFile) -> UserError:
+def _contradicts(seen: DataFormat, file: SourceFile) -> UserError:
     return UserError(
         f"{file.url} begins like {seen.title}, and its name does not say so: "
         f'data.format = "{seen.name}" trains on its texts (the field data.text_key); {_AS_TEXT}'
     )
 
 
-def _of_others() -> list[DataKind]:
-    return [kind for kind in kinds() if kind not in _BUILT_IN and not kind.is_binary]
+def _of_others() -> list[DataFormat]:
+    return [kind for kind in kinds() if kind.name not in FORMATS.built_in and not kind.is_binary]
 
 
-def _kind_by_ending(file: SourceFile) -> DataKind | None:
+def _kind_by_ending(file: SourceFile) -> DataFormat | None:
     return next((kind for kind in kinds() if file.suffix in kind.endings), None)
 
 
-def _checked(kind: DataKind, head: bytes, file: SourceFile) -> DataKind:
+def _checked(kind: DataFormat, head: bytes, file: SourceFile) -> DataFormat:
     """Return a declared kind where the first bytes allow it."""
-    if kind.tokens is not None and not kind.is_binary:
+    if kind.has_tokens and not kind.is_binary:
         _refuse_token_headers(head, file)
     if kind.is_binary and not kind.sniff(head):
         raise UserError(f"{file.url} is to be {kind.title} (its name, or data.format), and begins with {head[:8]!r}")
@@ -371,17 +440,17 @@ def _refuse_token_headers(head: bytes, file: SourceFile) -> None:
 def holds_tokens(source: str, declared: str) -> bool:
     """Whether a source is tokens, by `data.format` and name."""
     kind = kind_named(declared) if declared else _kind_by_ending(SourceFile(source, source))
-    return kind is not None and kind.tokens is not None
+    return kind is not None and kind.has_tokens
 
 
-def refuse_mixed(files: Sequence[SourceFile], kinds: Sequence[DataKind], source: str) -> None:
+def refuse_mixed(files: Sequence[SourceFile], kinds: Sequence[DataFormat], source: str) -> None:
     """Raise `UserError` where a folder or pattern has texts beside records, or tokens beside either.
 
     Notes that lie beside records, such as their card, would otherwise be trained on.
     """
     first: dict[str, str] = {}
     for file, kind in zip(files, kinds, strict=True):
-        what = f"tokens ({kind.title})" if kind.tokens is not None else "records" if kind.is_many else "texts"
+        what = f"tokens ({kind.title})" if kind.has_tokens else "records" if kind.is_many else "texts"
         first.setdefault(what, file.name)
     if len(first) > 1:
         found = ", ".join(f"{what} ({name})" for what, name in first.items())
@@ -392,7 +461,7 @@ def refuse_mixed(files: Sequence[SourceFile], kinds: Sequence[DataKind], source:
 
 
 @contextmanager
-def open_kind(file: SourceFile, declared: str = "") -> Iterator[tuple[DataKind, IO[bytes]]]:
+def open_kind(file: SourceFile, declared: str = "") -> Iterator[tuple[DataFormat, IO[bytes]]]:
     """Open a file without compression; yield the kind, and all bytes from the start. Raises as `kind_of`."""
     with open_file(file) as (head, stream):
         yield kind_of(head, file, declared), stream

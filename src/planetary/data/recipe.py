@@ -12,6 +12,7 @@ import msgspec
 from planetary.core.config import Config
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
+from planetary.core.extension_points import FORMATS
 from planetary.data.files import SourceFile
 from planetary.data.formats import Document
 from planetary.data.kinds import holds_tokens
@@ -45,7 +46,11 @@ class RecipePart(msgspec.Struct, frozen=True):
     def read_as(self) -> list[str]:
         """Kinds of files whose names alone do not tell them: others read the same bytes otherwise."""
         usual = all(kind != "jsonl" or file.suffix in _LINES for file, kind in _kinds(self.contents))
-        return [] if usual and "json" not in self.contents.kinds else list(self.contents.kinds)
+        return (
+            []
+            if usual and not any("@" in kind for kind in self.contents.kinds) and "json" not in self.contents.kinds
+            else list(self.contents.kinds)
+        )
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a text source."""
@@ -130,7 +135,7 @@ def recipe_of(config: Config) -> Recipe:
 
 
 def _part(one: DataSource, tokenizer: str) -> RecipePart:
-    declared = one.format
+    declared = FORMATS.pin(one.format) if one.format else ""
     if tokenizer == U16_TOKENS and not declared:
         declared = _declared_by_tokenizer(one.source)
     return RecipePart(one.source, one.text_key, one.weight, source_contents(one.source, declared))

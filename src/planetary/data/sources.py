@@ -34,7 +34,7 @@ class SourceContents(msgspec.Struct, frozen=True):
     digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
     nbytes: int  # stored size
     files: tuple[SourceFile, ...]  # empty for the standard library
-    kinds: tuple[str, ...]  # file kinds: names of `kinds.DataKind`
+    kinds: tuple[str, ...]  # file kinds: names of `kinds.DataFormat`
 
     @property
     def has_many_documents(self) -> bool:
@@ -44,7 +44,7 @@ class SourceContents(msgspec.Struct, frozen=True):
     @property
     def has_tokens(self) -> bool:
         """Whether the files hold tokens; texts otherwise."""
-        return any(kind_named(name).tokens is not None for name in self.kinds)
+        return any(kind_named(name).has_tokens for name in self.kinds)
 
 
 def source_contents(source: str, declared: str = "") -> SourceContents:
@@ -97,7 +97,6 @@ def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
         yield from stdlib_documents()
     for file, name in zip(contents.files, contents.kinds, strict=True):
         with open_kind(file, name) as (kind, stream):
-            assert kind.documents is not None, "tokens have no documents"
             yield from kind.documents(stream, file, text_key)
 
 
@@ -133,7 +132,6 @@ def tokens(contents: SourceContents) -> Iterator[np.ndarray]:
     """
     for file, name in zip(contents.files, contents.kinds, strict=True):
         with open_kind(file, name) as (kind, stream):
-            assert kind.tokens is not None, "texts are no tokens"
             yield from kind.tokens(stream, file)
 
 
@@ -146,7 +144,7 @@ def rows_of(source: str) -> Iterator[dict[str, Any]]:
     with telling(source):
         for file in files_of(source):
             with open_kind(file) as (kind, stream):
-                if kind.records is None:
+                if not kind.has_records:
                     raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv or parquet")
                 for where, record in kind.records(stream, file):
                     if not isinstance(record, dict):

@@ -16,7 +16,7 @@ import msgspec
 
 from planetary.core.config import FILE_KEYS, Config, config_from_tables, is_function, load_config
 from planetary.core.configuration.sinks import OwnSink
-from planetary.core.configuration.strict import extension_keys
+from planetary.core.configuration.strict import named_objects
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.extension_points import EXTENSION_POINTS
 from planetary.core.registry import file_of
@@ -204,11 +204,7 @@ def refuse_own_code(config: Config) -> None:
 
     A task judges in separate processes, and is refused only if it would make the prompts, too.
     """
-    named = {
-        f"{section}.{key}": getattr(config.section(section), key)
-        for (section, key), point in extension_keys(config.kinds).items()
-        if not EXTENSION_POINTS[point.kind].apart
-    }
+    named = {key: name for key, point, name in named_objects(config) if not EXTENSION_POINTS[point.kind].apart}
     if not config.of(RlConfig).prompts:
         named["rl.task, without rl.prompts"] = config.of(RlConfig).task
     named |= {f"sinks[{at}].kind": one.place for at, one in enumerate(config.sinks) if isinstance(one, OwnSink)}

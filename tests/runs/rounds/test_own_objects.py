@@ -17,8 +17,9 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import config_from_tables
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import RemoteProtocolError, UserError
-from planetary.core.extension_points import CODECS
+from planetary.core.extension_points import CODECS, SCHEDULES
 from planetary.core.registry import files_of
+from planetary.core.schedules import Schedule
 from planetary.fleet.gateway.run_files import CHECKPOINTS, METRICS, keep_code
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
@@ -134,7 +135,9 @@ def test_workers_fetch_the_text_of_an_own_schedule(tmp_path: Path) -> None:
     """They compute the rate of each step, and would fail without the file."""
     cluster = run(tmp_path, f"optimizer.schedule={tmp_path}/my_schedule.py:Steps")
     assert (cluster.folder / "run" / "code" / "my_schedule.py").read_text() == EXAMPLES["my_schedule.py"]
-    assert [file.file for file in cluster.training.policy.code] == ["my_schedule.py"]
+    pinned = SCHEDULES.pin(f"{tmp_path}/my_schedule.py:Steps")
+    policy = msgspec.structs.replace(small_policy(rounds=1, workers=1), schedule=Schedule(kind=pinned))
+    assert [file.file for file in policy.code] == ["my_schedule.py"]
 
 
 def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:

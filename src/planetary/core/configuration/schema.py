@@ -90,13 +90,16 @@ class ModelConfig(Section, frozen=True):
     weights_optional: tuple[str, ...] = ()
 
 
+FormatName = Annotated[str, extension("data format", "")]
+
+
 class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One of several sources: `{ source = "notes/*.md", weight = 0.3 }`."""
 
     source: Text  # path or URL as in `data.source`
     weight: Positive = 1.0  # share of the training sequences, relative to the other sources' weights
     text_key: str = ""  # key as in `data.text_key`; empty: `data.text_key` itself
-    format: str = ""  # format as in `data.format`; empty: `data.format` itself
+    format: FormatName = ""  # format as in `data.format`; empty: `data.format` itself
 
 
 class DataConfig(Section, frozen=True):
@@ -113,9 +116,7 @@ class DataConfig(Section, frozen=True):
     # the field or column that holds the text of a record; "a.b" is the field b of a. In a tar: "txt" or ".caption" is
     # the members with that ending, "json.caption" a field of the .json members
     text_key: Text = "text"
-    # kind of the files: "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "tar", "u8", "u16", "u32" or "npy";
-    # empty: their first bytes decide
-    format: str = ""
+    format: FormatName = ""  # kind of the files; empty: their first bytes decide
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task

@@ -281,7 +281,19 @@ def _check_together(config: Config, origin: str) -> None:
     for part in (*(getattr(config, name) for name in _OF_ALL), *config.kinds.values(), *config.sinks):
         if objection := getattr(part, "objection", ""):
             raise UserError(f"{origin}: {objection}")
+    for key, point, name in named_objects(config):
+        if key not in FIELDS[key.partition(".")[0]]:
+            _check_object(point, name, f"{origin}: {key}")
     check_needs(config, origin, extension_keys(config.kinds))
+
+
+def named_objects(config: Config) -> Iterator[tuple[str, ExtensionPoint, str]]:
+    """Yield the key, the kind of object and the name of every object that a configuration names."""
+    for (section, key), point in extension_keys(config.kinds).items():
+        yield f"{section}.{key}", point, getattr(config.section(section), key)
+    point = extension_keys(())["data", "format"]
+    for at, one in enumerate(config.data.sources):
+        yield f"data.sources[{at}].format", point, one.format
 
 
 def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
@@ -290,10 +302,8 @@ def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
     Raises:
         UserError: a file cannot be loaded, or its class does not go with the rest of the configuration.
     """
-    keys = extension_keys(config.kinds)
-    names = {f"{s}.{k}": (point, getattr(config.section(s), k)) for (s, k), point in keys.items()}
     pinned = []
-    for key, (point, name) in names.items():
+    for key, point, name in named_objects(config):
         if file_of(name) is None:
             continue
         registry = EXTENSION_POINTS[point.kind]
@@ -302,7 +312,7 @@ def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:
             continue
         if point.having and not getattr(registry.find(name), point.having):
             raise UserError(f"{origin}: {key} = {name}: expected a {point.kind} that declares {point.having}")
-    check_needs(config, origin, keys, own=bool(pinned))
+    check_needs(config, origin, extension_keys(config.kinds), own=bool(pinned))
     return files_of(pinned)
 
 

@@ -19,7 +19,7 @@ from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
-from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED
+from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, kept_place
 from planetary.runs.rounds.preparation.options import builder_options, given_weights, refuse_ternary_twice
 
 
@@ -32,7 +32,7 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     """
     data, size = config.data, config.model.options.get("vocab_size", 0)
     are_bytes = data.tokenizer == BYTE_TOKENIZER and isinstance(size, int) and size <= BYTE_VALUES
-    tokens = [one.source for one in data.parts if holds_tokens(one.source, one.format)]
+    tokens = [one.source for one in data.parts if holds_tokens(one.source, kept_place(run, one.format))]
     if tokens and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
         raise UserError(
             f"{run} was trained on tokens ({tokens[0]}), and which text they stand for is not known: name the path "

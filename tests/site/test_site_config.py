@@ -90,7 +90,6 @@ def test_the_same_keys_in_toml_with_folders_beside_the_file(tmp_path: Path) -> N
         ),
         ({"gateway_id": 7}, "gateway_id: expected a string, found 7 (whole number)"),
         ({"api": {"port": 70000}}, "api.port: expected a whole number >= 0 and <= 65535, found 70000"),
-        ({"graph_backend": "sql"}, 'graph_backend: expected one of "memory", "neo4j", found'),
         (hub({"name": "a", "role": []}), "unknown key federation.sites[0].role; did you mean roles?"),
         (
             hub({"name": "a", "roles": ["dancer"]}),

@@ -3,14 +3,13 @@
 `configuration.schema` lists the keys. A relative path in a file is relative to that file's folder; in an override it
 is relative to the current folder. `run.dir`, where output goes, is always relative to the current folder.
 
-PCP's `experiment.json` is read, too, by the key here for each of its keys. The format is that of PCP's own files
-(github.com/deltawave-tech/pcp: `experiments/*.json`, `ExperimentConfig`), in both shapes: all keys side by side, or
-grouped into blocks. A key without counterpart is named in a warning with the reason; nothing is dropped in silence.
+PCP's files are read, too, by `planetary.compat.pcp`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -21,14 +20,7 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.bounded_text import json_value, toml_tables
-from planetary.core.configuration.pcp_files import (
-    is_reward_file,
-    is_serving_file,
-    refuse_gateway_file,
-    reward_tables,
-    serving_tables,
-)
+from planetary.core.bounded_text import toml_tables
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import MOST_NAME, show_found
 from planetary.core.configuration.schema import (
@@ -59,212 +51,11 @@ from planetary.core.configuration.strict import (
     text_value,
 )
 from planetary.core.configuration.toml import toml_document, toml_value
-from planetary.core.errors import UserError, did_you_mean
+from planetary.core.errors import UserError
 from planetary.core.printable import command_line
 from planetary.core.registry import file_of
 
 log = logging.getLogger(__name__)
-
-EXPERIMENT_KEYS: Mapping[str, str] = {
-    "model_path": "model.source",
-    "data_path": "data.source",
-    "tokenizer": "data.tokenizer",
-    "sampling": "data.sampling",
-    "chunk_shuffle": "data.shuffle_leases",
-    "max_epochs": "data.max_epochs",
-    "learning_rate": "optimizer.learning_rate",
-    "dtype": "train.precision",
-    "batch_size": "train.batch_size",
-    "effective_batch_size": "train.batch_size",
-    "block_size": "train.sequence_length",
-    "tau": "train.inner_steps",
-    "outer_loop_steps": "train.rounds",
-    "nesterov_momentum": "outer.momentum",
-    "outer_learning_rate": "outer.learning_rate",
-    "seed": "run.seed",
-    "wandb_run_name": "run.name",
-}
-"""Key of PCP's `experiment.json` -> the key here that means the same."""
-
-DEFAULTS: Mapping[str, Any] = {
-    "tokenizer": "char",
-    "chunk_shuffle": True,
-    "max_epochs": 10,
-    "learning_rate": 0.001,
-    "tau": 10,
-    "outer_loop_steps": 100,
-    "nesterov_momentum": 0.9,
-}
-"""PCP's default of a key, where the default here is another."""
-
-FIXED: Mapping[str, Mapping[str, Any]] = {
-    "optimizer": {
-        "schedule": "constant",
-        "warmup_steps": 0,
-        "beta2": 0.999,
-        "weight_decay": 0.01,
-        "decay_min_rank": 0,
-    },
-}
-"""Fixed behaviour of PCP, without a key, that is not the default here: AdamW at a constant rate, which decays
-every parameter (`src/optimizers/adam_mlir.zig`). `--set` changes it."""
-
-BLOCKS: Mapping[str, Mapping[str, str]] = {
-    "artifacts": {},
-    "dataset": {"path": "data_path"},
-    "distributed": {"local_steps_per_round": "tau", "outer_momentum": "nesterov_momentum"},
-    "decoupled_diloco": {},
-    "outputs": {},
-}
-"""Block of the grouped shape -> keys with another name in the flat shape."""
-
-_LEASES = "a lease is always the sequences of one round of one worker (tau × batch_size); PCP calls that diloco_slices"
-_NO_PROJECT = "without wandb_project nothing is sent to wandb"
-_DECOUPLED = "training is plain DiLoCo, without fragments that are merged at different times"
-
-WANDB_KEYS: Mapping[str, str] = {"wandb_project": "project", "wandb_entity": "entity"}
-"""Key of PCP's `experiment.json` -> key of the sink for `wandb_project`."""
-
-NO_EFFECT: Mapping[str, str] = {
-    "chunk_manifest_path": "leases are cut from the whole data file; to train on a part of it, give it as a file",
-    "chunk_size": _LEASES,
-    "chunk_size_bytes": _LEASES,
-    "chunk_size_mode": _LEASES,
-    "checkpoint_dir": "checkpoints are kept in the run's folder, runs/NAME/checkpoints",
-    "should_resume": "a run is resumed with: planetary train --resume runs/NAME",
-    "use_in_graph_accumulation": "a batch is split in the graph wherever train.micro_batches is above 1",
-    "aggregation_strategy": _DECOUPLED,
-    "num_fragments": _DECOUPLED,
-    "sync_interval_h": _DECOUPLED,
-    "overlap_tau": _DECOUPLED,
-    "min_quorum": _DECOUPLED,
-    "grace_window_ms": _DECOUPLED,
-    "grace_gamma": _DECOUPLED,
-    "max_grace_steps": _DECOUPLED,
-    "adaptive_grace_enabled": _DECOUPLED,
-    "merge_strategy": _DECOUPLED,
-    "fragment_strategy": _DECOUPLED,
-    "learner_alpha": _DECOUPLED,
-    "outer_gradient_compression": _DECOUPLED,
-    "max_recovery_syncer_steps": _DECOUPLED,
-    "embedding_tensor_indices": _DECOUPLED,
-}
-"""Key that nothing here corresponds to -> why."""
-
-SAME_HERE: Mapping[str, Any] = {
-    "chunk_size_mode": "diloco_slices",
-    "should_resume": False,
-    "use_in_graph_accumulation": True,
-    "aggregation_strategy": "diloco",
-    "outer_gradient_compression": "none",
-}
-"""Value of a key in `NO_EFFECT` that equals the behaviour here, and needs no warning."""
-
-_NOT_PRETRAINING = (
-    "it belongs to reinforcement learning or inference; `planetary train` trains on the tokens of data_path"
-)
-REFUSED: Mapping[str, str] = {
-    "wandb_api_key": (
-        "a key in a file is copied, committed and logged with it. Remove it and set the environment variable "
-        "WANDB_API_KEY instead"
-    ),
-    **dict.fromkeys(("rollout_config", "training_model_path", "weights_path"), _NOT_PRETRAINING),
-}
-"""Key that is an error when it has a value -> why."""
-
-
-def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, Any]:
-    """Return the tables an `experiment.json` stands for; `null` and an empty string count as an absent key.
-
-    Warns once of the keys without effect. A path is taken from `folder` or, as PCP takes it, from the current folder:
-    whichever has the file.
-
-    Raises:
-        UserError: the text is no JSON object, or a key in it is unknown or refused.
-    """
-    values = json_value(text, origin)
-    if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected one JSON object with PCP's experiment keys, found {type(values).__name__}")
-    refuse_gateway_file(values, origin)
-    for is_such, tables_of in ((is_reward_file, reward_tables), (is_serving_file, serving_tables)):
-        if is_such(values):
-            return tables_of(values, origin, lambda path: _found(path, folder))
-    given = {key: value for key, value in _flat(values, origin).items() if value not in (None, "", {})}
-    for key in given:
-        _check_key(key, origin)
-    _warn(given, origin)
-    return _tables({**_defaults(given), **given}, folder)
-
-
-def _flat(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in BLOCKS:
-            flat[key] = value
-            continue
-        if not isinstance(value, dict):
-            raise UserError(f"{origin}: {key}: expected a JSON object, found {type(value).__name__}")
-        flat |= {BLOCKS[key].get(name, name): inner for name, inner in value.items()}
-    return flat
-
-
-def _check_key(key: str, origin: str) -> None:
-    if key in REFUSED:
-        raise UserError(f"{origin}: {key}: {REFUSED[key]}")
-    known = [*EXPERIMENT_KEYS, *WANDB_KEYS, *NO_EFFECT]
-    if key not in known:
-        raise UserError(
-            f"{origin}: unknown key {key}{did_you_mean(key, known)} "
-            f"Keys of experiment.json: {', '.join([*EXPERIMENT_KEYS, *WANDB_KEYS])}. Anything else needs TOML"
-        )
-
-
-def _warn(given: Mapping[str, Any], origin: str) -> None:
-    reasons: dict[str, list[str]] = {}
-    for key, value in given.items():
-        if key in NO_EFFECT and not (key in SAME_HERE and value == SAME_HERE[key]):
-            reasons.setdefault(NO_EFFECT[key], []).append(key)
-    if "chunk_shuffle" in given and given.get("sampling", "random") != "fifo":
-        why = 'it orders the chunks of sampling = "fifo"; sequences are drawn from the whole file otherwise'
-        reasons.setdefault(why, []).append("chunk_shuffle")
-    if "wandb_entity" in given and "wandb_project" not in given:
-        reasons.setdefault(_NO_PROJECT, []).append("wandb_entity")
-    for reason, keys in reasons.items():
-        log.warning("%s: %s: no effect: %s", origin, ", ".join(keys), reason)
-
-
-def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = dict(DEFAULTS)
-    if given.get("sampling") != "fifo":
-        del defaults["chunk_shuffle"]
-    if re.search(r"\.u\d+$", str(given.get("data_path", ""))):
-        del defaults["tokenizer"]  # the file holds tokens already
-    return defaults
-
-
-def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    tables: dict[str, Any] = {section: dict(fixed) for section, fixed in FIXED.items()}
-    for key, dotted in EXPERIMENT_KEYS.items():  # in this order: an effective batch is the one that counts
-        if key not in values:
-            continue
-        value = values[key]
-        if key in {"model_path", "data_path"} and isinstance(value, str):
-            value = _found(value, folder)
-        if key == "wandb_run_name" and isinstance(value, str):
-            value = re.sub(r"[\\/]+", "-", value)  # it names a folder here
-        section, name = dotted.split(".")
-        tables.setdefault(section, {})[name] = value
-    if "wandb_project" in values:
-        sink = {name: values[key] for key, name in WANDB_KEYS.items() if key in values}
-        tables["sinks"] = [{"kind": "wandb", **sink}]
-    return tables
-
-
-def _found(path: str, folder: Path) -> str:
-    """Return a path that holds from `folder` and is left as it is when neither place has the file."""
-    if "://" not in path and not (folder / path).exists() and Path(path).exists():
-        return str(Path(path).absolute())
-    return path
 
 
 __all__ = [
@@ -292,6 +83,8 @@ __all__ = [
     "to_toml",
 ]
 
+OTHER_FORMATS: Mapping[str, str] = {".json": "planetary.compat.pcp.run_files:run_tables"}
+"""Ending of a configuration file that is no TOML -> "module:function", which turns the text into tables."""
 MOST_PATH = 4096  # characters; no system takes more
 BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
 """Values of `data.tokenizer` that are no path."""
@@ -320,18 +113,25 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     except UnicodeDecodeError as error:
         raise UserError(f"the configuration {path} is not UTF-8 text: {error}") from None
     origin, folder = str(path), path.resolve().parent
-    is_experiment = path.suffix == ".json"
-    tables = experiment_tables(text, origin, folder) if is_experiment else toml_tables(text, origin)
+    if path.suffix in OTHER_FORMATS:
+        module, _, function = OTHER_FORMATS[path.suffix].partition(":")
+        tables = getattr(importlib.import_module(module), function)(text, path, overrides := list(overrides))
+    else:
+        tables = toml_tables(text, origin)
     refuse_gateway_file(tables, origin)
-    of_rewards = is_experiment and "objective" in tables.get("rl", {})
-    config = _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
-    if of_rewards and not config.tables().get("rl", {}).get("task"):
-        again = command_line("rl", path, "--set", "rl.task=FILE.py:FUNCTION")
-        raise UserError(
-            f"{origin} is PCP's file of reinforcement learning, whose reward is in PCP's code: name a reward. It is "
-            f"taken by: {again}"
-        )
-    return config
+    return _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
+
+
+def is_gateway_file(tables: Mapping[str, Any]) -> bool:
+    """Whether tables are those of a gateway with controllers."""
+    return "gateway_id" in tables or "controllers" in tables
+
+
+def refuse_gateway_file(tables: Mapping[str, Any], origin: str) -> None:
+    """Raise `UserError` for the tables of a gateway, which are no configuration of a run."""
+    if is_gateway_file(tables):
+        command = command_line("gateway", "--gateway-config", origin)
+        raise UserError(f"{origin} is the file of a gateway with controllers, and of no run. It is taken by: {command}")
 
 
 def config_from_tables(tables: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:

@@ -68,15 +68,8 @@ SINKS: Registry[Any] = Registry(
 EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry
     for registry in (
-        INNER_OPTIMIZERS,
-        SCHEDULES,
-        CODECS,
-        MERGE_RULES,
-        OUTER_OPTIMIZERS,
-        OVERLAPS,
-        JUDGES,
-        TASKS,
-        FORMATS,
+        *(INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES),
+        *(TASKS, FORMATS),
     )
 }
 """By the kind that a key of the configuration declares."""

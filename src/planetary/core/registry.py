@@ -105,7 +105,7 @@ class Registry(Generic[T]):
 
         `also`: values that stand beside the names.
         """
-        if name in also or _PLACE.fullmatch(name):
+        if name in also or _PLACE.fullmatch(name) or _PINNED.fullmatch(name):
             return
         if name not in self.built_in and name not in self.names():
             known = [*also, *self.names()]

@@ -4,8 +4,8 @@ A file's kind is decided by the first bytes, without compression. The name only 
 (`.csv`, flat tokens), and may not contradict them. Notation under the name of a text is an error: the tokens of a
 notation would be trained on, and nothing would look wrong.
 
-Each kind is a `DataFormat`, found by name (`data.format`). The bytes of a file are looked at by the built-in ones and by
-those of installed packages; one in a user's file is only taken where the configuration names it.
+Each kind is a `DataFormat`, found by name (`data.format`). The built-in ones and those of packages look at the bytes of
+a file; a class in a user's file is only taken where the configuration names it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The file of a gateway with several controllers: PCP's `gateway.json`, and the same keys in TOML.
 
-PCP's keys without a counterpart are named in one warning; other unknown keys are errors.
+PCP's keys without a counterpart are named in one warning (`compat.pcp`); other unknown keys are errors.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import inspect
 
+from planetary.compat.pcp.gateway_file import without_pcp
 from planetary.core.bounded_text import json_value, toml_tables
+from planetary.core.config import is_gateway_file
 from planetary.core.configuration.ranges import (
     Count,
     NotNegative,
@@ -28,8 +29,6 @@ from planetary.core.configuration.ranges import (
 from planetary.core.errors import UserError, did_you_mean
 from planetary.core.printable import NAME_RULE, is_name
 from planetary.site.model_process import PreparationLimits
-
-log = logging.getLogger(__name__)
 
 CONTROLLERS = ("inference", "training", "rl")
 """In the order of their default priorities."""
@@ -47,9 +46,6 @@ class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     # default for jobs; without: 100 for inference, 0 for the others
     priority: Priority | None = None
     parallel: Count = 1  # jobs that run at once
-    api: dict[str, Any] | None = None  # PCP's, without effect
-    no_dashboard: bool | None = None  # PCP's, without effect
-    backend: str | None = None  # PCP's, without effect
 
 
 class Controllers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +74,6 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # requests of one token, or without one of one address, on average; BURST_S seconds' worth at once. 0: no limit
     requests_per_s: NotNegative = 50.0
     token_env: str | None = None  # environment variable with the token that may do everything; without: none
-    internal_token_env: str | None = None  # PCP's, without effect
 
 
 class WorkerFabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,7 +118,6 @@ class Federation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     site: str = ""  # name of this gateway at the hub, as `--site`; empty: `gateway_id`
     data_sets: dict[str, str] = {}  # name -> path, folder, pattern or URL of data that jobs read as site://NAME
     sites: tuple[SitePolicy, ...] = ()  # hub only: sites that may join
-    heartbeat_interval_ms: int | None = None  # PCP's, without effect
 
     @property
     def hub(self) -> str:
@@ -141,51 +135,18 @@ class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker_fabric: WorkerFabric = WorkerFabric()
     federation: Federation = Federation()
     preparation: PreparationLimits = PreparationLimits()
-    api_token_env: str | None = None  # name as in `api.token_env`, which counts where both are given
     runs_dir: str = "runs"  # folders of the jobs' runs, and the site's journal
-    graph_backend: Literal["memory", "neo4j"] | None = None  # PCP's, without effect
-    policy_store_path: str | None = None  # PCP's, without effect
-    neo4j: dict[str, Any] | None = None  # PCP's, without effect
-    sharing_defaults: dict[str, Any] | None = None  # PCP's, without effect
-    federation_hub_endpoint: str | None = None  # PCP's, without effect
-    internal_api_token_env: str | None = None  # PCP's, without effect
-    global_controller_endpoint: str | None = None  # PCP's, without effect
-    custom_extensions: Any = None  # PCP's, without effect
 
     @property
     def token_env(self) -> str:
         """Name of the environment variable with the token that may do everything; "": none."""
-        return self.api.token_env or self.api_token_env or ""
-
-
-_GRAPH = "there is no knowledge graph here"
-NO_EFFECT: Mapping[str, str] = {
-    "graph_backend": _GRAPH,
-    "policy_store_path": _GRAPH,
-    "neo4j": _GRAPH,
-    "sharing_defaults": _GRAPH,
-    "custom_extensions": "extensions are Python packages here",
-    "internal_api_token_env": "controllers are parts of this process and need no token for each other",
-    "api.internal_token_env": "controllers are parts of this process and need no token for each other",
-    "global_controller_endpoint": "the hub is federation.upstream",
-    "federation_hub_endpoint": "the hub is federation.upstream",
-    "federation.heartbeat_interval_ms": "the hub decides how often a site gives a sign of life",
-    "controllers.*.api": "controllers answer on the gateway's own port",
-    "controllers.*.no_dashboard": "the dashboard is a page of the gateway's own port",
-    "controllers.*.backend": "workers say which backend they have",
-}
-"""Key -> why it has no effect."""
-_SAME_HERE: Mapping[str, Any] = {
-    "graph_backend": "memory",
-    "federation.heartbeat_interval_ms": 5000,
-    "controllers.*.no_dashboard": True,
-}
+        return self.api.token_env or ""
 
 
 def is_site_file(path: Path) -> bool:
     """Whether a configuration file is one of a site rather than of a run. Raises `UserError` for no JSON or TOML."""
     tables = _tables(path)
-    return "gateway_id" in tables or "controllers" in tables
+    return is_gateway_file(tables)
 
 
 def load_site(path: Path) -> SiteConfig:
@@ -195,8 +156,7 @@ def load_site(path: Path) -> SiteConfig:
         UserError: it cannot be read, a key is unknown, or a value cannot be.
     """
     tables = _tables(path)
-    config = _converted(tables, path)
-    _warn(tables, path)
+    config = _converted(without_pcp(tables, str(path)), path)
     for name in CONTROLLERS:
         controller = config.controllers.of(name)
         if controller.config_path and not _found(path, controller.config_path).exists():
@@ -307,18 +267,3 @@ def _without_nothing(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
     return value
-
-
-def _warn(tables: Mapping[str, Any], path: Path) -> None:
-    given = dict(tables)
-    for section in ("api", "federation"):
-        given |= {f"{section}.{key}": value for key, value in (tables.get(section) or {}).items()}
-    for controller in (tables.get("controllers") or {}).values():
-        given |= {f"controllers.*.{key}": value for key, value in (controller or {}).items()}
-    reasons: dict[str, list[str]] = {}
-    for key, why in NO_EFFECT.items():
-        value = given.get(key)
-        if value is not None and value != _SAME_HERE.get(key):
-            reasons.setdefault(why, []).append(key)
-    if reasons:
-        log.warning("%s: no effect: %s", path, "; ".join(f"{', '.join(keys)} ({why})" for why, keys in reasons.items()))

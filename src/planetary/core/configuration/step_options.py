@@ -20,6 +20,7 @@ from planetary.core.configuration.ranges import (
 )
 from planetary.core.configuration.section import Section
 from planetary.core.errors import UserError
+from planetary.core.extension_points import INNER_OPTIMIZERS
 
 InnerOptimizerName = Annotated[str, extension("inner optimizer")]
 INNER_OPTIMIZER = "adamw"
@@ -66,7 +67,7 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
     model is made for one of the `micro_batches`.
 
     Raises:
-        UserError: a value is of another type or out of range.
+        UserError: a value is of another type or out of range, or names no inner optimizer.
     """
 
     optimizer: InnerOptimizerName = INNER_OPTIMIZER
@@ -80,6 +81,10 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
         """Check every field."""
         check_ranges(self)
         remat_budget(self.remat)
+        try:
+            INNER_OPTIMIZERS.check_name(self.optimizer)
+        except UserError as error:
+            raise UserError(f"optimizer: {error}") from None
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from planetary.core.config import (
-    DEFAULTS,
-    EXPERIMENT_KEYS,
-    FIXED,
-    NO_EFFECT,
-    REFUSED,
-    WANDB_KEYS,
-    Config,
-    load_config,
-)
+from planetary.compat.pcp.run_files import DEFAULTS, EXPERIMENT_KEYS, FIXED, NO_EFFECT, REFUSED, WANDB_KEYS
+from planetary.core.config import Config, load_config
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.errors import UserError
 from planetary.monitor.sinks.wandb_sink import WandbSink

@@ -104,7 +104,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train latent.toml --set moe.composers=1", ["moe.composers = 1 leaves nothing to divide"]),
         ("train latent.toml --set moe.latent_every=1", ["set moe.latent_every to at least 2"]),
         ("gateway --gateway-config latent.toml --set moe.composers=1", ["moe.composers = 1 leaves nothing to divide"]),
-        ("gateway --gateway-config latent.toml --set moe.quorum=3", ["set moe.quorum to at most moe.composers = 2"]),
+        ("gateway --gateway-config latent.toml --set fabric.quorum=3", ["fabric.workers (2), found 3"]),
         ("train mixture.toml --baseline", ["--set moe={}", "--set train.batch_size=16"]),
         ("moe cost --model 30b", ["there is no shape '30b'", "20b, 176b", "moe-small", "give a configuration"]),
         ("moe cost mixture.toml --model 20b", ["either the configuration mixture.toml or --model 20b"]),

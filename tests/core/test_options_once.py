@@ -20,9 +20,7 @@ from planetary.core.configuration.step_options import ComputeOptions, StepOption
 from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
 from planetary.runs.mixture.config import MixtureOptions, MoeConfig
-from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
 from planetary.runs.mixture.methods.acceptance import Policy
-from planetary.runs.mixture.methods.averaging import FragmentMergeRule
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.surrogate import FitOptions
 from planetary.runs.mixture.plan import keys_of
@@ -105,9 +103,7 @@ def test_a_step_has_the_two_groups_and_the_optimizers_name() -> None:
 
 OBJECTS = {
     **{name: (Policy, name) for name in ("window", "norm_ratio", "spectral_ratio", "redundant", "audited")},
-    **{"radial": (FragmentMergeRule, "radial"), "outer_rate": (FragmentMergeRule, "rate")},
-    **{"outer_momentum": (FragmentMergeRule, "momentum"), "fit_steps": (FitOptions, "steps")},
-    "quorum": (SyncPolicy, "quorum"),
+    "fit_steps": (FitOptions, "steps"),
 }
 """Keys of `[moe]` that an object of the training or of the syncer has, and the object's field."""
 

@@ -32,22 +32,20 @@ def test_other_keys_of_the_section_do_not() -> None:
 
 def test_adam_has_a_rate_of_its_own_unless_one_is_given() -> None:
     adam = config_from_tables({"outer": {"optimizer": "adam"}})
-    assert (*rule(adam), adam.outer.beta2, adam.outer.epsilon) == (0.03, 0.0, "mean", 0.99, 1e-2)
+    assert rule(adam) == (0.03, 0.0, "mean")
     assert rule(config_from_tables({"outer": {"optimizer": "adam", "learning_rate": 0.02}})) == (0.02, 0.0, "mean")
     assert rule(config_from_tables({"outer": {"optimizer": "adam", "momentum": 0.5}})) == (0.03, 0.5, "mean")
     assert rule(config_from_tables({"outer": {"optimizer": "adam"}}, ["train.rounds=5000"])) == (0.03, 0.9, "mean")
     assert rule(config_from_tables(tomllib.loads(to_toml(adam)))) == rule(adam)
     assert why_chosen(adam.outer, 100) == ""
-    assert config_hash(adam) != config_hash(apply_overrides(adam, ["outer.beta2=0.9"]))
+    assert config_hash(adam) != config_hash(apply_overrides(adam, ["outer.momentum=0.9"]))
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["outer.beta2=0.9"], 'outer.beta2: expected 0.99 with outer.optimizer = "nesterov", found 0.9: only adam'),
-        (["outer.epsilon=0.1"], "outer.epsilon: expected 0.01 with outer.optimizer"),
-        (["outer.optimizer=adam", "outer.beta2=1.0"], "outer.beta2: expected a finite number >= 0 and < 1, found 1.0"),
-        (["outer.optimizer=adam", "outer.epsilon=0"], "outer.epsilon: expected a finite number > 0, found 0"),
+        (["outer.beta2=0.9"], "the key outer.beta2 was removed: Adam's is 0.99"),
+        (["outer.epsilon=0.1"], "the key outer.epsilon was removed: Adam's is 0.01"),
         (
             ["outer.optimizer=adam", "outer.learning_rate=0.7"],
             'outer.learning_rate: expected at most 0.5 with outer.optimizer = "adam", found 0.7',

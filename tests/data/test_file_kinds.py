@@ -98,7 +98,7 @@ def test_the_key_says_otherwise(tmp_path: Path) -> None:
     assert kind_in(tmp_path, "t.txt", LINES, "text") == "text"
     assert kind_in(tmp_path, "t.txt", LINES, "jsonl") == "jsonl"
     assert kind_in(tmp_path, "t.html", b"<html>", "text") == "text"
-    with pytest.raises(UserError, match=r"data.format: expected one of .*found 'jsn'"):
+    with pytest.raises(UserError, match=r"unknown data format 'jsn'; did you mean json"):
         kind_in(tmp_path, "t.txt", LINES, "jsn")
     with pytest.raises(UserError, match=r"is to be a Parquet table .* begins with b'plain'"):
         kind_in(tmp_path, "t", b"plain", "parquet")

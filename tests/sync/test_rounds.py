@@ -106,9 +106,7 @@ def test_latecomers_wait_while_no_lease_was_timed() -> None:
     assert not admits_latecomer(view(expected_lease_s=None), 100.0)
 
 
-DECOUPLED = RoundPolicy(
-    quorum=1, grace_s=4.0, deadline_s=0.0, delay=2, grace_factor=1.0, grace_steps=1.0, least_steps=5
-)
+DECOUPLED = RoundPolicy(quorum=1, grace_s=4.0, deadline_s=0.0, delay=2, grace_steps=1.0, least_steps=5)
 QUORUM = {"contributions": 1, "training": 2, "quorum_at": 106.0, "step_s": 1.0}
 
 
@@ -117,7 +115,6 @@ QUORUM = {"contributions": 1, "training": 2, "quorum_at": 106.0, "step_s": 1.0}
     [
         ({}, {}, 1.0),  # the cap: one step of the two of the delay
         ({}, {"grace_steps": 5.0}, 2.0),
-        ({}, {"grace_steps": 5.0, "grace_factor": 0.5}, 1.0),
         ({"quorum_s": 0.5, "sync_s": 0.75}, {}, 0.75),
         ({"quorum_s": 0.5, "sync_s": 3.0}, {}, 0.0),
         ({"step_s": None}, {}, 0.0),

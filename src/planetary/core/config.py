@@ -369,8 +369,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
     if config.outer.weights == "tokens":
         del kept["outer"]["weights"]
     if config.outer.optimizer == "nesterov":
-        for key in ("optimizer", "beta2", "epsilon"):
-            del kept["outer"][key]
+        del kept["outer"]["optimizer"]
     model, data = kept["model"], kept["data"]
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:
@@ -381,10 +380,8 @@ def _mathematics(config: Config) -> dict[str, Any]:
             kept["sync"]["ring_compression"] = config.sync.ring_compression
     if config.sync.overlap != "none":
         kept.setdefault("sync", {})["overlap"] = config.sync.overlap
-    if config.sync.overlap in ("streaming", "decoupled"):
+    if config.sync.overlap in ("streaming", "decoupled") or file_of(config.sync.overlap) is not None:
         kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
-    elif file_of(config.sync.overlap) is not None:
-        kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing", "grace_factor")}
     if config.fabric.leases != "equal":
         kept["leases"] = config.fabric.leases
     for key in ("compression", "broadcast_compression", "start_compression"):

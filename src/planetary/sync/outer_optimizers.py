@@ -218,12 +218,11 @@ class Adam(OuterOptimizer):
     """
 
     name, copies = "adam", 2
-    keys = ("learning_rate", "momentum", "beta2", "epsilon")
 
     learning_rate: float
     momentum: float = OuterConfig().momentum
-    beta2: float = OuterConfig().beta2
-    epsilon: float = OuterConfig().epsilon
+    beta2: float = 0.99
+    epsilon: float = 1e-2
 
     @staticmethod
     def objection(config: Config) -> str:

@@ -27,7 +27,6 @@ class RoundPolicy(msgspec.Struct, frozen=True):
     grace_s: float  # how long a lease without a holder is kept open for a worker that may come back
     deadline_s: float  # 0: derived from the observed time per inner step
     deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
-    grace_factor: float = _SYNC.grace_factor  # decoupled: γ of `adaptive_grace`
     grace_steps: float = _SYNC.grace_steps  # decoupled: cap, in inner steps
     delay: int = _SYNC.delay  # decoupled: τ, inner steps a worker takes before it needs the merged fragment
     least_steps: int = 0  # decoupled: inner steps of the fastest worker a round lasts at least; P times that is H
@@ -140,7 +139,7 @@ def adaptive_grace(view: RoundView, policy: RoundPolicy) -> float:
     """
     if view.step_s is None:
         return 0.0
-    left = policy.grace_factor * (policy.delay * view.step_s - view.quorum_s - view.sync_s)
+    left = policy.delay * view.step_s - view.quorum_s - view.sync_s
     return min(max(left, 0.0), policy.grace_steps * view.step_s)
 
 

@@ -188,7 +188,8 @@ def test_wandb_offline_keeps_the_whole_run(tmp_path: Path, monkeypatch: pytest.M
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    send(Wandb(WandbSink(project="planets", mode="offline")), run_in(tmp_path), range(1, 3), LOST)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    send(Wandb(WandbSink(project="planets")), run_in(tmp_path), range(1, 3), LOST)
     (path,) = tmp_path.glob("wandb/offline-run-*-5eed/run-5eed.wandb")
     history, begun = [], []
     deadline = time.monotonic() + 60  # the service of wandb writes on after the client has finished

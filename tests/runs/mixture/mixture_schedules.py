@@ -28,13 +28,13 @@ MOST_FAULTS = 10
 
 MODES: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
-    "copies": {"composers": 3, "replicas": 2, "outer_rate": 0.9, "outer_momentum": 0.4},
+    "copies": {"composers": 3, "replicas": 2, "outer": (0.9, 0.4)},
     "changes": {"delta_rank": 1},
     "offloaded": {"expert_workers": 1, "norm_ratio": 10.0},
     "audited": {"expert_workers": 1, "norm_ratio": 10.0, "audited": 0.5, "fitted_by": "expert-workers"},
     "lossy": {"expert_workers": 1, "norm_ratio": 10.0, "sketches": "all", "update_form": "4bit"},
 }
-"""Keys of `[moe]` under which schedules run."""
+"""Keys of `[moe]` under which schedules run, and rate and momentum of the outer step."""
 
 
 @contextlib.contextmanager

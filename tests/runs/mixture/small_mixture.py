@@ -25,6 +25,7 @@ from planetary.core.config import (
     FabricConfig,
     ModelConfig,
     OptimizerConfig,
+    OuterConfig,
     RunConfig,
     TrainConfig,
 )
@@ -247,13 +248,14 @@ class SmallMixture:
 
 
 def small_mixture(*, rounds: int, composers: int = 2, inner_steps: int = 4, **moe: object) -> SmallMixture:
-    """Return a small mixture; `moe`: other keys of `[moe]`."""
+    """Return a small mixture; `moe`: other keys of `[moe]`, and `outer`, rate and momentum of the outer step."""
     return _small_mixture(rounds, composers, inner_steps, msgspec.json.encode(moe))
 
 
 @functools.lru_cache(maxsize=16)
 def _small_mixture(rounds: int, composers: int, inner_steps: int, moe: bytes) -> SmallMixture:
     given = {"composers": composers, "rank": 2, "backbone_every": 4, "refresh_every": 2, **msgspec.json.decode(moe)}
+    rate, momentum = given.pop("outer", (1.0, 0.0))
     keys = msgspec.convert(given, MoeConfig)
     config = Config(
         run=RunConfig(name="sim"),
@@ -261,6 +263,7 @@ def _small_mixture(rounds: int, composers: int, inner_steps: int, moe: bytes) ->
         data=_data_config(),
         train=TrainConfig(rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, sequence_length=LENGTH),
         optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.05),
+        outer=OuterConfig(learning_rate=rate, momentum=momentum, merge="rda"),
         fabric=FabricConfig(workers=composers + keys.expert_workers, latency_budget_s=2.0, abandon_after_s=120.0),
         checkpoint=CheckpointConfig(every=2),
         eval=EvalConfig(every=1, batches=2),

@@ -67,8 +67,9 @@ def test_examples_are_four_composers_with_and_without_offload() -> None:
             ["moe.rank=128", "moe.expert_workers=1", "fabric.workers=5", "moe.fitted_by=expert-workers"],
             "copies of experts of width 128, which are not fitted",
         ),
-        (["moe.quorum=9"], "set moe.quorum to at most moe.composers = 4"),
-        (["moe.quorum=5", "moe.pace=lockstep"], "set moe.quorum to at most moe.composers = 4"),
+        (["fabric.quorum=3", "moe.pace=lockstep"], 'moe.pace = "lockstep" waits for all composers'),
+        (["outer.merge=median"], 'found "median" and "nesterov"'),
+        (["fabric.workers=9", "fabric.quorum=9"], "set fabric.quorum to at most moe.composers = 4"),
         (["fabric.workers=3"], "set fabric.workers to at least 4, found 3"),
         (["moe.expert_workers=2"], "4 composers and 2 expert workers are 6 workers"),
         (["moe.composers=17", "fabric.workers=17"], "17, but the model has 16 experts per layer"),
@@ -100,12 +101,13 @@ def test_unequal_shards_and_full_surrogates_are_warned_of() -> None:
 
 def test_keys_set_the_work_and_the_checks_of_expert_workers() -> None:
     keys = ["inner_steps=3", "trust=0.5", "sketch_fraction=0.25", "norm_ratio=0.2", "spectral_ratio=0.3"]
-    keys += ["redundant=0.1", "audited=0.2", "outer_rate=0.9", "outer_momentum=0.4"]
-    given = config(*(f"moe.{key}" for key in keys), example="parallax-offload")
+    keys += ["redundant=0.1", "audited=0.2"]
+    outer = ["outer.learning_rate=0.9", "outer.momentum=0.4"]
+    given = config(*outer, *(f"moe.{key}" for key in keys), example="parallax-offload")
     training = training_of(given, model_of(given), StepOptions(), Schedule())
     assert training.acceptance == Policy(2, 0.2, 0.3, redundant=0.1, audited=0.2)
     assert (training.inner_steps, training.trust, training.sketch_fraction) == (3, 0.5, 0.25)
-    assert (training.merge.rate, training.merge.momentum) == (0.9, 0.4)
+    assert (training.merge.radial, training.merge.rate, training.merge.momentum) == (True, 0.9, 0.4)
     often = config("moe.router_every=1", "moe.latent_every=1", "moe.fit_steps=4")
     training = training_of(often, model_of(often), StepOptions(), Schedule())
     assert (training.cadence.router, training.cadence.latent, training.fit.steps) == (1, 1, 4)
@@ -130,7 +132,7 @@ def test_keys_set_the_work_and_the_checks_of_expert_workers() -> None:
         (["expert_workers=0", "update_form=4bit", "update_keep=0.2"], "expert_workers", "update_form update_keep"),
         (["update_keep=0.2"], 'moe.update_form = "exact"', "update_keep"),
         (["rank=0", "detach=false", "delta_rank=2", "fit_steps=2"], "moe.rank = 0", "detach delta_rank fit_steps"),
-        (["pace=lockstep", "quorum=3", "window=3"], 'moe.pace = "lockstep"', "quorum window"),
+        (["pace=lockstep", "window=3"], 'moe.pace = "lockstep"', "window"),
     ],
 )
 def test_keys_that_have_no_effect_are_warned_of_by_name(overrides: list[str], choice: str, keys: str) -> None:
@@ -140,7 +142,7 @@ def test_keys_that_have_no_effect_are_warned_of_by_name(overrides: list[str], ch
 
 
 def test_an_example_with_one_key_changed_is_not_warned_of() -> None:
-    for overrides in (["expert_workers=0"], ["update_form=topk", "update_keep=0.2"], ["rank=0"], ["quorum=4"]):
+    for overrides in (["expert_workers=0"], ["update_form=topk", "update_keep=0.2"], ["rank=0"]):
         assert check_mixture(config(*(f"moe.{one}" for one in overrides), example="parallax-offload")) == []
 
 

@@ -147,8 +147,8 @@ def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:
     config = config_from_tables({}, [f"sync.overlap={tmp_path}/my_overlap.py:EveryOther", "outer.merge=mean"])
     with pytest.raises(UserError, match=r"sync.compression: expected a codec with sync.overlap = "):
         own_files(config, "the configuration")
-    config = config_from_tables({}, [f"outer.optimizer={tmp_path}/my_outer.py:Signed", "outer.beta2=0.5"])
-    with pytest.raises(UserError, match=r"outer.beta2: expected 0.99 .* only adam"):
+    config = config_from_tables({}, [f"outer.merge={tmp_path}/my_rule.py:Nearest", "outer.weights=tokens_squared"])
+    with pytest.raises(UserError, match=r"outer.weights: expected .*tokens.* only mean and rda"):
         own_files(config, "the configuration")
 
 

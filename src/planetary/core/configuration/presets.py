@@ -115,7 +115,6 @@ PRESETS: Mapping[str, Preset] = {
                 "sync.fragments": 12,
                 "sync.delay": 2,
                 "sync.mixing": 0.0,
-                "sync.grace_factor": 1.0,
                 "sync.grace_steps": 1.0,
                 "fabric.quorum": 1,
                 **_coded("float32", "none"),

@@ -215,8 +215,6 @@ class OuterConfig(Section, frozen=True):
     # of the step along the workers' merged deltas; "adam": about how far a coordinate moves in a round, at most 0.5
     learning_rate: Positive = 0.7
     momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD); "adam": of the mean of the deltas
-    beta2: Decay = 0.99  # "adam": of the mean of their squares
-    epsilon: Positive = 1e-2  # "adam": added to the root of that mean, in units of a delta
     # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
     # "senders": the mean over those who sent a number, for sync.compression = "sparse"
@@ -251,7 +249,6 @@ class FabricConfig(Section, frozen=True):
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
     threads: Index = 0  # CPU threads per worker; 0: the workers of one machine share the cores
-    compilers: Count = 1  # targets the gateway compiles for at once
     # "equal": every worker trains train.inner_steps a round; "measured": as many as the worker's speed gives, so all
     # end at once, train.inner_steps on average; at a round's deadline trained steps count
     leases: LeaseShares = "equal"
@@ -290,8 +287,9 @@ class SyncConfig(Section, frozen=True):
     fragments: FragmentCount = 1
     delay: Index = 0  # "streaming": inner steps of the next round after which the merged fragment is taken
     mixing: Decay = 0.0  # "streaming": part of a worker's own values it keeps then
-    grace_factor: NotNegative = 1.0  # "decoupled": part of the spare time of `delay` a quorum waits for others
-    grace_steps: NotNegative = 1.0  # "decoupled": that it waits at most, in inner steps of the fastest worker
+    # "decoupled": how long a quorum waits for others at most, in inner steps of the fastest worker; it waits for the
+    # spare time of `delay`
+    grace_steps: NotNegative = 1.0
     # "star": codec of workers' updates. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
     # two bits). The error of a codec is sent later

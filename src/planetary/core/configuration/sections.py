@@ -32,7 +32,7 @@ class KindSection(Section, frozen=True):
 
     @property
     def steps_itself(self) -> bool:
-        """Whether the run has an outer step of its own, so that no rule is chosen for `[outer]`."""
+        """Whether the run merges by itself, so that each absent key of `[outer]` is that of a short run."""
         return False
 
     @property

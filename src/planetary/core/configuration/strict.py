@@ -338,7 +338,10 @@ def _with_outer_rule(config: Config, given: object) -> Config:
         return replace(
             config, outer=replace(config.outer, **{key: one for key, one in chosen.items() if key not in keys})
         )
-    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async" or steps_itself:
+    if steps_itself:
+        chosen = {key: value for key, value in chosen_rule(0).items() if key not in keys}
+        return replace(config, outer=replace(config.outer, **chosen))
+    if RULE_KEYS & keys or summed_ends or config.sync.overlap == "async":
         return config
     chosen = chosen_rule(rounds)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not

@@ -232,9 +232,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
         self._work = Background()
-        self._compilations = Compilations(
-            self._compile_for, self._post, system.clock, config.fabric.compilers, self._work
-        )
+        self._compilations = Compilations(self._compile_for, self._post, system.clock, self._work)
         self._stop_reason: str | None = None
         self._stops_for_good = False
 
@@ -613,11 +611,11 @@ class Compilations:
         compile_for: Callable[[CompileTarget], Awaitable[PublishedArtifact]],
         post: Callable[[e.Event], None],
         clock: Clock,
-        compilers: int,
         background: Background,
     ) -> None:
-        """`compile_for` compiles and verifies an artifact, `compilers` at once; `post` takes the events."""
-        self.free_compilers = asyncio.Semaphore(compilers)
+        """`compile_for` compiles and verifies an artifact; `post` takes the events."""
+        # One at a time: a compilation uses all cores, and takes some hundred MB.
+        self.free_compilers = asyncio.Semaphore(1)
         self._compile_for, self.post, self._clock, self._background = compile_for, post, clock, background
         self.compiled_at = 0.0
         self.compiling: dict[str, float] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planetary.core.configuration.ranges import Positive
 from planetary.core.configuration.sinks import SinkConfig
 from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
@@ -14,19 +13,21 @@ from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.version import __version__
 
+EXPORT_S = 10.0
+"""Between two exports; the numbers are those of rounds."""
+
 
 def _otlp_reader(options: OpenTelemetrySink) -> Any:
     export = extra_module("opentelemetry.sdk.metrics.export", "opentelemetry")
     otlp = extra_module("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry")
     exporter = otlp.OTLPMetricExporter(endpoint=options.endpoint or None)
-    return export.PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * options.every_s)
+    return export.PeriodicExportingMetricReader(exporter, export_interval_millis=1000 * EXPORT_S)
 
 
 class OpenTelemetrySink(SinkConfig, frozen=True, tag="opentelemetry"):
     """`opentelemetry`: metrics for a collector, by OTLP over HTTP; extra `opentelemetry`."""
 
     endpoint: str = ""  # URL of the metrics; empty: as the variables OTEL_EXPORTER_OTLP_… say
-    every_s: Positive = 10.0  # seconds between two exports
 
 
 MakeReader = Callable[[OpenTelemetrySink], Any]

@@ -13,9 +13,7 @@ from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 
 
 class TensorboardSink(SinkConfig, frozen=True, tag="tensorboard"):
-    """`tensorboard`: event files for TensorBoard; extra `tensorboard`."""
-
-    folder: str = ""  # folder of the event files; empty: `tensorboard` in the run's folder
+    """`tensorboard`: event files in the folder `tensorboard` of the run; extra `tensorboard`."""
 
 
 class Tensorboard(Sink):
@@ -24,7 +22,6 @@ class Tensorboard(Sink):
     name, options = "tensorboard", TensorboardSink
 
     def __init__(self, options: TensorboardSink) -> None:
-        self._options = options
         self._writer: Any = None
         self._round = 0
 
@@ -33,7 +30,7 @@ class Tensorboard(Sink):
 
     def open(self, run: SinkRun) -> None:
         module = extra_module("tensorboardX", "tensorboard")
-        self._writer = module.SummaryWriter(str(run.folder / (self._options.folder or "tensorboard")))
+        self._writer = module.SummaryWriter(str(run.folder / "tensorboard"))
 
     def write_round(self, line: RoundMetrics) -> None:
         for name, value in scalars_of(line).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 from planetary.core.configuration.ranges import Text
 from planetary.core.configuration.sinks import SinkConfig
@@ -18,13 +18,13 @@ INIT_S = 60.0  # seconds for the server to answer
 
 
 class WandbSink(SinkConfig, frozen=True, tag="wandb"):
-    """`wandb`: Weights & Biases; extra `wandb`. The key is in the environment variable WANDB_API_KEY."""
+    """`wandb`: Weights & Biases; extra `wandb`. The key is in the environment variable WANDB_API_KEY.
+
+    With WANDB_MODE=offline it writes files into the folder `wandb` of the run, for `wandb sync`.
+    """
 
     project: Text = "planetary"  # the project of the run
     entity: str = ""  # user or team; empty: as the key says
-    name: str = ""  # run name there; empty: `run.name`
-    # "offline": files in the folder `wandb` of the run, for `wandb sync`; "auto": as WANDB_MODE says, else online
-    mode: Literal["auto", "online", "offline"] = "auto"
 
 
 class Wandb(Sink):
@@ -45,10 +45,9 @@ class Wandb(Sink):
         self._run = wandb.init(
             project=self._options.project,
             entity=self._options.entity or None,
-            name=self._options.name or run.name,
+            name=run.name,
             id=run.identity,
             resume="allow",
-            mode=None if self._options.mode == "auto" else self._options.mode,
             dir=str(run.folder),
             config=run.parameters,
             settings=wandb.Settings(console="off", init_timeout=INIT_S, silent=True, x_disable_stats=True),

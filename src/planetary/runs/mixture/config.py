@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.configuration.ranges import Count, Decay, Fraction, Index, NotNegative, Positive, Share
+from planetary.core.configuration.ranges import Count, Fraction, Index, NotNegative, Positive, Share
 from planetary.core.configuration.sections import KindSection
 
 RefreshForm = Literal["exact", "bf16", "4bit"]
@@ -50,9 +50,6 @@ class MoeConfig(MixtureOptions, frozen=True):
     backbone_every: Count = 8  # steps between two merges of everything else but the experts
     backbone_fragments: Count = 1  # parts of the backbone merged at different steps
     refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and two copies of the owner's state
-    outer_rate: Positive = 1.0  # learning rate of the outer Nesterov step after a merge, in place of `[outer]`
-    outer_momentum: Decay = 0.0  # momentum of the outer Nesterov step
-    radial: bool = True  # merge lengths and directions apart; false: plain weighted means
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
     window: Count = 2  # versions an expert update may lag behind
     norm_ratio: Positive = 0.1  # an update longer than this part of the expert's weights is refused
@@ -62,7 +59,6 @@ class MoeConfig(MixtureOptions, frozen=True):
     # "free": no worker waits, merges and surrogates are taken when they are there; "lockstep": all workers wait for
     # each other, which equals a training in one process bit for bit
     pace: Literal["free", "lockstep"] = "free"
-    quorum: Count = 1  # publications that suffice to merge a fragment once the grace time is over
     store: str = ""  # folder or fsspec URL of the payloads; empty: `payloads` in the run's folder
 
     @property
@@ -83,6 +79,7 @@ class MoeConfig(MixtureOptions, frozen=True):
 
 _FABRIC = (
     "workers",
+    "quorum",
     "latency_budget_s",
     "abandon_after_s",
     "host",
@@ -90,18 +87,29 @@ _FABRIC = (
     "backend",
     "target",
     "threads",
-    "compilers",
 )
 
 HONOURED = HonouredKeys(
     kind="mixture",
     keys=(
-        *("run.*", "model.*", "data.*", "train.*", "optimizer.*", "moe.*", "checkpoint.*", "eval.*", "sinks"),
+        *(
+            "run.*",
+            "model.*",
+            "data.*",
+            "train.*",
+            "optimizer.*",
+            "outer.*",
+            "moe.*",
+            "checkpoint.*",
+            "eval.*",
+            "sinks",
+        ),
         *(f"fabric.{key}" for key in _FABRIC),
     ),
     without={
         "sync.*": "the syncer merges fragments, which are sent as float32",
-        "outer.*": "a mixture's outer step has moe.outer_rate and moe.outer_momentum",
+        **dict.fromkeys(("outer.judge", "outer.loss_rise"), "updates of experts are judged by [moe], and no loss is"),
+        "outer.weights": "a fragment is merged by tokens",
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "its model is a function, whose arguments have names",
         "train.inner_state": "a composer keeps the optimizer's state",
@@ -109,7 +117,6 @@ HONOURED = HonouredKeys(
         "train.rounding": "random rounding needs a step number, which composers do not share",
         "train.f64": "its model has no float64 arithmetic",
         "fabric.leases": "every composer trains the same number of steps",
-        "fabric.quorum": "how many composers suffice for a merge is moe.quorum",
         "fabric.round_deadline_s": "the deadlines of a mixture follow from its steps",
         "fabric.island": "a composer computes on one device",
     },

@@ -190,7 +190,12 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
     Raises:
         UserError: keys do not fit together; they are named.
     """
-    moe, train = config.of(MoeConfig), config.train
+    moe, train, outer = config.of(MoeConfig), config.train, config.outer
+    if outer.merge not in ("mean", "rda") or outer.optimizer != "nesterov":
+        raise UserError(
+            f'a mixture merges with outer.merge = "rda" or "mean" and steps with outer.optimizer = "nesterov"; found '
+            f'"{outer.merge}" and "{outer.optimizer}"'
+        )
     for key, name in (("name", config.optimizer.name), ("schedule", config.optimizer.schedule)):
         if file_of(name) is not None:
             raise UserError(
@@ -218,10 +223,14 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
             f"moe.replicas = {moe.replicas} owners of every expert need as many composers: set moe.replicas to at most "
             f"moe.composers = {moe.composers}"
         )
-    if moe.quorum > moe.composers:
+    if config.fabric.quorum > moe.composers:
         raise UserError(
-            f"moe.quorum = {moe.quorum} publications never come from {moe.composers} composers: set moe.quorum "
-            f"to at most moe.composers = {moe.composers}"
+            f"fabric.quorum = {config.fabric.quorum} publications never come from {moe.composers} composers: set "
+            f"fabric.quorum to at most moe.composers = {moe.composers}"
+        )
+    if moe.pace == "lockstep" and config.fabric.quorum != 1:
+        raise UserError(
+            f'fabric.quorum = {config.fabric.quorum}: moe.pace = "lockstep" waits for all composers; leave it out'
         )
     if moe.replicas > 1 and moe.expert_workers:
         raise UserError(
@@ -259,7 +268,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         batch_size=train.batch_size * moe.composers,
         cadence=cadence,
         fit=FitOptions(steps=moe.fit_steps),
-        merge=FragmentMergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
+        merge=FragmentMergeRule(outer.merge == "rda", outer.learning_rate, outer.momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
         acceptance=Policy(**keys_of(moe, Policy)) if moe.expert_workers else None,
         dense=options,

@@ -85,7 +85,6 @@ _FABRIC = (
     "backend",
     "target",
     "threads",
-    "compilers",
 )
 _TEXTS = "its tasks are texts, which no round waits for"
 

@@ -23,14 +23,12 @@ RING = HonouredKeys(
     keys=(*SECTIONS, "sync.*", "sinks"),
     without={
         "outer.judge": f"{_UNSEEN}, and judges none",
-        "outer.weights": "a ring weighs contributions by their tokens",
         "outer.trimmed": f"{_UNSEEN}, and cuts off no values",
+        "outer.weights": "a ring weighs contributions by their tokens",
         **dict.fromkeys(
             ("sync.compression", "sync.broadcast_compression", "sync.start_compression"),
             f"{_OF_STAR}, or sync.ring_compression",
         ),
-        **dict.fromkeys(
-            ("sync.fragments", "sync.delay", "sync.mixing", "sync.grace_factor", "sync.grace_steps"), _OF_STAR
-        ),
+        **dict.fromkeys(("sync.fragments", "sync.delay", "sync.mixing", "sync.grace_steps"), _OF_STAR),
     },
 )

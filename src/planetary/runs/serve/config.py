@@ -50,7 +50,7 @@ GRAPH_IN_FOLDER = "model.mlir"
 _TRAINS = "a served model is not trained"
 _OF_MODEL = "the model is that of serve.model"
 _OF_GRAPH = ("model.roles", "model.weights", "model.weights_optional", "data.tokenizer")
-_FABRIC = ("workers", "latency_budget_s", "host", "port", "backend", "target", "threads", "compilers")
+_FABRIC = ("workers", "latency_budget_s", "host", "port", "backend", "target", "threads")
 
 CODED = HonouredKeys(
     kind="serving",

@@ -47,7 +47,7 @@ class SyncPolicy(msgspec.Struct, frozen=True):
 
     shards: int
     fragments: dict[Tier, int]
-    quorum: int = MoeConfig().quorum
+    quorum: int = 1
     grace_s: float = 30.0
     max_shards: int = 1
     return_s: float = 30.0

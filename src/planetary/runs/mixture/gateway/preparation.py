@@ -443,7 +443,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture, system: System = S
         sync=SyncPolicy(
             moe.composers,
             fragments,
-            quorum=prepared.plan.pace.quorum(moe.composers, moe.quorum),
+            quorum=prepared.plan.pace.quorum(moe.composers, prepared.config.fabric.quorum),
             grace_s=timings.grace_s,
             return_s=timings.startup_grace_s,
             replicas=moe.replicas,

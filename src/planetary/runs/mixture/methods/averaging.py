@@ -13,7 +13,6 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors
-from planetary.runs.mixture.config import MoeConfig
 from planetary.sync.radial import CANCELLED, radial_average, takes_mean, weighted_mean
 
 EMBEDDING_LIKE = ("*embedding*", "*wte*", "*wpe*")
@@ -40,9 +39,6 @@ class PublishedParameters(msgspec.Struct, frozen=True):
         return self.tokens * self.tokens / self.steps
 
 
-_KEYS = MoeConfig()
-
-
 class FragmentMergeRule(msgspec.Struct, frozen=True):
     """How deltas become one.
 
@@ -53,11 +49,11 @@ class FragmentMergeRule(msgspec.Struct, frozen=True):
         rate, momentum: of the outer Nesterov step.
     """
 
-    radial: bool = _KEYS.radial
+    radial: bool = True
     mean_for: tuple[str, ...] = EMBEDDING_LIKE
     cancelled: float = CANCELLED
-    rate: float = _KEYS.outer_rate
-    momentum: float = _KEYS.outer_momentum
+    rate: float = 1.0
+    momentum: float = 0.0
 
 
 def merge(

@@ -177,7 +177,7 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
 class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
     """All participants wait for all."""
 
-    unused_keys: ClassVar[tuple[str, ...]] = ("quorum", "window")
+    unused_keys: ClassVar[tuple[str, ...]] = ("window",)
     works_in_background: ClassVar[bool] = False
     views_at_round_end: ClassVar[bool] = True
     publishes_unchanged_fits: ClassVar[bool] = True

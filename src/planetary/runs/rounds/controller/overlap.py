@@ -187,7 +187,7 @@ class Decoupled(Streaming):
     name = "decoupled"
     carries = True
     decide = staticmethod(decide_quorum)
-    keys = (*Streaming.keys, "grace_factor", "grace_steps")
+    keys = (*Streaming.keys, "grace_steps")
     needs = (
         *Streaming.needs,
         Need(

@@ -222,7 +222,6 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
             quorum=config.fabric.quorum,
             grace_s=timings.grace_s,
             deadline_s=config.fabric.round_deadline_s,
-            grace_factor=config.sync.grace_factor,
             grace_steps=config.sync.grace_steps,
             delay=config.sync.delay,
             least_steps=config.train.inner_steps,

@@ -102,11 +102,6 @@ def test_float64_constants_are_folded_without_a_note() -> None:
     assert build_train_step(model).notes == ()
 
 
-def test_float64_can_be_refused() -> None:
-    with pytest.raises(CompileError, match=r'nanochat_d1_f64 computes in float64 and train.f64 is "refuse": 12 × '):
-        build_train_step(model_of("nanochat_d1_f64"), StepOptions(f64="refuse"))
-
-
 def test_an_argument_of_float64_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "wide.mlir"
     file.write_text(

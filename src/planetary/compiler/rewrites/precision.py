@@ -322,16 +322,6 @@ def _promote_constant(op: Operation) -> None:
     op.attributes["value"] = ir.array_attribute(array.astype(np.float64))
 
 
-def refuse_f64(module: Module, model: str) -> None:
-    """Raise `CompileError` if a module computes anything in f64."""
-    counts = f64_operations(module)
-    if counts:
-        raise CompileError(
-            f'model {model} computes in float64 and train.f64 is "refuse": {_listed(counts)}; export it without '
-            'double precision, or set train.f64 = "demote" to compute these operations in float32'
-        )
-
-
 def note_about(counts: Counter[str]) -> str:
     """Return the sentence for reports about operations that were demoted; "" for none."""
     total = sum(counts.values())

@@ -24,7 +24,6 @@ from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.precision import (
     LossScale,
     demote_f64,
-    refuse_f64,
     round_contractions,
     round_stochastically,
 )
@@ -90,8 +89,6 @@ def _build(model: Model, options: StepOptions, transform: optimizers.Transform) 
     _check_rounding(options, params)
     with ir.new_context():
         module = load_for_differentiation(model.stablehlo)
-        if options.f64 == "refuse":
-            refuse_f64(module, manifest.model)
         note = demote_f64(module, manifest.model)
         normalise.before_differentiation(module)
         main = ir.main_function(module)

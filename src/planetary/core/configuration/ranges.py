@@ -68,7 +68,6 @@ Memory = Annotated[
 ]
 Factors = Literal["f32", "bf16", "f16"]
 Rounding = Literal["nearest", "stochastic"]
-Float64 = Literal["demote", "refuse"]
 InnerState = Literal["persist", "reset"]
 ScheduleName = Annotated[str, extension("schedule")]
 ArgumentRole = Literal["param", "statistic", "buffer", "input", "target", "key", "step"]

@@ -17,5 +17,8 @@ REMOVED: Mapping[str, str] = {
     "moe.outer_momentum": "it is outer.momentum, with the same default in a mixture",
     "moe.radial": 'it is outer.merge: "rda", the default in a mixture, or "mean"',
     "moe.quorum": "it is fabric.quorum",
+    "rl.mask_gap": "it belongs to an objective, which is taken as it is published: rl.objective",
+    "rl.drift": "it belongs to an objective, which is taken as it is published: rl.objective",
+    "train.f64": "float64 arithmetic of a model is computed in float32, with a note; export the model without it",
 }
 """Key -> why it went, and what takes its place."""

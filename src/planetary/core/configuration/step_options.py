@@ -9,7 +9,6 @@ from planetary.core.configuration.ranges import (
     Count,
     Decay,
     Factors,
-    Float64,
     Index,
     Memory,
     NotNegative,
@@ -50,8 +49,6 @@ class ComputeOptions(Section, frozen=True):
     micro_batches: Count = 1  # parts a batch is trained in, one after the other: less memory, same update
     precision: Factors = "f32"  # precision of factors in matrix products; parameters stay float32
     rounding: Rounding = "nearest"  # rounding of parameters to bf16 or f16
-    # float64 arithmetic of a model: "demote" computes it in float32, with a note; "refuse" is an error
-    f64: Float64 = "demote"
     # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
     remat: Memory = "none"
 
@@ -74,7 +71,6 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
     micro_batches: Count = _COMPUTE.micro_batches
     precision: Factors = _COMPUTE.precision
     rounding: Rounding = _COMPUTE.rounding
-    f64: Float64 = _COMPUTE.f64
     remat: Memory = _COMPUTE.remat
 
     def __post_init__(self) -> None:

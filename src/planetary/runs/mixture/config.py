@@ -115,7 +115,6 @@ HONOURED = HonouredKeys(
         "train.inner_state": "a composer keeps the optimizer's state",
         "train.target_minutes": "its length is train.rounds",
         "train.rounding": "random rounding needs a step number, which composers do not share",
-        "train.f64": "its model has no float64 arithmetic",
         "fabric.leases": "every composer trains the same number of steps",
         "fabric.round_deadline_s": "the deadlines of a mixture follow from its steps",
         "fabric.island": "a composer computes on one device",

@@ -50,8 +50,6 @@ class RlConfig(KindSection, frozen=True):
     equal: Literal["objective", "drop", "keep", "replace"] = "objective"
     clip_low: NotNegative = 0.0  # ratios below 1 - this have no gradient; 0: the objective's own
     clip_high: NotNegative = 0.0  # ratios above 1 + this have none; 0: the objective's own
-    mask_gap: NotNegative = 0.0  # a token whose probability moved by more than this is left out; 0: the objective's own
-    drift: NotNegative = 0.0  # coefficient of the squared logarithm of the ratio; 0: the objective's own
     kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
     teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
     held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
@@ -75,7 +73,7 @@ _LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "toleran
 
 _OF_NEW_POLICY = ("model.source", "model.options", "model.weights", "model.weights_optional", "data.tokenizer")
 _TRAIN = ("rounds", "inner_steps", "batch_size", "sequence_length", "inner_state")
-_COMPUTE = ("micro_batches", "precision", "rounding", "f64", "remat")
+_COMPUTE = ("micro_batches", "precision", "rounding", "remat")
 _FABRIC = (
     "workers",
     "latency_budget_s",

@@ -124,9 +124,7 @@ def judge_limits(config: Config) -> JudgeLimits:
 def objective_of(config: Config) -> Objective:
     """Return the objective with the configuration's coefficients."""
     rl = config.of(RlConfig)
-    return OBJECTIVES[rl.objective].with_terms(
-        clip_low=rl.clip_low, clip_high=rl.clip_high, mask_gap=rl.mask_gap, drift=rl.drift, reference=rl.kl
-    )
+    return OBJECTIVES[rl.objective].with_terms(clip_low=rl.clip_low, clip_high=rl.clip_high, reference=rl.kl)
 
 
 def shape_of(model: TracedModel, config: Config) -> PolicyShape:

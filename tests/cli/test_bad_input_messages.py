@@ -96,6 +96,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train good.toml --workers many", ["--workers", "'many'"]),
         ("train good.toml --dashboard-port 70000", ["--dashboard-port", "70000"]),
         ("gateway --gateway-config good.toml --port -1", ["--port", "-1"]),
+        (
+            "gateway --gateway-config good.toml --set fabric.backend=cuda --set fabric.threads=2",
+            ["fabric.backend, fabric.threads: only a run that starts its own workers", "--backend, --threads"],
+        ),
         ("node-manager --host h --port 70000", ["--port", "70000"]),
         ("node-manager", ["the following arguments are required: --host"]),
         ("--xyzzy", ["there is no flag --xyzzy"]),

@@ -35,6 +35,7 @@ class RunKind(ABC):
         command: that has such a run on this machine.
         sections: of the configuration, that the kind alone has -> why a run of another kind has no effect of them.
         simulated: "module:Class" of the kind's `run.simulations.Simulation`; empty: the kind is not simulated.
+        keeps_state: whether a resumed run goes on from a checkpoint, and with the bans in the journal.
         loads_code: whether the gateway's process loads the model's code, although the preparation is in the cache.
     """
 
@@ -43,6 +44,7 @@ class RunKind(ABC):
     controller: ClassVar[str] = "training"
     simulated: ClassVar[str] = ""
     loads_code: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
     command: ClassVar[str] = "train"
     sections: ClassVar[Mapping[str, str]] = {}
 

@@ -59,13 +59,15 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.exit_codes import EXIT_OK
     from planetary.cli.live_display import run_until_signal
     from planetary.cli.serving_lines import ServingLines
+    from planetary.core.config import RunConfig
     from planetary.run.places import cache_folder
     from planetary.run.processes.local_run import LocalRun, LocalRunOptions
     from planetary.runs.serve.config import ServeConfig
 
     config = _config(args)
     with tempfile.TemporaryDirectory(prefix="planetary-serve-") as scratch:
-        folder = args.run_dir or Path(scratch) / config.run.name
+        place = Path(scratch) if config.run.dir == RunConfig().dir else Path(config.run.dir)
+        folder = args.run_dir or place / config.run.name
         options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache))
         stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines(config.of(ServeConfig).keys))))
         print(stopped.replace("SIGINT", "Ctrl+C"), flush=True)

@@ -28,6 +28,7 @@ class Serving(RunKind):
     command = "serve"
     sections: ClassVar[Mapping[str, str]] = {"serve": "serve.model is empty, so that nothing is served"}
     loads_code = True
+    keeps_state = False
 
     def claims(self, config: Config) -> bool:
         from planetary.runs.serve.config import ServeConfig

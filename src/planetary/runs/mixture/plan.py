@@ -268,7 +268,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         batch_size=train.batch_size * moe.composers,
         cadence=cadence,
         fit=FitOptions(steps=moe.fit_steps),
-        merge=FragmentMergeRule(outer.merge == "rda", outer.learning_rate, outer.momentum),
+        merge=FragmentMergeRule(radial=outer.merge == "rda", rate=outer.learning_rate, momentum=outer.momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
         acceptance=Policy(**keys_of(moe, Policy)) if moe.expert_workers else None,
         dense=options,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planetary.site.placement.hub_link import HubLinkOptions
 
 _SWITCHES = ("api_tls", "allow_unencrypted", "plain_loopback")
+_OF_WORKERS = ("fabric.backend", "fabric.target", "fabric.island", "fabric.threads")
 _HUB_FLAGS = {
     "--hub": "federation.hub",
     "--hub-token-file": "federation.token_file",
@@ -152,6 +153,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     import asyncio
     from functools import partial
 
+    from planetary.core.errors import UserError
     from planetary.fleet.gateway.gateway import GatewayOptions
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
@@ -164,6 +166,10 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     config, folder = _what_to_run(args)
     kind = kind_of(config)
     kind.check(config)
+    if not kind.keeps_state and (args.checkpoint is not None or args.forgive):
+        raise UserError(f"gateway: --checkpoint and --forgive have no effect on {kind.name}: leave them out")
+    if args.resume is None and args.local_threads is None:
+        _refuse_keys_of_workers(config)
     _warn_of_loopback(args)
     options = GatewayOptions(
         folder=folder,
@@ -304,6 +310,21 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
     if args.resume is not None:
         return resumed_run(args.resume, [*args.set, *listens], args.checkpoint)
     return new_run(args.gateway_config, [*args.set, *listens], args.run_dir)
+
+
+def _refuse_keys_of_workers(config: Config) -> None:
+    """Raise `UserError` for keys of the workers that a local run starts. A hub passes its keys on to the sites."""
+    from planetary.core.configuration.honoured import set_keys
+    from planetary.core.errors import UserError
+
+    if any(section.merges_other_runs for section in config.kinds.values()):
+        return
+    if found := [key for key in set_keys(config) if key in _OF_WORKERS]:
+        flags = ", ".join(f"--{key.removeprefix('fabric.')}" for key in found)
+        raise UserError(
+            f"gateway: {', '.join(found)}: only a run that starts its own workers (planetary train) has an "
+            f"effect of it. The workers of a gateway are started with `planetary node`, and {flags} there: leave it out"
+        )
 
 
 def _warn_of_loopback(args: argparse.Namespace) -> None:

@@ -57,7 +57,9 @@ def test_tables_of_several_kinds_are_read_and_written(tmp_path: Path) -> None:
 def test_overrides_replace_the_whole_array() -> None:
     config = apply_overrides(config_from_tables({}), ['sinks=[{kind = "mlflow", uri = "x"}]'])
     assert config.sinks == (MlflowSink(uri="x"),)
-    assert overrides_between(config_from_tables({}), config) == ['sinks=[{ kind = "mlflow", uri = "x" }]']
+    assert overrides_between(config_from_tables({}), config) == [
+        'sinks=[{ kind = "mlflow", uri = "x", experiment = "planetary" }]'
+    ]
     assert apply_overrides(config, ["sinks=[]"]).sinks == ()
 
 

@@ -343,7 +343,6 @@ def test_the_hash_sees_the_ring_and_its_overlap() -> None:
         "eval.batches=1",
         "data.delivery=gateway",
         "data.max_epochs=3",
-        "data.shuffle_leases=true",
         "train.micro_batches=4",
         "train.remat=blocks",
     ],

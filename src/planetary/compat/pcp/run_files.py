@@ -332,7 +332,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     tables: dict[str, Any] = {section: dict(fixed) for section, fixed in FIXED.items()}
     for key, dotted in EXPERIMENT_KEYS.items():  # in this order: an effective batch is the one that counts
-        if key not in values:
+        if key not in values or (key == "chunk_shuffle" and values.get("sampling") != "fifo"):
             continue
         value = values[key]
         if key in {"model_path", "data_path"} and isinstance(value, str):

@@ -82,7 +82,7 @@ KEY_NEEDS: Mapping[tuple[str, Any], tuple[Need, ...]] = {
 }
 """Needs of keys that name no object: (key, value) -> needs; `...`: every value but the default."""
 
-_USES: Mapping[str, str] = {
+USES: Mapping[str, str] = {
     "overlap": "sync",
     "merge rule": "outer",
     "outer optimizer": "outer",
@@ -139,7 +139,7 @@ def check_needs(
         for need in needs:
             _check(need, holder, values, origin)
     for key, point in values.points.items():
-        if (section := key.partition(".")[0]) == _USES.get(point.kind):
+        if (section := key.partition(".")[0]) == USES.get(point.kind):
             _check_used(section, key, values, origin)
 
 

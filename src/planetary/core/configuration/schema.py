@@ -132,6 +132,11 @@ class DataConfig(Section, frozen=True):
     @property
     def objection(self) -> str:
         """Why the keys do not fit together; "": they do."""
+        if self.shuffle_leases and self.sampling != "fifo":
+            return (
+                f'data.shuffle_leases: only data.sampling = "fifo" has an effect of it, found "{self.sampling}", which '
+                "draws the order"
+            )
         if not self.sources:
             return ""
         if self.source != DataConfig().source:
@@ -194,6 +199,13 @@ class OptimizerConfig(UpdateOptions, frozen=True):
     # the curve after the warm-up; "wsd": the peak, and a straight line down over the last fifth of the run
     schedule: ScheduleName = "cosine"
     final_fraction: Fraction = 0.1  # fraction of the peak at the end of "cosine", "linear" and "wsd"
+
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if self.no_decay and not self.weight_decay:
+            return "optimizer.no_decay: nothing decays with optimizer.weight_decay = 0; leave it out"
+        return ""
 
 
 OuterOptimizerName = Annotated[str, extension("outer optimizer")]

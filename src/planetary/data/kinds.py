@@ -238,7 +238,7 @@ class Tar(DataFormat):
 
 
 class Tokens8(DataFormat):
-    """Little-endian tokens and nothing else."""
+    """Tokens of 8 bits, and nothing else."""
 
     name, title, endings, is_many = "u8", "raw 8-bit tokens", frozenset({".u8"}), False
     dtype: ClassVar[str] = "ui8"
@@ -248,13 +248,13 @@ class Tokens8(DataFormat):
 
 
 class Tokens16(Tokens8):
-    """See `Tokens8`."""
+    """Little-endian tokens of 16 bits."""
 
     name, title, endings, dtype = "u16", "raw 16-bit tokens", frozenset({".u16"}), "ui16"
 
 
 class Tokens32(Tokens8):
-    """See `Tokens8`."""
+    """Little-endian tokens of 32 bits."""
 
     name, title, endings, dtype = "u32", "raw 32-bit tokens", frozenset({".u32"}), "ui32"
 

@@ -43,7 +43,7 @@ class InnerOptimizer(ABC):
 
 @dataclass(frozen=True)
 class AdamW(InnerOptimizer):
-    """See `scale_by_adam`."""
+    """Adam with bias correction."""
 
     name, keys = "adamw", ("beta1", "beta2", "epsilon")
 
@@ -59,7 +59,7 @@ class AdamW(InnerOptimizer):
 
 @dataclass(frozen=True)
 class Sgd(InnerOptimizer):
-    """See `add_momentum`."""
+    """Gradient descent with Nesterov's momentum."""
 
     name, keys = "sgd", ("momentum",)
 
@@ -73,7 +73,7 @@ class Sgd(InnerOptimizer):
 
 @dataclass(frozen=True)
 class Lion(InnerOptimizer):
-    """See `scale_by_lion`."""
+    """The sign of a momentum interpolated with the gradient."""
 
     name, keys = "lion", ("beta1", "beta2")
 
@@ -88,7 +88,7 @@ class Lion(InnerOptimizer):
 
 @dataclass(frozen=True)
 class Adafactor(InnerOptimizer):
-    """See `scale_by_factored_rms`."""
+    """Second moments by rows and columns, clipped and scaled as Adafactor does."""
 
     name, keys = "adafactor", ("matrix_stacks",)
 

@@ -1,4 +1,4 @@
-"""Keys of earlier versions, and what takes their place."""
+"""Keys of earlier versions, with the reasons why they went."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ REMOVED: Mapping[str, str] = {
     "rl.drift": "it belongs to an objective, which is taken as it is published: rl.objective",
     "train.f64": "float64 arithmetic of a model is computed in float32, with a note; export the model without it",
 }
-"""Key -> why it went, and what takes its place."""
+"""Key -> the reason, and the replacement if there is one."""

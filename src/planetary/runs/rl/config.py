@@ -20,7 +20,7 @@ class RlConfig(KindSection, frozen=True):
     section: ClassVar[str] = "rl"
     paths: ClassVar[tuple[str, ...]] = ("prompts", "start", "teacher")
 
-    # what is rewarded: six letters "reverse"d, two numbers "add"ed, six digits "sort"ed, a number to be made
+    # the rewarded task: six letters "reverse"d, two numbers "add"ed, six digits "sort"ed, a number to be made
     # ("countdown"), or a task of your own; empty: this is no reinforcement learning
     task: Annotated[str, extension("task", "")] = ""
     # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and the reward's fields; empty:

@@ -53,6 +53,19 @@ def clipped(x: Any) -> Any:
 clipped.defjvp(lambda values, slopes: (clipped(*values), slopes[0] * jnp.cos(values[0])))
 
 
+CPU = jax.devices("cpu")[0]
+TABLE = jnp.asarray(RNG.normal(size=(4, 4)).astype(np.float32))
+
+
+@jax.custom_vjp
+def tabled(x: Any) -> Any:
+    """Closes over an array, which becomes an operand of the exported function."""
+    return x * TABLE
+
+
+tabled.defvjp(lambda x: (tabled(x), x), lambda x, ct: (ct * TABLE * x,))
+
+
 def in_scan(w: Any, x: Any) -> Any:
     return jax.lax.scan(lambda c, row: (stop(c) * row + clipped(c), rounded(c)), x[0], w)[1]
 
@@ -83,6 +96,9 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "expm": lambda w, x: jax.scipy.linalg.expm(w - w.T) * x,
     "qr": lambda w, x: jnp.linalg.qr(w)[0] * x + jnp.linalg.qr(w[:, :3])[1].sum(),
     "cholesky": lambda w, x: jnp.linalg.cholesky(w @ w.T + jnp.eye(4)) * x,
+    "rule_with_a_table": lambda w, x: tabled(w) * x,
+    "rule_in_a_window": lambda w, x: jax.lax.cumlogsumexp(w, axis=1) + jax.lax.cumlogsumexp(w * x, reverse=True),
+    "placed": lambda w, x: jax.lax.with_sharding_constraint(w @ x, jax.sharding.SingleDeviceSharding(CPU)) * w,
     "batched_factors": lambda w, x: jnp.linalg.inv(jnp.stack([w, w.T + 2 * jnp.eye(4)])) * x,
     "library_rules": lambda w, x: (
         jax.nn.relu(w) + jax.nn.softmax(w) * x + jax.nn.logsumexp(w) + jnp.sinc(w) + jax.nn.softplus(w) * jnp.i0(w)
@@ -113,7 +129,20 @@ def test_model_without_rules_is_exported_as_jax_lowers_it() -> None:
     assert plain.count("stablehlo.") == export_loss(loss, {"w": W}, (X,)).text.count("stablehlo.")
 
 
+def test_prints_are_left_out_with_a_note() -> None:
+    def loss(p: Any, x: Any) -> Any:
+        jax.debug.print("{}", x[0, 0])
+        return jnp.sum(jnp.tanh(x @ p["w"]))
+
+    model = export_loss(loss, {"w": W}, (X,))
+    assert "custom_call" not in model.text
+    assert any("jax.debug.print" in note for note in model.notes)
+
+
 def test_refused_function_is_named_with_its_line() -> None:
+    called = lambda p, x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((4, 4), np.float32), p["w"] @ x).sum()  # noqa: E731
+    with pytest.raises(CompileError, match=r"line \d+ in pure_callback: this calls a Python function in every step"):
+        export_loss(called, {"w": W}, (X,))
     with pytest.raises(CompileError, match=r"test_author_rules\.py, line \d+ in svd: JAX computes this by lapack"):
         export_loss(lambda p, x: jnp.linalg.svd(p["w"] @ x)[1].sum(), {"w": W}, (X,))
     looped = lambda p, x: jax.lax.while_loop(lambda c: c.sum() < 3, lambda c: c * x, p["w"]).sum()  # noqa: E731

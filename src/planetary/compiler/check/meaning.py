@@ -184,6 +184,7 @@ def _closer(  # noqa: PLR0917 - the two sides of a comparison
     except Exception as error:  # noqa: BLE001 - an author, or numbers of 16 bits, need not allow double precision
         log.debug("no comparison in double precision: %s", error)
     found, expected = results
+    _refuse_changing(model, expected, _expected(model, author, values, batch))
     noise = _conditioning(model, author, values, batch, expected)
     rounding = ROUNDING["f32"] * _largest_element(expected)
     unexplained = [name for name in expected if _distance(found[name], expected[name]) > NOISE * noise[name] + rounding]
@@ -191,6 +192,22 @@ def _closer(  # noqa: PLR0917 - the two sides of a comparison
         return "conditioning", difference
     left = {name: found[name] for name in unexplained}, {name: expected[name] for name in unexplained}
     return "", _largest(_Values(left[0]), _Values(left[1]), "f32")
+
+
+def _refuse_changing(model: Model, first: _Values, again: _Values) -> None:
+    """Raise `CompileError` where the author's own results are others when they are computed once more."""
+    change = _largest(again, first, "f32")
+    if change.relative > TOLERANCES["f32"]:
+        raise CompileError(
+            f"{model.manifest.model}: the framework's own {_words(change.name)} is {change.expected:.6g} at one call "
+            f"and {change.found:.6g} at the next, with equal parameters, batch and key. The model keeps a state "
+            "that is neither parameter nor buffer (a counter in Python, the time, random numbers of NumPy), which no "
+            "compiled step has: keep it in a buffer, or let the loss take `step` or `key` (docs/meaning.md)"
+        )
+
+
+def _words(name: str) -> str:
+    return "loss" if name == LOSS else f"gradient of {name!r}"
 
 
 def _conditioning(
@@ -275,7 +292,8 @@ def _refusal(model: Model, difference: _Difference, number: int) -> str:
         where = _first_use(model, difference.name)
     return (
         f"{model.manifest.model}: on batch {number} of the comparison at the import, {what}{where}. Nothing is trained "
-        "from a graph that means something else. Look there for an operation with a derivative of its own, and write "
+        "from a graph that means something else. Look there for an operation with a derivative of its own, or "
+        "with one of several at equal elements (topk, kthvalue, mode), and write "
         'it with plain operations or jax.custom_vjp, or give the parameter the role "buffer" (model.roles); '
         "docs/meaning.md has the kinds that are known, please report others"
     )

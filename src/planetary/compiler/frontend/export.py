@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import msgspec
 import numpy as np
+from jax._src.debugging import DebugEffect
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -290,7 +291,7 @@ def export_loss(
     try:
         loss = loss_interface(loss_fn, params, batch, name)
         lowered = lower_with_rules(loss.main, loss.params, *batch, *loss.types)
-        notes = (*getattr(loss_fn, "planetary_notes", ()), *loss.notes, *_draws_that_repeat(loss, batch))
+        notes = (*getattr(loss_fn, "planetary_notes", ()), *loss.notes, *_notes_of_tracing(loss, batch))
     except PlanetaryError:
         raise
     except Exception as error:  # whatever the user's function raises
@@ -334,15 +335,21 @@ def export_loss(
     return Model(portable, manifest, stored, notes, located, author, example, constants)
 
 
-def _draws_that_repeat(loss: LossInterface, batch: list[Any]) -> tuple[str, ...]:
-    """Return a note on the random numbers of a loss that are the same in every step."""
+def _notes_of_tracing(loss: LossInterface, batch: list[Any]) -> tuple[str, ...]:
+    """Return notes on random numbers that are the same in every step, and on prints that no worker does."""
     traced = jax.make_jaxpr(loss.train)(loss.params, *batch, *loss.types)
     leaves = jax.tree_util.tree_leaves(loss.params)
     trained = [jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) for leaf in leaves]
     lines = constant_draws(traced, trained + [True] * (len(traced.in_avals) - len(trained)))
+    silent = (
+        ("jax.debug.print and jax.debug.callback of the loss do nothing in a run: workers have no Python",)
+        if any(isinstance(effect, DebugEffect) for effect in traced.effects)
+        else ()
+    )
     if not lines:
-        return ()
+        return silent
     return (
+        *silent,
         f"the loss draws random numbers that are the same in every step of the run ({', '.join(lines)}): their key "
         "depends on no argument. If this is dropout or noise, let the loss take a `key`, loss_fn(params, *batch, *, "
         "key=None), and draw from it: it is another key in each step (docs/models.md)",
@@ -365,6 +372,12 @@ def _refuse_host_routines(located: bytes, name: str) -> None:
                 while not ir.has_source_line(op) and where in calls:  # JAX gives a line to the call of a function only
                     call, where = calls.pop(where)
                     ir.add_call_site(op, call)
+                if "callback" in target:
+                    raise CompileError(
+                        f"{name}: {ir.location_text(op)}: this calls a Python function in every step "
+                        "(jax.pure_callback, io_callback), and workers have no Python. Write it with array operations, "
+                        "or compute it before the loss and pass it in the batch or as a buffer (docs/meaning.md)"
+                    )
                 raise CompileError(
                     f"{name}: {ir.location_text(op)}: JAX computes this by {target}, a routine of its own process that "
                     "no other machine has. Cholesky, LU (inv, solve, det), QR and expm of real matrices work; write "

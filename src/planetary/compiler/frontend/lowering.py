@@ -19,14 +19,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import ad_util, core, custom_derivatives
+from jax._src import ad_util, core, custom_derivatives, debugging, pjit
 from jax._src.interpreters import mlir
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import linalg as linalg_internal
 from jax._src.lax.control_flow import solves
 
 from planetary.compiler.frontend import matrices
-from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT
+from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT, composite_of
 
 _Rule = Callable[..., Sequence[Any]]
 
@@ -123,7 +123,7 @@ def _marked(
             return [*out, *(gradients.get(i, jnp.zeros_like(values[i])) for i in inexact)]
 
         blank = [jnp.zeros(aval.shape, aval.dtype) for aval in results]
-        return jax.lax.composite(both, CUSTOM_VJP)(*arguments, *blank, arguments=count)[: len(results)]
+        return composite_of(both, arguments, blank)[: len(results)]
 
     return marked
 
@@ -168,7 +168,13 @@ _EXPANSIONS: dict[Any, Callable[..., Any]] = {
     linalg_internal.triangular_solve_p: matrices.triangular_solve,
 }
 _FACTORISATIONS = tuple((primitive, _expanded(primitive, function)) for primitive, function in _EXPANSIONS.items())
-_PLAIN: tuple[tuple[Any, _Rule], ...] = _FACTORISATIONS
+_PLAIN: tuple[tuple[Any, _Rule], ...] = (
+    *_FACTORISATIONS,
+    # A worker is one device, and has no Python: neither changes a value.
+    (pjit.sharding_constraint_p, lambda _, x, **__: [x]),
+    (debugging.debug_callback_p, lambda *_, **__: []),
+    (debugging.debug_print_p, lambda *_, **__: []),
+)
 _by_call = custom_derivatives._custom_jvp_vjp_call_lowering
 _MARKING: tuple[tuple[Any, _Rule], ...] = (
     (ad_util.stop_gradient_p, _stop_gradient),
@@ -178,4 +184,5 @@ _MARKING: tuple[tuple[Any, _Rule], ...] = (
     (custom_derivatives.linear_call_p, _with_gradient(custom_derivatives.linear_call_p)),
     (solves.linear_solve_p, _with_gradient(solves.linear_solve_p)),
     *((primitive, _with_gradient(primitive)) for primitive in _EXPANSIONS),
+    *_PLAIN[len(_FACTORISATIONS) :],
 )

@@ -52,7 +52,6 @@ def custom_vjp(
         A function to call in place of `function`.
     """
     import jax
-    import jax.extend
     import jax.numpy as jnp
 
     @jax.custom_vjp
@@ -74,17 +73,7 @@ def custom_vjp(
             kept = [g for g, leaf in zip(flat_gradients, leaves, strict=True) if _has_gradient(leaf)]
             return [*jax.tree.leaves(results), *kept]
 
-        # Arrays the functions close over would become operands the mark does not count.
-        closed = jax.make_jaxpr(both)(*leaves, *unused)
-        held = [jnp.asarray(one) for one in closed.consts]
-        count = len(leaves) + len(held)
-
-        def explicit(*flat: Any, **_: Any) -> list[Any]:
-            given, constants, cotangents = flat[: len(leaves)], flat[len(leaves) : count], flat[count:]
-            computed = jax.extend.core.jaxpr_as_fun(closed.replace(consts=list(constants)))(*given, *cotangents)
-            return [*computed, *(jnp.zeros_like(one) for one in constants if _has_gradient(one))]
-
-        out = jax.lax.composite(explicit, CUSTOM_VJP)(*leaves, *held, *unused, arguments=count)
+        out = composite_of(both, leaves, unused)
         return jax.tree.unflatten(result_structure, out[: len(result_leaves)])
 
     def forward(*arguments: Any) -> tuple[Any, Any]:
@@ -105,6 +94,31 @@ def custom_vjp(
 
     marked.defvjp(forward, pull_back)
     return marked
+
+
+def composite_of(both: Callable[..., list[Any]], arguments: Sequence[Any], unused: Sequence[Any]) -> list[Any]:
+    """Call a function as the composite `CUSTOM_VJP`.
+
+    Args:
+        both: takes the arguments and a cotangent per result; returns the results, and a gradient per floating-point
+            argument. Arrays that it closes over become further arguments, whose gradients are zeros.
+        arguments: arrays.
+        unused: zeros of the results' shapes and types.
+    """
+    import jax
+    import jax.extend
+    import jax.numpy as jnp
+
+    closed = jax.make_jaxpr(both)(*arguments, *unused)
+    held = [jnp.asarray(one) for one in closed.consts]
+    count = len(arguments) + len(held)
+
+    def explicit(*flat: Any, **_: Any) -> list[Any]:
+        given, constants, cotangents = flat[: len(arguments)], flat[len(arguments) : count], flat[count:]
+        computed = jax.extend.core.jaxpr_as_fun(closed.replace(consts=list(constants)))(*given, *cotangents)
+        return [*computed, *(jnp.zeros_like(one) for one in constants if _has_gradient(one))]
+
+    return jax.lax.composite(explicit, CUSTOM_VJP)(*arguments, *held, *unused, arguments=count)
 
 
 def _has_gradient(x: Any) -> bool:

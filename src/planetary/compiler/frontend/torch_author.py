@@ -197,7 +197,7 @@ def called(module: Any, state: dict[str, Any], batch: Sequence[Any], dtype: Any)
     try:
         if dtype is not None:
             torch.set_default_dtype(dtype)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             with _reparametrize_module(module, state, tie_weights=True):
                 output = module(*batch)
                 state.update((name, one) for name, one in module.named_buffers() if name in state)

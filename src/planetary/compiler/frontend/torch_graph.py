@@ -64,9 +64,10 @@ def capture(module: Any, batch: Sequence[Any], decompositions: Any) -> Graph:
     torch: Any = importlib.import_module("torch")
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):  # parts may be torch.compile'd
             warnings.simplefilter("ignore")  # of deprecated parts of torch's own code
             exported = torch.export.export(module, tuple(batch), strict=False)
+            _detach_what_is_detached_in_place(exported.graph_module)
             _stop_where_gradients_are_off(exported.graph_module)
             _refuse_hidden_writes(exported.graph_module)
             exported = exported.run_decompositions(decompositions)
@@ -108,6 +109,18 @@ def _first_names(module: Any) -> dict[str, str]:
     firsts = {id(one): name for name, one in (*module.named_parameters(), *module.named_buffers())}
     tied = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: firsts[id(one)] for name, one in tied}
+
+
+def _detach_what_is_detached_in_place(code: Any) -> None:
+    """Write `detach_` as `detach`, whose result takes the place of the tensor from there on."""
+    torch: Any = importlib.import_module("torch")
+
+    order = {node: position for position, node in enumerate(code.graph.nodes)}
+    for node, place in order.items():
+        if node.op == "call_function" and node.target is torch.ops.aten.detach_.default:
+            node.target = torch.ops.aten.detach.default
+            node.args[0].replace_all_uses_with(node, lambda user, place=place: order[user] > place)
+    code.recompile()
 
 
 def _stop_where_gradients_are_off(code: Any, off: bool = False) -> None:

@@ -71,6 +71,15 @@ def _linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     return product if bias is None else product + bias
 
 
+@_operator("_linalg_solve_ex.default")
+def _solve(a: Array, b: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
+    factors, pivots, _ = lax.linalg.lu(a)
+    one = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+    sides = b[..., None] if one else b
+    found = jnp.linalg.solve(a, sides) if left else jnp.linalg.solve(a.mT, sides.mT).mT
+    return found[..., 0] if one else found, factors, pivots + 1, jnp.zeros(a.shape[:-2], jnp.int32)
+
+
 @_operator("matmul.default")
 def _matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b)
@@ -335,6 +344,108 @@ def _multilabel_margin(x: Array, target: Array, reduction: int = 1) -> tuple[Arr
 def _root(x: Array) -> Array:
     zero = x == 0
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
+
+
+# Where several elements are equal, and at zero: the derivative goes where PyTorch's goes.
+
+
+@_operator("abs.default")
+def _abs(x: Array) -> Array:
+    return jnp.abs(x) if not jnp.issubdtype(x.dtype, jnp.floating) else jnp.where(x < 0, -x, jnp.where(x > 0, x, 0))
+
+
+def _taken(x: Array, index: Array, axis: int, keepdim: bool) -> tuple[Array, Array]:
+    value = jnp.take_along_axis(x, index, axis)
+    return (value, index) if keepdim else (jnp.squeeze(value, axis), jnp.squeeze(index, axis))
+
+
+@_operator("max.dim")
+def _max(x: Array, axis: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """Return the first of the greatest elements, which gets the whole gradient."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), int)
+    return _taken(x, jnp.argmax(x, axis, keepdims=True), axis, keepdim)
+
+
+@_operator("min.dim")
+def _min(x: Array, axis: int, keepdim: bool = False) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), int)
+    return _taken(x, jnp.argmin(x, axis, keepdims=True), axis, keepdim)
+
+
+@_operator("sort.default", "sort.stable")
+def _sort(x: Array, axis: int = -1, descending: bool = False, *, stable: bool | None = None, dim: int = -1) -> Any:
+    axis = axis if axis != -1 else dim
+    if x.ndim == 0:
+        return x, jnp.zeros((), int)
+    return _taken(x, jnp.argsort(x, axis, stable=True, descending=descending), axis, True)
+
+
+@_operator("median.default")
+def _median(x: Array) -> Array:
+    """Return the lower median; all elements that equal it share the gradient."""
+    flat = x.reshape(-1)
+    value = stop_gradient(jnp.sort(flat)[(flat.size - 1) // 2])
+    value = jnp.where(jnp.any(jnp.isnan(flat)), jnp.nan, value) if jnp.issubdtype(x.dtype, jnp.floating) else value
+    equal = flat == value
+    shared = jnp.sum(jnp.where(equal, flat - stop_gradient(flat), 0)) / jnp.maximum(jnp.sum(equal), 1)
+    return (value + shared).astype(x.dtype)
+
+
+def _running(x: Array, axis: int, extremum: Callable[..., Array]) -> tuple[Array, Array]:
+    """Return running extrema; of equal elements the last gets the gradient."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), int)
+    axis %= x.ndim
+    places = jnp.where(
+        stop_gradient(x) == extremum(stop_gradient(x), axis), lax.broadcasted_iota(int, x.shape, axis), -1
+    )
+    return _taken(x, lax.cummax(places, axis), axis, True)
+
+
+@_operator("cummax.default")
+def _cummax(x: Array, axis: int) -> tuple[Array, Array]:
+    return _running(x, axis, lax.cummax)
+
+
+@_operator("cummin.default")
+def _cummin(x: Array, axis: int) -> tuple[Array, Array]:
+    return _running(x, axis, lax.cummin)
+
+
+@_operator("fmax.default")
+def _fmax(a: Array, b: Array) -> Array:
+    return jnp.where((a >= b) | jnp.isnan(b), a, b)
+
+
+@_operator("fmin.default")
+def _fmin(a: Array, b: Array) -> Array:
+    return jnp.where((a <= b) | jnp.isnan(b), a, b)
+
+
+@_operator("atan2.default")
+def _atan2(y: Array, x: Array) -> Array:
+    zero = (x == 0) & (y == 0)  # there the formula is 0/0
+    angle = jnp.atan2(jnp.where(zero, 0, y), jnp.where(zero, 1, x))
+    return jnp.where(zero, stop_gradient(jnp.atan2(y, x)), angle)
+
+
+def _variance(x: Array, axis: Any, correction: float | None, keepdim: bool) -> Array:
+    axes = (
+        tuple(range(x.ndim)) if axis is None or axis == [] else tuple(axis) if isinstance(axis, Sequence) else (axis,)
+    )
+    centred = x - jnp.mean(x, axis=axes, keepdims=True)
+    count = math.prod(x.shape[i] for i in axes)
+    total = jnp.sum(centred * centred, axis=axes, keepdims=keepdim)
+    left = count - (1 if correction is None else correction)
+    return total / left if left > 0 else total * jnp.inf
+
+
+@_operator("std.correction")
+def _std(x: Array, axis: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+    """Return the deviation, whose derivative where all elements are equal is zero."""
+    return _root(_variance(x, axis, correction, keepdim))
 
 
 @_operator("linalg_vector_norm.default")

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir as mlir
 from jaxlib.mlir.dialects import func
 
 from planetary.compiler.ir.graph import erase_dead, terminator
-from planetary.compiler.ir.handles import Block, Module, Type, Value
+from planetary.compiler.ir.handles import Block, Module, Operation, Type, Value
 from planetary.core.errors import CompileError
 
 
@@ -21,6 +21,13 @@ def functions(module: Module) -> dict[str, Any]:
         if op.operation.name == "func.func":
             found[mlir.StringAttr(op.operation.attributes["sym_name"]).value] = op
     return found
+
+
+def module_of(op: Operation) -> Module:
+    """Return the module that an operation lies in."""
+    while op.name != "builtin.module":
+        op = op.parent.operation
+    return op.opview
 
 
 def main_function(module: Module) -> Any:

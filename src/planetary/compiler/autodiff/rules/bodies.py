@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.ir import Block, Value
+from planetary.compiler.ir import Block, Operation, Value
 from planetary.core.errors import UnsupportedOpError
 
 
@@ -104,6 +104,21 @@ def vectorized(block: Block, arguments: Sequence[Value]) -> list[Value]:
             )
         kinds = [ir.tensor(shape, ir.element_of(result)) for result in op.results]
         operands = [look_up(operand) for operand in op.operands]
-        copy = ir.emit(op.name, operands, kinds, ir.attributes_of(op))
+        attributes = ir.attributes_of(op)
+        if op.name == "stablehlo.composite":
+            attributes["decomposition"] = _vectorized_decomposition(op, operands)
+        copy = ir.emit(op.name, operands, kinds, attributes)
         mapping.update(zip(op.results, copy.results, strict=True))
     return [look_up(value) for value in body[-1].operands]
+
+
+def _vectorized_decomposition(op: Operation, operands: Sequence[Value]) -> ir.Attribute:
+    """Return the symbol of a composite's decomposition for tensors, which is made at the first use."""
+    module, scalar = ir.module_of(op), ir.text(op, "decomposition")
+    name = f"{scalar}.of_{'x'.join(map(str, ir.shape_of(operands[0])))}"
+    if name not in ir.functions(module):
+        body = ir.entry_block(ir.functions(module)[scalar])
+        kinds = [operand.type for operand in operands]
+        with ir.not_recording(), ir.new_function(module, name, kinds, public=False) as (arguments, finish):
+            finish(vectorized(body, arguments))
+    return ir.symbol_attribute(name)

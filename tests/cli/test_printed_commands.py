@@ -77,7 +77,7 @@ def test_stopped_gateway_names_its_own_command_with_its_flags() -> None:
     words = ["gateway", "--resume", "run", "--state", "a state", "--gateway-port", "0", "--plain-loopback"]
     args = build_parser("gateway").parse_args(words)
     hosted = gateway.HostedAs("gateway", 1, 2, gateway._join_as_worker)
-    again = gateway._resume_command(args, hosted, NASTY, "train")
+    again = gateway._resume_command(args, hosted, NASTY)
     found = parsed(again)
     assert (found["command"], found["resume"], found["gateway_port"]) == ("gateway", NASTY, 0)
     assert found["plain_loopback"]

@@ -89,5 +89,8 @@ def test_the_example_of_serve_runs() -> None:
     """With a run of random parameters in place of a trained one; its processes end with the block."""
     Path("runs").mkdir()
     write_run(Path("runs/tiny"), 1, seed=1)
+    Path("runs/tiny/events.jsonl").write_text('{"event": "run_started", "t": 1.0, "run": "tiny", "rounds": 1}\n')
     run_examples("serve")
-    assert not [child for child in psutil.Process().children(recursive=True) if "planetary.cli.main" in child.cmdline()]
+    assert not [
+        child for child in psutil.Process().children(recursive=True) if "planetary.cli.child" in child.cmdline()
+    ]

@@ -15,8 +15,8 @@ AT_THE_START: list[Place] = [
     ("planetary.run.choice", "new_run"),
     ("planetary.run.processes.local_run", "check_backend"),
     ("planetary.run.processes.local_run", "threads_of"),
-    ("planetary.run.processes.local_run", "node_flags"),
-    ("planetary.cli.commands.roles.gateway", "_run"),
+    ("planetary.run.processes.local_run", "node_start"),
+    ("planetary.cli.commands.roles.gateway", "_run_started"),
     ("planetary.site.hosted_run", "HostedRun"),
 ]
 """Code that starts a run of any kind, and hands its keys to other processes."""

@@ -23,13 +23,9 @@ _DEBUG_HELP = "show the traceback of an error"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; never raises except `SystemExit` for `--help`."""
-    allow_any_text()
-    spare_loopback()
+    prepare_process()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    # Models are authored and checked on the CPU; a PJRT worker names devices itself. Otherwise JAX opens every GPU in
-    # every process, and takes most of the memory.
-    os.environ["JAX_PLATFORMS"] = "cpu"
     try:
         _check_command(arguments)
         parser = build_parser(_command_in(arguments))
@@ -40,6 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(COMMANDS[args.command].module).run(args) or 0)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort
         return report_error(error, debug=debug)
+
+
+def prepare_process() -> None:
+    """Set up text, proxies and JAX of a process, before anything else is imported."""
+    allow_any_text()
+    spare_loopback()
+    # Models are authored and checked on the CPU; a PJRT worker names devices itself. Otherwise JAX opens every GPU in
+    # every process, and takes most of the memory.
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,8 +131,12 @@ def _list_of_commands() -> str:
 
 
 def entry() -> NoReturn:
-    """Run as a program. Ends without tearing the interpreter down where a device is open: see `runtime`."""
-    code = main()
+    """Run as a program."""
+    leave(main())
+
+
+def leave(code: int) -> NoReturn:
+    """End the program, without tearing the interpreter down where a device is open: see `runtime`."""
     if "iree.runtime" not in sys.modules:
         sys.exit(code)
     logging.shutdown()

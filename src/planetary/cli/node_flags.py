@@ -1,16 +1,13 @@
-"""The flags that node manager, supervisor and worker share, and how one passes them to the next."""
+"""The flags that node manager, supervisor and worker share, as the struct that each is started with."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import os
 import platform
 import secrets
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from planetary.cli.exit_codes import EXIT_CODES, EXIT_USAGE
 from planetary.cli.key_flags import add_key_flag, default_of
@@ -19,6 +16,8 @@ from planetary.core.configuration.schema import Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.core.printable import as_name
 from planetary.fleet.shell.shell import Address
+from planetary.fleet.shell.starts import NodeStart, WorkerStart
+from planetary.net.addresses import parse_address
 from planetary.net.identity import Identity
 from planetary.run.kinds import all_kinds
 from planetary.run.places import cache_folder
@@ -74,34 +73,46 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         help="run Python files that the gateway sends, such as a codec of its own; without it, a run that has any is "
         "refused",
     )
-    parser.add_argument("--chosen", default="", help=argparse.SUPPRESS)  # why the machine took this backend
-    parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
 
-def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
-    """Return the flags with which a child process is started. The token goes by file, so `ps` shows none."""
-    flags = [f"--backend={args.backend}", f"--target={target_of(args)}", f"--threads={args.threads}"]
-    flags += [f"--island={args.island}", f"--chosen={args.chosen}"]
-    flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
-    flags += [f"--latency-budget={args.latency_budget}", f"--give-up-after={args.give_up_after}"]
-    flags += [f"--role={role}" for role in args.role]
-    flags += ["--allow-code"] if args.allow_code else []
-    flags += ["--plain-loopback"] if args.plain_loopback else []
-    flags += [f"--token-file={token_file}"] if token_file is not None else []
-    flags += [f"--logs={args.logs}"] if args.logs is not None else []
-    return flags
+def started_by(args: argparse.Namespace, host: str, port: int) -> dict[str, Any]:
+    """Return the fields of a `NodeStart` the flags stand for. Raises `UserError`."""
+    return {
+        "host": host,
+        "port": port,
+        "token": read_token(args),
+        "plain": args.plain_loopback,
+        "latency_budget_s": args.latency_budget,
+        "node": node_name(args),
+        "backend": args.backend,
+        "target": args.target,
+        "island": args.island,
+        "threads": args.threads,
+        "cache": str(cache_folder(args.cache)),
+        "state": str(state_folder(args)),
+        "logs": str(args.logs) if args.logs is not None else "",
+        "roles": tuple(args.role),
+        "allow_code": args.allow_code,
+        "give_up_s": args.give_up_after,
+    }
 
 
-def address_of(args: argparse.Namespace, host: str, port: int) -> Address:
+def worker_start(args: argparse.Namespace) -> WorkerStart:
+    """Return the start of one supervisor or worker the flags stand for. Raises `UserError`."""
+    fields = started_by(args, *parse_address(args.connect))
+    name = args.worker_name or f"{fields['node']}/{args.device_id}"
+    return WorkerStart(**fields, name=name, device_id=args.device_id)
+
+
+def address_of(start: NodeStart) -> Address:
     """Return the gateway's address with the token and this machine's key. Raises `UserError` without a token."""
-    token = read_token(args)
-    if not token and not args.plain_loopback:
+    if not start.token and not start.plain:
         raise UserError(
             "no invite token: make one on the gateway's machine with `planetary invite` and pass it with --token-file "
             "(or --plain-loopback for a gateway on this machine that was started so)"
         )
-    identity = Identity.open(state_folder(args) / "identity.key") if token else None
-    return Address(host, port, token, Timings(args.latency_budget).connect_s, identity)
+    identity = Identity.open(Path(start.state) / "identity.key") if start.token else None
+    return Address(start.host, start.port, start.token, Timings(start.latency_budget_s).connect_s, identity)
 
 
 def read_token(args: argparse.Namespace) -> str:
@@ -114,44 +125,29 @@ def read_token(args: argparse.Namespace) -> str:
         raise UserError(f"cannot read the token file {args.token_file}: {error.strerror or error}") from error
 
 
-@contextlib.contextmanager
-def token_for_children(args: argparse.Namespace) -> Iterator[Path | None]:
-    """Give the file from which child processes read the token: the user's own, or a private temporary one."""
-    if args.token_file is not None or not args.token:
-        yield args.token_file.absolute() if args.token_file is not None else None
-        return
-    descriptor, name = tempfile.mkstemp(prefix="planetary-invite-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(args.token)
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def target_of(args: argparse.Namespace) -> str:
+def target_of(start: NodeStart) -> str:
     """The compilation target: the flag, or the backend's default. Raises `UserError` for one that cannot be."""
-    if args.backend == "auto":
+    if start.backend == "auto":
         raise UserError(
             "--backend auto: a node manager chooses for its machine (planetary node-manager --backend auto); a single "
             "worker or supervisor is given one"
         )
-    usual = args.target == default_of("fabric.target")
-    if is_pjrt(args.backend):
-        if not usual and args.target != PJRT_TARGET:
+    usual = start.target == default_of("fabric.target")
+    if is_pjrt(start.backend):
+        if not usual and start.target != PJRT_TARGET:
             raise UserError(
-                f"--target {args.target} has no meaning for --backend {args.backend}, which compiles for the devices "
+                f"--target {start.target} has no meaning for --backend {start.backend}, which compiles for the devices "
                 "it finds; leave it out"
             )
         return PJRT_TARGET
-    target = DEFAULT_NAMES[args.backend] if usual else args.target
-    nearest(args.backend, target)  # raises for an unknown one
+    target = DEFAULT_NAMES[start.backend] if usual else start.target
+    nearest(start.backend, target)  # raises for an unknown one
     return target
 
 
-def log_target(args: argparse.Namespace) -> None:
+def log_target(start: NodeStart) -> None:
     """Log the target compiled for in place of `--target`, where they differ."""
-    if not is_pjrt(args.backend) and (note := nearest(args.backend, target_of(args))[1]):
+    if not is_pjrt(start.backend) and (note := nearest(start.backend, target_of(start))[1]):
         logging.getLogger("planetary").info("%s", note)
 
 

@@ -75,6 +75,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.cli import node_flags
     from planetary.cli.option_values import WORKER_PORT
     from planetary.core.errors import PlanetaryError
+    from planetary.fleet.shell.starts import NodeStart
     from planetary.fleet.shell.system import SYSTEM
     from planetary.net.addresses import parse_address
     from planetary.run.doctor import findings as f
@@ -93,8 +94,8 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     numbers = f.Measurements(memory=available_memory() or 0, cores=usable_cores())
     try:
         if args.gateway:
-            address = node_flags.address_of(args, *parse_address(args.gateway))
-            name = node_flags.node_name(args)
+            start = NodeStart(**node_flags.started_by(args, *parse_address(args.gateway)))
+            address, name = node_flags.address_of(start), start.node
             links = examine_gateway(address, worker_protocol(), name, tuple(backends), listen_port=args.listen_port)
             more, measured = asyncio.run(links)
             found += more

@@ -11,20 +11,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from planetary.core.errors import ResourceError
-
-PARENT_FLAG = "--end-with-parent"
-
-
-def planetary_command(*arguments: str) -> list[str]:
-    """The command line of a planetary process that ends with this one."""
-    return [sys.executable, "-m", "planetary.cli.main", *arguments, PARENT_FLAG]
 
 
 class ChildProcess(Protocol):

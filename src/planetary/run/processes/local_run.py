@@ -14,18 +14,33 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from planetary.core.config import Config, load_config, overrides_between, to_toml
+from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
-from planetary.fleet.gateway.run_files import CONFIG
-from planetary.fleet.shell.child import Child, describe_exit, planetary_command
+from planetary.fleet.shell.child import Child, describe_exit
+from planetary.fleet.shell.starts import ManagerStart, start_command, write_start
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
 from planetary.runtime.host import usable_cores
 
 LOG = "node.log"
 
-StartRole = Callable[[str, list[str], str], Awaitable[Child]]
-"""Starts a planetary process of a role, with flags and the name of the log."""
+StartRole = Callable[[str, msgspec.Struct, str], Awaitable[Child]]
+"""Starts a planetary process of a role, with what it is to do and the name of the log."""
+
+
+class GatewayStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A gateway whose workers are all on this machine."""
+
+    config: str  # TOML
+    folder: str  # run folder
+    cache: str
+    announce: str  # file of the announcement
+    local_threads: int  # threads of each worker
+    dashboard_port: int = 0  # 0: any
+    plain: bool = False  # no TLS between the processes
+    resume: bool = False
+    checkpoint: str = ""  # checkpoint to resume from; "": the newest
+    forgive: tuple[str, ...] = ()  # workers whose ban a resumed run forgets
 
 
 def check_backend(config: Config) -> None:
@@ -44,24 +59,27 @@ def threads_of(config: Config) -> int:
     return fabric.threads or max(1, usable_cores() // fabric.workers)
 
 
-def node_flags(config: Config, announcement: Announcement, folder: Path, cache: Path, scratch: Path) -> list[str]:
-    """Return the flags of a node manager that joins the announced gateway of the run in `folder`.
-
-    The token lies in `scratch`, a folder that goes with the run.
-    """
+def node_start(config: Config, announcement: Announcement, folder: Path, cache: Path) -> ManagerStart:
+    """Return the start of a node manager that joins the announced gateway of the run in `folder`."""
     fabric = config.fabric
-    flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
-    # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
-    flags += [f"--backend={fabric.backend}", f"--target={fabric.target}", f"--island={fabric.island}"]
-    flags += ["--node-name=local", "--allow-code"]  # the user's own files, on the user's own machine
-    flags += [f"--threads={threads_of(config)}", f"--latency-budget={fabric.latency_budget_s}"]
-    flags += [f"--cache={cache}", f"--state={folder / 'workers'}", f"--logs={folder / 'logs'}"]
-    if announcement.token:
-        token_file = scratch / "token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(announcement.token)
-        return [*flags, f"--token-file={token_file}"]
-    return [*flags, "--plain-loopback"]
+    return ManagerStart(
+        host=announcement.host,
+        port=announcement.port,
+        token=announcement.token,
+        plain=not announcement.token,
+        latency_budget_s=fabric.latency_budget_s,
+        node="local",
+        backend=fabric.backend,
+        # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
+        target=fabric.target,
+        island=fabric.island,
+        threads=threads_of(config),
+        cache=str(cache),
+        state=str(folder / "workers"),
+        logs=str(folder / "logs"),
+        allow_code=True,  # the user's own files, on the user's own machine
+        scale=fabric.workers,
+    )
 
 
 class LocalNode:
@@ -71,9 +89,9 @@ class LocalNode:
         failure: why it gave up, in the node manager's words; "" while it works.
     """
 
-    def __init__(self, start: StartRole, flags: list[str], logs: Path) -> None:
+    def __init__(self, start: StartRole, manager: ManagerStart, logs: Path) -> None:
         """`logs` is the folder of the log."""
-        self._start, self._flags, self._log = start, flags, logs / LOG
+        self._start, self._manager, self._log = start, manager, logs / LOG
         self._child: Child | None = None
         self.failure = ""
 
@@ -81,7 +99,7 @@ class LocalNode:
         """Start it, again and again while it is killed, and return when it has ended by itself."""
         while True:
             try:
-                self._child = await self._start("node-manager", self._flags, LOG)
+                self._child = await self._start("node-manager", self._manager, LOG)
             except PlanetaryError as error:
                 self.failure = str(error)
                 return
@@ -156,6 +174,7 @@ class LocalRun:
         self._observer = observer
         self._stop = asyncio.Event()
         self._logs = options.folder / "logs"
+        self._scratch = Path()  # folder of the files that the processes are started with
         self._children: list[Child] = []
 
     async def run(self) -> Outcome:
@@ -167,16 +186,17 @@ class LocalRun:
         """
         check_backend(self._config)
         with tempfile.TemporaryDirectory(prefix="planetary-") as scratch:
-            announced_in = Path(scratch) / "announcement"
-            gateway = await self._start_gateway(Path(scratch), announced_in)
+            self._scratch = Path(scratch)
+            announced_in = self._scratch / "announcement"
+            gateway = await self._start_gateway(announced_in)
             node: LocalNode | None = None
             try:
                 announcement = await self._announced(gateway, announced_in)
                 if announcement is not None:
                     if self._observer is not None:
                         self._observer.listening(announcement)
-                    place = (self._options.folder, self._options.cache, Path(scratch))
-                    node = LocalNode(self._start, node_flags(self._config, announcement, *place), self._logs)
+                    place = (self._options.folder, self._options.cache)
+                    node = LocalNode(self._start, node_start(self._config, announcement, *place), self._logs)
                     await self._follow(gateway, node)
             finally:
                 code = await gateway.end(STOP_LIMIT_S)  # first, so it can close the sessions
@@ -203,27 +223,25 @@ class LocalRun:
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    async def _start_gateway(self, scratch: Path, announced_in: Path) -> Child:
+    async def _start_gateway(self, announced_in: Path) -> Child:
         options = self._options
-        flags = [f"--announce={announced_in}", f"--state={options.folder / 'authority'}"]
-        flags += [f"--cache={options.cache}", f"--port={self._config.fabric.port}"]
-        flags += [f"--gateway-port={options.dashboard_port}"]
-        flags += ["--plain-loopback"] if options.plain else []
-        flags += [f"--local-threads={threads_of(self._config)}"]
-        if options.resume:
-            written = load_config(options.folder / CONFIG)
-            flags += [f"--resume={options.folder}"]
-            flags += [f"--set={override}" for override in overrides_between(written, self._config)]
-            flags += [f"--checkpoint={options.checkpoint}"] if options.checkpoint is not None else []
-            flags += [f"--forgive={name}" for name in options.forgive]
-        else:
-            resolved = scratch / f"{self._config.run.name}.toml"
-            resolved.write_text(to_toml(self._config))
-            flags += [f"--gateway-config={resolved}", f"--run-dir={options.folder}"]
-        return await self._start("gateway", flags, "gateway.log")
+        start = GatewayStart(
+            config=to_toml(self._config),
+            folder=str(options.folder),
+            cache=str(options.cache),
+            announce=str(announced_in),
+            local_threads=threads_of(self._config),
+            dashboard_port=options.dashboard_port,
+            plain=options.plain,
+            resume=options.resume,
+            checkpoint=str(options.checkpoint or ""),
+            forgive=options.forgive,
+        )
+        return await self._start("gateway", start, "gateway.log")
 
-    async def _start(self, role: str, flags: list[str], log: str) -> Child:
-        child = await Child.start(planetary_command(role, *flags), log=self._logs / log)
+    async def _start(self, role: str, start: msgspec.Struct, log: str) -> Child:
+        file = write_start(self._scratch / f"{role}.json", start)
+        child = await Child.start(start_command(role, file), log=self._logs / log)
         self._children.append(child)
         return child
 

@@ -16,6 +16,7 @@ from planetary.site.client import API_HOST, API_PORT
 if TYPE_CHECKING:
     from planetary.core.config import Config
     from planetary.run.processes.announcement import Announcement
+    from planetary.run.processes.local_run import GatewayStart
     from planetary.site.config import Api, SiteConfig
     from planetary.site.gateway_process import HostOptions
     from planetary.site.placement.hub_link import HubLinkOptions
@@ -95,9 +96,6 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
     parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared data and compiled steps")
     parser.add_argument("--plain-loopback", action="store_true", help="no TLS and no tokens; loopback addresses only")
     parser.add_argument("--announce", type=Path, help=argparse.SUPPRESS)
-    # threads of each of the workers, which are all on this machine
-    parser.add_argument("--local-threads", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,6 +105,59 @@ def run(args: argparse.Namespace) -> int:
     if not is_site(args):
         args.set = with_preset(args, "gateway", [*args.set, *_settings(args)], args.gateway_config)
     return run_gateway(args, HostedAs("gateway", WORKER_PORT, API_PORT, _join_as_worker))
+
+
+def start(file: Path) -> int:
+    """Run the gateway of a run on this machine alone, as its child."""
+    from planetary.cli.logs import log_to_stderr
+    from planetary.fleet.shell.starts import read_start
+    from planetary.run.processes.local_run import GatewayStart
+
+    started = read_start(file, GatewayStart)
+    log_to_stderr("gateway", verbose=False)
+    try:
+        _run_started(started)
+    except Exception as error:
+        _report_to_parent(Path(started.announce), error)
+        raise
+    return EXIT_OK
+
+
+def _run_started(start: GatewayStart) -> None:
+    import asyncio
+    from functools import partial
+
+    from planetary.core.bounded_text import toml_tables
+    from planetary.core.config import config_from_tables
+    from planetary.fleet.gateway.gateway import GatewayOptions
+    from planetary.run.choice import new_run
+    from planetary.run.kinds import kind_of
+    from planetary.run.processes.announcement import write_announcement
+    from planetary.site.gateway_process import HostOptions, host_run
+
+    tables, folder = toml_tables(start.config, "the run's configuration"), Path(start.folder)
+    config = config_from_tables(tables) if start.resume else new_run(tables, [], folder)[0]
+    kind = kind_of(config)
+    kind.check(config)
+    options = GatewayOptions(
+        folder=folder,
+        cache=Path(start.cache),
+        host=config.fabric.host,
+        port=config.fabric.port,
+        resume=start.resume,
+        resume_from=Path(start.checkpoint) if start.checkpoint else None,
+        forgive=start.forgive,
+        local_threads=start.local_threads,
+        again=command_line(kind.command, "--resume", folder),
+    )
+    host = HostOptions(
+        state=folder / "authority",
+        plain=start.plain,
+        api_host=API_HOST,
+        api_port=start.dashboard_port,
+        ends_with_parent=True,
+    )
+    asyncio.run(host_run(config, options, host, partial(write_announcement, Path(start.announce))))
 
 
 class HostedAs(NamedTuple):
@@ -179,8 +230,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
         resume=args.resume is not None,
         resume_from=args.checkpoint,
         forgive=tuple(args.forgive),
-        local_threads=args.local_threads,
-        again=_resume_command(args, hosted, folder, kind.command),
+        again=_resume_command(args, hosted, folder),
     )
     host = _host_options(args, API_HOST, hosted.api_port, Api())
     asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
@@ -197,7 +247,6 @@ def _host_options(args: argparse.Namespace, host: str, port: int, api: Api) -> H
         requests_per_s=api.requests_per_s,
         api_tls=args.api_tls or api.tls,
         api_unencrypted=args.allow_unencrypted or api.allow_unencrypted,
-        ends_with_parent=args.end_with_parent,
     )
 
 
@@ -219,7 +268,7 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
     from planetary.site.gateway_process import host_site
     from planetary.site.site import SiteOptions
 
-    for flag in ("resume", "checkpoint", "set", "preset", "run_dir", "local_threads"):
+    for flag in ("resume", "checkpoint", "set", "preset", "run_dir"):
         if getattr(args, flag):
             raise UserError(
                 f"gateway: --{flag.replace('_', '-')} is for one run, and {args.gateway_config} has controllers: "
@@ -348,10 +397,8 @@ def _warn_of_loopback(args: argparse.Namespace) -> None:
         )
 
 
-def _resume_command(args: argparse.Namespace, hosted: HostedAs, folder: Path, local: str) -> str:
-    """Return the command that resumes the run; `local`: for such a run on this machine alone."""
-    if args.local_threads is not None:
-        return command_line(local, "--resume", folder)
+def _resume_command(args: argparse.Namespace, hosted: HostedAs, folder: Path) -> str:
+    """Return the command that resumes the run."""
     words: list[object] = [hosted.role, "--resume", folder]
     for name in ("gateway_host", "gateway_port", "state", "cache"):
         if (value := getattr(args, name)) is not None:

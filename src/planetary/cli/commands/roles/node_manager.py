@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK, error_class_of
 from planetary.cli.option_values import WORKER_PORT, port
+
+if TYPE_CHECKING:
+    from planetary.fleet.shell.starts import ManagerStart, NodeStart, WorkerStart
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -41,75 +44,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_file: Path | None) -> None:
-    """Put the backend that is fastest on this machine, and the target for it, into `args`."""
-    import asyncio
-
-    from planetary.artifacts.store import BlobStore
-    from planetary.cli import node_flags
-    from planetary.fleet.shell.child import planetary_command
-    from planetary.run.places import cache_folder
-    from planetary.runs.rounds.worker.backend_trial import BackendTrial
-    from planetary.runtime.backends import CPU_BACKENDS, installed_backends
-
-    def with_backend(backend: str) -> argparse.Namespace:
-        target = node_flags.target_with_auto(args.target, backend)
-        threads = args.threads if backend in CPU_BACKENDS else 0
-        return argparse.Namespace(**{**vars(args), "backend": backend, "target": target, "threads": threads})
-
-    def command(backend: str, folder: Path) -> list[str]:
-        flags = node_flags.pass_on(with_backend(backend), token_file)
-        name = f"{node}/trying-{folder.name}"
-        own = [f"--connect={connect}", f"--worker-name={name}", f"--node-name={node}", f"--trial={folder}"]
-        return planetary_command("worker", *own, *flags)
-
-    candidates = installed_backends()
-    for backend in candidates:
-        node_flags.target_with_auto(args.target, backend)  # raises for one that none of them could have
-    trial = BackendTrial(
-        candidates,
-        command,
-        store=BlobStore(cache_folder(args.cache) / "blobs"),
-        threads=args.threads,
-        log_folder=args.logs,
-    )
-    choice = asyncio.run(trial.choose())
-    logging.getLogger(__name__).info("%s", choice.why)
-    chosen = with_backend(choice.backend)
-    args.backend, args.target, args.threads, args.chosen = chosen.backend, chosen.target, chosen.threads, choice.why
-
-
-def _devices_of(args: argparse.Namespace) -> tuple[int, ...]:
-    """Return the device, or the island of devices, of each worker: the workers share them if there are too few."""
-    from planetary.runtime.backends import CPU_BACKENDS, count_devices
-
-    indices = range(args.scale)
-    if args.backend in CPU_BACKENDS or args.scale == 1:
-        return tuple(indices)
-    places = count_devices(args.backend) // args.island
-    if not places or args.scale <= places:  # 0: the workers report what they lack
-        return tuple(indices)
-    kind = f"{args.backend} device{'s' if places > 1 else ''}" if args.island == 1 else f"island(s) of {args.island}"
-    logging.getLogger(__name__).warning("%d workers share %d %s and its memory", args.scale, places, kind)
-    return tuple(index % places for index in indices)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    import asyncio
-    import os
-    import tempfile
+    from planetary.cli.node_flags import started_by
+    from planetary.fleet.shell.starts import ManagerStart
 
-    from planetary.cli import node_flags
-    from planetary.cli.logs import log_to_stderr
-    from planetary.core.configuration.schema import Timings
+    _check(args)
+    started = ManagerStart(**started_by(args, args.host, args.port), scale=args.scale)
+    return _manage(started, verbose=getattr(args, "debug", False))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise `UserError` for flags no worker of this machine could have, before it has a name."""
     from planetary.core.errors import UserError
-    from planetary.fleet.shell.child import end_with_parent, planetary_command
-    from planetary.fleet.supervisor.node import NodeManager, NodeOptions
-    from planetary.net.addresses import address_text
-    from planetary.net.client import Trust
-    from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
-    from planetary.runtime.host import usable_cores
+    from planetary.runtime.backends import check_device, require_backend
 
     if args.scale < 1:
         raise UserError(f"--scale expects at least 1 worker, found {args.scale}")
@@ -118,52 +66,125 @@ def run(args: argparse.Namespace) -> int:
     if args.backend != "auto":
         require_backend(args.backend, args.island)
         check_device(args.backend, 0, args.threads or None)
-        node_flags.target_of(args)  # raises for one no worker could have
-    if args.end_with_parent:
-        end_with_parent(lambda: os._exit(EXIT_OK))
-    node = node_flags.node_name(args)
-    log_to_stderr(f"node {node}", verbose=getattr(args, "debug", False))
-    if args.backend != "auto":
-        node_flags.log_target(args)
-    address = node_flags.address_of(args, args.host, args.port)
+
+
+def start(file: Path) -> int:
+    """Manage the workers of a run on this machine alone."""
+    import os
+
+    from planetary.fleet.shell.child import end_with_parent
+    from planetary.fleet.shell.starts import ManagerStart, read_start
+
+    end_with_parent(lambda: os._exit(EXIT_OK))
+    return _manage(read_start(file, ManagerStart))
+
+
+def _choose_backend(start: ManagerStart) -> WorkerStart:
+    """Return the start of a worker with the backend that is fastest on this machine, and the target for it."""
+    import asyncio
+
+    from planetary.artifacts.store import BlobStore
+    from planetary.cli import node_flags
+    from planetary.fleet.shell.starts import start_command, write_start
+    from planetary.runs.rounds.worker.backend_trial import BackendTrial
+    from planetary.runtime.backends import CPU_BACKENDS, installed_backends
+
+    def with_backend(backend: str, **fields: str) -> WorkerStart:
+        target = node_flags.target_with_auto(start.target, backend)
+        threads = start.threads if backend in CPU_BACKENDS else 0
+        return _worker(start, backend=backend, target=target, threads=threads, **fields)
+
+    def command(backend: str, folder: Path) -> list[str]:
+        candidate = with_backend(backend, name=f"{start.node}/trying-{folder.name}", trial=str(folder))
+        return start_command("worker", write_start(folder / "start.json", candidate))
+
+    candidates = installed_backends()
+    for backend in candidates:
+        node_flags.target_with_auto(start.target, backend)  # raises for one that none of them could have
+    trial = BackendTrial(
+        candidates,
+        command,
+        store=BlobStore(Path(start.cache) / "blobs"),
+        threads=start.threads,
+        log_folder=start.log_folder,
+    )
+    choice = asyncio.run(trial.choose())
+    logging.getLogger(__name__).info("%s", choice.why)
+    return with_backend(choice.backend, chosen=choice.why)
+
+
+def _worker(start: ManagerStart, **fields: Any) -> WorkerStart:
+    """Return the start of a worker of the machine, with other values of some fields; the target is resolved."""
+    import msgspec
+
+    from planetary.cli.node_flags import target_of
+    from planetary.fleet.shell.starts import WorkerStart
+
+    common = msgspec.structs.asdict(start)
+    del common["scale"]
+    made = WorkerStart(**{**common, "name": start.node, **fields})
+    return msgspec.structs.replace(made, target=target_of(made))
+
+
+def _devices_of(start: NodeStart, scale: int) -> tuple[int, ...]:
+    """Return the device, or the island of devices, of each worker: the workers share them if there are too few."""
+    from planetary.runtime.backends import CPU_BACKENDS, count_devices
+
+    indices = range(scale)
+    if start.backend in CPU_BACKENDS or scale == 1:
+        return tuple(indices)
+    places = count_devices(start.backend) // start.island
+    if not places or scale <= places:  # 0: the workers report what they lack
+        return tuple(indices)
+    of_islands = f"island(s) of {start.island}"
+    kind = f"{start.backend} device{'s' if places > 1 else ''}" if start.island == 1 else of_islands
+    logging.getLogger(__name__).warning("%d workers share %d %s and its memory", scale, places, kind)
+    return tuple(index % places for index in indices)
+
+
+def _manage(start: ManagerStart, *, verbose: bool = False) -> int:
+    import asyncio
+    import tempfile
+
+    from msgspec.structs import replace
+
+    from planetary.cli import node_flags
+    from planetary.cli.logs import log_to_stderr
+    from planetary.core.configuration.schema import Timings
+    from planetary.fleet.shell.starts import start_command, write_start
+    from planetary.fleet.supervisor.node import NodeManager, NodeOptions
+    from planetary.net.addresses import address_text
+    from planetary.net.client import Trust
+    from planetary.runtime.backends import CPU_BACKENDS
+    from planetary.runtime.host import usable_cores
+
+    log_to_stderr(f"node {start.node}", verbose=verbose)
+    if start.backend != "auto":
+        node_flags.log_target(start)  # raises for one no worker could have
+    address = node_flags.address_of(start)
     if address.token:
         Trust(address.token)  # a malformed token is found here, once, and not by every worker
-    if args.backend in {"auto", *CPU_BACKENDS} and args.threads == 0:
-        args.threads = max(1, usable_cores() // args.scale)
-    timings = Timings(args.latency_budget)
-    with (
-        node_flags.token_for_children(args) as token_file,
-        tempfile.TemporaryDirectory(prefix="planetary-node-") as scratch,
-    ):
-        connect = address_text(args.host, args.port)
-        if args.backend == "auto":
-            _choose_backend(args, node, connect, token_file)
-        flags = node_flags.pass_on(args, token_file)
-        devices = _devices_of(args)
-        names = tuple(f"{node}/{index}" for index in range(args.scale))
-        reports = tuple(Path(scratch) / f"{index}.json" for index in range(args.scale))
+    if start.backend in {"auto", *CPU_BACKENDS} and start.threads == 0:
+        start = replace(start, threads=max(1, usable_cores() // start.scale))
+    timings = Timings(start.latency_budget_s)
+    names = tuple(f"{start.node}/{index}" for index in range(start.scale))
+    with tempfile.TemporaryDirectory(prefix="planetary-node-") as scratch:
+        like = _choose_backend(start) if start.backend == "auto" else _worker(start)
+        devices = _devices_of(like, start.scale)
+        reports = tuple(Path(scratch) / f"report-{index}.json" for index in range(start.scale))
+        files = [
+            write_start(Path(scratch) / f"{name}.json", replace(like, name=name, device_id=device, report=str(report)))
+            for name, device, report in zip(names, devices, reports, strict=True)
+        ]
         options = NodeOptions(
             names=names,
-            commands=tuple(
-                tuple(
-                    planetary_command(
-                        "supervisor",
-                        f"--connect={connect}",
-                        f"--device-id={devices[index]}",
-                        f"--worker-name={name}",
-                        f"--node-name={node}",
-                        f"--report={reports[index]}",
-                        *flags,
-                    )
-                )
-                for index, name in enumerate(names)
-            ),
-            log=args.logs,
+            commands=tuple(tuple(start_command("supervisor", file)) for file in files),
+            log=start.log_folder,
             stagger_s=timings.stagger_s,
             restart_first_s=timings.restart_first_s,
             restart_limit_s=timings.restart_limit_s,
             shutdown_s=timings.shutdown_s,
-            place=connect,
+            place=address_text(start.host, start.port),
             reports=reports,
             final_codes=node_flags.FINAL_CODES,
         )
@@ -173,8 +194,9 @@ def run(args: argparse.Namespace) -> int:
 
         code = asyncio.run(manage())
     if code != EXIT_OK:
-        where = f"; their logs are in {args.logs}" if args.logs is not None else ""
+        where = f"; their logs are in {start.logs}" if start.logs else ""
         raise error_class_of(code)(
-            f"workers of {node} ended for good before the run was over, the last of them with exit status {code}{where}"
+            f"workers of {start.node} ended for good before the run was over, the last of them with exit status "
+            f"{code}{where}"
         )
     return EXIT_OK

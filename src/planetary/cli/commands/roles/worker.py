@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
+
+if TYPE_CHECKING:
+    from planetary.fleet.shell.starts import WorkerStart
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -26,59 +30,66 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the gateway's worker port")
     parser.add_argument("--device-id", type=int, default=0, help="which device of the backend (default: 0)")
     parser.add_argument("--worker-name", default="", help="name of this worker (default: NODE/DEVICE)")
-    parser.add_argument("--trial", type=Path, help=argparse.SUPPRESS)  # folder of a choice among backends
     add_node_flags(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    import asyncio
+    from planetary.cli.node_flags import worker_start
+
+    return _work(worker_start(args), verbose=getattr(args, "debug", False))
+
+
+def start(file: Path) -> int:
+    """Work as the child of a supervisor, or of a node manager that chooses a backend."""
     import os
+
+    from planetary.fleet.shell.child import end_with_parent
+    from planetary.fleet.shell.starts import WorkerStart, read_start
+
+    return _work(read_start(file, WorkerStart), begin=lambda: end_with_parent(lambda: os._exit(EXIT_OK)))
+
+
+def _work(start: WorkerStart, *, begin: Callable[[], None] = lambda: None, verbose: bool = False) -> int:
+    import asyncio
 
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
     from planetary.core.errors import PlanetaryError
-    from planetary.fleet.shell.child import end_with_parent
     from planetary.fleet.worker.role import WorkerOptions
     from planetary.fleet.worker.worker import WorkerShell
-    from planetary.net.addresses import parse_address
     from planetary.run.kinds import worker_protocol, worker_roles
-    from planetary.run.places import cache_folder
     from planetary.runs.rounds.worker.backend_candidate import candidate_roles
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
 
     keep_large_blocks()  # before any thread
-    require_backend(args.backend, args.island)
-    check_device(args.backend, args.device_id, args.threads or None)
-    if args.end_with_parent:
-        end_with_parent(lambda: os._exit(EXIT_OK))
-    node = node_flags.node_name(args)
-    name = args.worker_name or f"{node}/{args.device_id}"
-    log_to_stderr(f"worker {name}", verbose=getattr(args, "debug", False))
-    node_flags.log_target(args)
-    host, port = parse_address(args.connect)
+    require_backend(start.backend, start.island)
+    check_device(start.backend, start.device_id, start.threads or None)
+    begin()
+    log_to_stderr(f"worker {start.name}", verbose=verbose)
+    node_flags.log_target(start)
     options = WorkerOptions(
-        address=node_flags.address_of(args, host, port),
-        name=name,
-        node=node,
-        backend=args.backend,
-        target=node_flags.target_of(args),
-        device_id=args.device_id,
-        island=args.island,
-        threads=args.threads,
-        cache=cache_folder(args.cache) / "blobs",
-        state=node_flags.state_folder(args) / name.replace("/", "-"),
-        allow_code=args.allow_code,
-        trial=args.trial is not None,
-        chosen=args.chosen,
-        roles=tuple(args.role),
-        give_up_s=args.give_up_after,
+        address=node_flags.address_of(start),
+        name=start.name,
+        node=start.node,
+        backend=start.backend,
+        target=node_flags.target_of(start),
+        device_id=start.device_id,
+        island=start.island,
+        threads=start.threads,
+        cache=Path(start.cache) / "blobs",
+        state=Path(start.state) / start.name.replace("/", "-"),
+        allow_code=start.allow_code,
+        trial=bool(start.trial),
+        chosen=start.chosen,
+        roles=start.roles,
+        give_up_s=start.give_up_s,
     )
 
     async def work() -> int:
-        roles = worker_roles() if args.trial is None else candidate_roles(args.trial)
+        roles = candidate_roles(Path(start.trial)) if start.trial else worker_roles()
         end = await WorkerShell(options, worker_protocol(), roles).run()
         if not end.ok:
             raise (end.error or PlanetaryError)(end.reason)

@@ -18,6 +18,7 @@ from planetary.core.errors import ResourceError
 from planetary.net.addresses import address_text, port_holder, resolve_listen_address
 from planetary.net.network import TcpListener
 from planetary.net.strangers import Door, Place, StrangerLimits
+from planetary.web.browser_guard import BrowserGuard
 
 MOST_CONNECTIONS = 1024
 FIRST_REQUEST_S = 10.0
@@ -40,8 +41,10 @@ class WebServer:
         self._task = asyncio.get_running_loop().create_task(server.serve([listener]))
 
     @staticmethod
-    async def start(app: Any, host: str, port: int, *, what: str, tls: ssl.SSLContext | None = None) -> WebServer:
-        """Serve an ASGI application on `host` and `port` (0: any free one); errors call it `what`.
+    async def start(
+        app: BrowserGuard, host: str, port: int, *, what: str, tls: ssl.SSLContext | None = None
+    ) -> WebServer:
+        """Serve a guarded application on `host` and `port` (0: any free one); errors call it `what`.
 
         `tls`: context with the server's certificate; None: plain HTTP.
 
@@ -70,7 +73,7 @@ class ThreadServer:
         host, port: as of `WebServer`.
     """
 
-    def __init__(self, app: Any, host: str, port: int, *, what: str) -> None:
+    def __init__(self, app: BrowserGuard, host: str, port: int, *, what: str) -> None:
         """Start; see `WebServer.start`."""
         listener = listen(host, port, what)
         self.host, self.port = listener.getsockname()[:2]
@@ -109,7 +112,7 @@ def listen(host: str, port: int, what: str) -> socket.socket:
     return listener
 
 
-def _config(app: Any) -> uvicorn.Config:
+def _config(app: BrowserGuard) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=ImpatientProtocol,

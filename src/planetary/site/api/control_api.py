@@ -38,7 +38,7 @@ TEXT = (
 INFERENCE = "/v1/inference"
 
 
-def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[object] = ()) -> Any:
+def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[object] = ()) -> BrowserGuard:
     """Return the ASGI application of a site that listens on `host`. The first group with a path answers.
 
     `more`: groups of others, e.g. a hub's.

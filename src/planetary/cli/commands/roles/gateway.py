@@ -219,7 +219,7 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     kind.check(config)
     if not kind.keeps_state and (args.checkpoint is not None or args.forgive):
         raise UserError(f"gateway: --checkpoint and --forgive have no effect on {kind.name}: leave them out")
-    if args.resume is None and args.local_threads is None:
+    if args.resume is None:
         _refuse_keys_of_workers(config)
     _warn_of_loopback(args)
     options = GatewayOptions(

@@ -86,8 +86,12 @@ def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, 
 
 
 LETTERS = """
-def reward(prompt, completion, meta):
-    return sum(character.islower() and character.isascii() for character in completion) / max(len(completion), 1)
+from planetary.extend import Task
+
+class Letters(Task):
+    def judge(self, prompt, completions, meta):
+        text = completions[-1]
+        return sum(character.islower() and character.isascii() for character in text) / max(len(text), 1)
 """
 
 
@@ -97,7 +101,7 @@ def test_rewards_rise_sampled_and_greedy(tmp_path: Path, shared_cache: Path) -> 
     (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{i}:"}}\n' for i in range(64)))
     rl = {
         **TINY["rl"],
-        "task": f"{tmp_path / 'letters.py'}:reward",
+        "task": f"{tmp_path / 'letters.py'}:Letters",
         "prompts": str(tmp_path / "prompts.jsonl"),
         "groups": 8,
         "completions": 8,

@@ -124,7 +124,7 @@ class Site:
         self._timings = Timings(options.latency_budget_s)
         self.journal: JournalFile[SiteRecord] = JournalFile(None, SiteRecord, self.book, wall)
         self._lock: RunLock | None = None
-        self.workers = SiteWorkers(self, self._timings)
+        self.workers = SiteWorkers(self, options.name, self._timings, is_alone=options.folder is None)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stop: str | None = None
         self._stopping = asyncio.Event()

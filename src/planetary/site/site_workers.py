@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
@@ -48,23 +47,8 @@ from planetary.wire.streams import refuse_tensors
 log = logging.getLogger(__name__)
 
 
-class Named(Protocol):
-    """Options of a site, as far as its workers need them."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the journal; None: the site is for one run alone."""
-        ...
-
-
 class WorkersHost(Protocol):
     """The site, as far as its workers need it."""
-
-    @property
-    def options(self) -> Named: ...
 
     @property
     def book(self) -> JobBook: ...
@@ -98,12 +82,18 @@ class SiteWorkers:
         scheduler: places workers.
     """
 
-    def __init__(self, host: WorkersHost, timings: Timings) -> None:
-        """`timings`: of peers no run attends."""
-        self._host, self._timings = host, timings
+    def __init__(self, host: WorkersHost, name: str, timings: Timings, *, is_alone: bool) -> None:
+        """Begin without workers.
+
+        Args:
+            host: the site.
+            name: of the site.
+            timings: of peers no run attends.
+            is_alone: whether the site has one run, which has all workers.
+        """
+        self._host, self._name, self._timings, self._is_alone = host, name, timings, is_alone
         self.peers: list[SitePeer] = []
         self.scheduler = WorkerScheduler()
-        self._is_alone = host.options.folder is None  # for the only run, which has all workers
         self._closing: set[asyncio.Task[None]] = set()
 
     def restore(self) -> None:
@@ -270,9 +260,7 @@ class SiteWorkers:
     async def _wait(self, connection: Connection) -> None:
         """Keep a peer no run uses; it goes when it is placed."""
         timings = self._timings
-        welcome = m.Welcome(
-            run=self._host.options.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
-        )
+        welcome = m.Welcome(run=self._name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s)
         if await answer_hello(connection, welcome, timings.connect_s, refuse_tensors):
             while True:
                 await connection.receive()

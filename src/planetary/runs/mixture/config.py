@@ -110,6 +110,7 @@ HONOURED = HonouredKeys(
         "sync.*": "the syncer merges fragments, which are sent as float32",
         **dict.fromkeys(("outer.judge", "outer.loss_rise"), "updates of experts are judged by [moe], and no loss is"),
         "outer.weights": "a fragment is merged by tokens",
+        "outer.trimmed": "fragments are merged by directions or means, which cut off no values",
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "its model is a function, whose arguments have names",
         "train.inner_state": "a composer keeps the optimizer's state",

@@ -121,7 +121,8 @@ def gateway(
     announce = folder / "announcement"
     arguments = [f"--gateway-config={config}", f"--run-dir={folder / 'run'}", f"--cache={cache}", "--port=0"]
     arguments += ["--gateway-port=0", f"--state={folder / 'state'}", f"--announce={announce}"]
-    arguments += ["--plain-loopback"] if plain else []
+    # The threads of `write_config` are those of a run that starts its own workers.
+    arguments += ["--set=fabric.threads=0", *(["--plain-loopback"] if plain else [])]
     with started("gateway", *arguments, *flags, cwd=folder, log=folder / "gateway.log") as process:
         yield process, wait_for("the gateway listens", lambda: read_announcement(announce), process)
 

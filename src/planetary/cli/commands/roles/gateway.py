@@ -372,7 +372,8 @@ def _refuse_keys_of_workers(config: Config) -> None:
         flags = ", ".join(f"--{key.removeprefix('fabric.')}" for key in found)
         raise UserError(
             f"gateway: {', '.join(found)}: only a run that starts its own workers (planetary train) has an "
-            f"effect of it. The workers of a gateway are started with `planetary node`, and {flags} there: leave it out"
+            f"effect of it. The workers of a gateway are started with `planetary node-manager`, and {flags} there: "
+            "leave it out"
         )
 
 

@@ -17,6 +17,7 @@ from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.machine.board import TaskTimes
 from planetary.runs.serve.messages import ComputeCall, Drawing, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
@@ -26,11 +27,10 @@ from planetary.runs.serve.scheduling.sequences import SequenceRequest
 FIRST_CALL_S = 300.0
 """A worker may compile a function when it is first called."""
 CALL_S = 30.0
+"""Smallest limit of a call."""
 EXTRA_STEPS_S = 0.05
 """So long a worker may compute by itself: a sequence that comes meanwhile waits for it."""
 MOST_EXTRA_STEPS = 15
-CALL_FACTOR = 20.0
-"""A call that takes so many times as long as the longest before, and `CALL_S`, is stuck."""
 
 
 class Submit(e.Event, frozen=True):
@@ -142,7 +142,7 @@ class ServingController(RunController[ServingDesk]):
         self.tokens = 0
         self._calls: dict[int, UnderWay] = {}  # calls by session
         self._number = 0
-        self._slowest: dict[tuple[int, str], float] = {}  # session and function -> seconds
+        self._times = TaskTimes(CALL_S, FIRST_CALL_S)
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         message = event.message
@@ -177,8 +177,7 @@ class ServingController(RunController[ServingDesk]):
             return
         del self._calls[worker.session]
         self.membership.succeeded(worker)
-        key = (worker.session, under_way.call.function)
-        self._slowest[key] = max(self._slowest.get(key, 0.0), event.seconds)
+        self._times.observe(worker.session, under_way.call.function, event.seconds)
         for output in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
             self.tokens += len(output.tokens)
             self.desk.out.append(SendTokens(output))
@@ -205,7 +204,7 @@ class ServingController(RunController[ServingDesk]):
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self._vacate(worker.session, blames=not worker.leaving)
-        self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
+        self._times.forget(worker.session)
 
     def _vacate(self, session: int, *, blames: bool = True) -> None:
         """Nothing of this worker counts any more; `blames`: the worker's sequences may be the cause."""
@@ -239,9 +238,8 @@ class ServingController(RunController[ServingDesk]):
 
     def _waits(self) -> Iterable[Wait]:
         for session, one in self._calls.items():
-            slowest = self._slowest.get((session, one.call.function))
-            most = FIRST_CALL_S if slowest is None else max(CALL_S, CALL_FACTOR * slowest)
-            yield Wait(session, one.since, one.since + most, "answered no call")
+            limit = one.since + self._times.limit_s(session, one.call.function)
+            yield Wait(session, one.since, limit, "answered no call")
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         yield from super()._invariants()

@@ -80,13 +80,13 @@ class World:
 
     def judge(self) -> None:
         for task in [one for one in self.board if self.board.phase(one) is TaskPhase.ANSWERED]:
-            if not self.failures[task]:  # a refused one is done by one worker
-                assert self.answers[task] == self.wanted[task]
+            assert self.answers[task] == self.wanted[task]
             if self.source.random() < 0.5:
                 self.board.forget([task])
                 self.used.add(task)
             else:
                 self.failures[task] += 1
+                self.answers[task] = 0
                 self.board.failed(task)
 
     def lose(self) -> None:

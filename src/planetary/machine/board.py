@@ -119,9 +119,10 @@ class Loan(Generic[TaskT]):
 
 @dataclass
 class _Entry:
-    phase: TaskPhase
-    wanted: int  # answers that are still wanted
+    wanted: int  # answers
     attempts: float  # failures left
+    phase: TaskPhase = TaskPhase.WAITING
+    answers: int = 0
 
     def advance(self, event: str) -> None:
         self.phase = TaskPhase(advance(TASK, self.phase, event))
@@ -151,13 +152,15 @@ class TaskBoard(Generic[TaskT]):
         Args:
             task: the task.
             wanted: answers, of one worker after the other.
-            attempts: losses and failures after which the task is given up; an answered task keeps those it has.
+            attempts: losses and failures after which the task is given up.
+
+        An answered task keeps these two.
         """
         if task in self._entries:
             self._entries[task].advance("offer")
-            self._entries[task].wanted = wanted
+            self._entries[task].answers = 0
         else:
-            self._entries[task] = _Entry(TaskPhase.WAITING, wanted, attempts)
+            self._entries[task] = _Entry(wanted, attempts)
 
     def forget(self, tasks: Iterable[TaskT]) -> None:
         """Remove tasks that are not lent: their answers are used, or not wanted any more."""
@@ -167,8 +170,8 @@ class TaskBoard(Generic[TaskT]):
             self._entries.pop(task, None)
 
     def failed(self, task: TaskT) -> None:
-        """Refuse the answers to a task: it waits for another worker, or is given up after the last attempt."""
-        self._entries[task].wanted = 1
+        """Refuse the answers to a task: it waits for other workers, or is given up after the last attempt."""
+        self._entries[task].answers = 0
         self._again(task, "failed")
 
     def take_given_up(self) -> list[TaskT]:
@@ -216,8 +219,8 @@ class TaskBoard(Generic[TaskT]):
         self._lives(loan.session, now)
         for task in loan.tasks:
             entry = self._entries[task]
-            entry.wanted -= 1
-            entry.advance("answer" if entry.wanted else "last answer")
+            entry.answers += 1
+            entry.advance("answer" if entry.answers < entry.wanted else "last answer")
 
     def settle(self, task: TaskT) -> None:
         """Judge the answers that are here, as no other worker can give one: the waiting task counts as answered."""
@@ -282,4 +285,4 @@ class TaskBoard(Generic[TaskT]):
         yield marked == set(lent), f"{len(marked)} tasks count as lent, loans have {len(lent)}"
         yield all(loan.session in live for loan in self._loans.values()), "a worker that is gone has tasks"
         yield all(entry.attempts > 0 for entry in self._entries.values()), "a task without an attempt left waits"
-        yield all(entry.wanted >= 0 for entry in self._entries.values()), "more answers came than were wanted"
+        yield all(entry.answers <= entry.wanted for entry in self._entries.values()), "a task has too many answers"

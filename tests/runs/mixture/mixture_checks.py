@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from mixture_stage import MixtureStage, WatchedGateway, Worker
+from mixture_stage import MixtureStage, Worker
 from version_streams import expert_streams
 
 from planetary.artifacts.packed_arrays import Packed
@@ -14,10 +14,9 @@ from planetary.data.reader import batches, read_slice
 from planetary.fleet.protocol import messages as m
 from planetary.machine.journal import replay
 from planetary.runs.mixture import messages as mm
-from planetary.runs.mixture.controller.offload import FORGET_STEPS
 from planetary.runs.mixture.payloads.experts import improved_bytes, improved_from
 from planetary.runs.mixture.plan import MixturePlan
-from planetary.runs.mixture.records import MixtureState
+from planetary.runs.mixture.records import ExpertWork, MixtureState
 from planetary.runs.mixture.training.expert_work import HeldExperts, Improved
 from planetary.runs.mixture.training.participant_states import ComposerState, TrainingState
 from planetary.runs.mixture.training.trainer import MoeTrainer
@@ -80,18 +79,17 @@ def unanswered(cluster: MixtureStage, worker: Worker, layer: int) -> set[int]:
 
 
 def check_answers(cluster: MixtureStage) -> None:
-    """The gateway reports as unanswered exactly the sketches that wait for work and are not too old."""
-    gateway = cluster.gateway
-    if cluster.finished is not None or not cluster.has_begun or not isinstance(gateway, WatchedGateway):
-        return
-    if gateway.queueing or cluster.controller.state.ended is not None:
+    """The gateway reports as unanswered exactly the sketches whose work has not ended."""
+    if cluster.finished is not None or not cluster.has_begun or cluster.controller.state.ended is not None:
         return
     for shard, layer in cluster.controller.state.experts:
-        queued = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer)}
-        waiting = set(cluster.controller.offload.unanswered_sketches(shard, layer))
-        assert waiting <= queued
-        steps = [s.step for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard]
-        assert all(step <= max(steps, default=0) - FORGET_STEPS for step in queued - waiting)
+        queued = {work.step for work in waiting_work(cluster) if (work.shard, work.layer) == (shard, layer)}
+        assert queued == set(cluster.controller.offload.unanswered_sketches(shard, layer))
+
+
+def waiting_work(cluster: MixtureStage) -> list[ExpertWork]:
+    """Return the expert work that is neither judged nor given up."""
+    return list(cluster.controller.state.work.values())
 
 
 def check_window(cluster: MixtureStage, *, exactly: bool = True) -> None:

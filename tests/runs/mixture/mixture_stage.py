@@ -43,7 +43,7 @@ from planetary.runs.mixture.composer.machine import ComposerMachine
 from planetary.runs.mixture.composer.role import ComposerDriver, ComposerRole
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.controller import MixtureController
-from planetary.runs.mixture.controller.events import EndWork, LeaseExpertWork, MixturePolicy, QueueWork
+from planetary.runs.mixture.controller.events import MixturePolicy
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS, MixtureGateway
 from planetary.runs.mixture.gateway.payload_work import PayloadChecks
 from planetary.runs.mixture.gateway.preparation import MixtureStart, PreparedMixture, ProgramRecord
@@ -145,7 +145,6 @@ class WatchedGateway(MixtureGateway):
     """The gateway, which leaves its messages with the stage."""
 
     stage_of: weakref.ref[MixtureStage]
-    queueing = 0  # calls of the queue that were begun and have not ended
 
     async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
         stage = self.stage_of()
@@ -153,11 +152,6 @@ class WatchedGateway(MixtureGateway):
             stage.sent.append(received.message)
             stage.sent_bytes.append(sum(tensor.nbytes for tensor in received.tensors.values()))
         return await super()._read(session, received)
-
-    async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
-        await super()._use_queue(instruction)
-        await asyncio.sleep(0.001)  # until the controller has handled the events that follow
-        self.queueing -= 1
 
     def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
         controller = super()._control(prepared, start)
@@ -174,10 +168,6 @@ class WatchedGateway(MixtureGateway):
 
         controller.handle = watched  # type: ignore[method-assign]
         return controller
-
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        self.queueing += isinstance(instruction, QueueWork | LeaseExpertWork | EndWork)
-        return super()._carry_out(instruction)
 
 
 @dataclass

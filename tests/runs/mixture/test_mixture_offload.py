@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained
+from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained, waiting_work
 from mixture_stage import MixtureStage, make_plan
 from moe_support import TINY
 from msgspec.structs import replace
@@ -18,9 +18,9 @@ from planetary.artifacts.store import digest_of
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerLost
+from planetary.machine.board import TaskTimes
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.events import AssembleModel
-from planetary.runs.mixture.controller.patience import Patience
 from planetary.runs.mixture.gateway.payload_work import assembled_model
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.delta import Form
@@ -181,12 +181,15 @@ def test_offloaded_surrogates_reach_changing_composers(tmp_path: Path) -> None:
     again = cluster.start("a")
     cluster.until(lambda: again.machine.composes and all(again.driver.state.fitted))
     cluster.kill(w)
-    seen = len(of_kind(cluster, SurrogatesRefreshed))
     cluster.until(lambda: b.machine.done >= 20)
-    assert len(of_kind(cluster, SurrogatesRefreshed)) <= seen + 2  # what was under way; then nothing is new
+    published = of_kind(cluster, SurrogatesRefreshed)
+    assert len({record.payload for record in published}) == len(published)
+    for shard in (0, 1):  # after the updates in flight nothing is new
+        updates = [record for record in of_kind(cluster, ExpertsAdvanced) if record.shard == shard]
+        assert len([record for record in published if record.shard == shard]) <= len(updates)
     cluster.start("w")
     assert cluster.finish().ok
-    assert len(of_kind(cluster, SurrogatesRefreshed)) > seen + 2
+    assert len(of_kind(cluster, SurrogatesRefreshed)) > len(published)
     check_steps(cluster)
     check_streams(cluster)
 
@@ -388,7 +391,7 @@ def test_messages_about_unknown_layers_and_shards_are_refused(tmp_path: Path) ->
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
-    cluster.until(lambda: any(isinstance(s, mm.OfferSketches) and s.shard == a.machine.shard for s in cluster.sent))
+    cluster.until(lambda: any(work.shard == a.machine.shard for work in waiting_work(cluster)))
     shard, epoch = a.machine.shard, a.machine.epoch
     offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == shard)
     sound = decode(sketch_from(cluster.store.get(offer.payload)))
@@ -415,12 +418,12 @@ def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None
     cluster.until(lambda: any(isinstance(s, mm.ExpertsImproved) for s in cluster.sent))
     old = next(s for s in cluster.sent if isinstance(s, mm.ExpertsImproved))
     cluster.restart_gateway()
-    cluster.until(lambda: w.session in cluster.controller.offload.improving)
-    under_way = cluster.controller.offload.improving[w.session].task
+    cluster.until(lambda: bool(cluster.controller.board.loans(w.session)))
+    (under_way,) = cluster.controller.board.loans(w.session)
     told = len(of_kind(cluster, ExpertsAdvanced))
     w.say(old, b"whatever it was")
     cluster.settle()
-    assert cluster.controller.offload.improving[w.session].task == under_way
+    assert cluster.controller.board.loans(w.session) == [under_way]
     assert len(of_kind(cluster, ExpertsAdvanced)) == told
     assert cluster.gateway is not None
     assert not cluster.gateway.kept_results
@@ -435,7 +438,7 @@ def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
         cluster.start(name)
     cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
     gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
-    cluster.until(lambda: (gone.shard, gone.step) in {(work.owner, work.step) for work in cluster.queue.waiting()})
+    cluster.until(lambda: (gone.shard, gone.step) in {(work.shard, work.step) for work in waiting_work(cluster)})
     cluster.store.remove(gone.payload)
     cluster.start("w")
     assert cluster.finish().ok
@@ -462,12 +465,12 @@ def test_hanging_expert_worker_is_restarted_and_replaced(tmp_path: Path) -> None
     """An expert worker that hangs is restarted and another does its work."""
     plan = make_plan(tmp_path, steps=120, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=41)
-    cluster.controller.patience = Patience(5.0)
+    cluster.controller.board.times = TaskTimes(5.0, 100.0, apart=False)
     a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
     cluster.until(lambda: sum(cluster.controller.rounds.updates.values()) > 0 or len(cluster.lines) > 0)
-    cluster.until(lambda: len(cluster.controller.offload.improving) == 1)
+    cluster.until(lambda: len(cluster.controller.board.loans()) == 1)
     w.hang()
-    cluster.until(lambda: w.session in cluster.controller.offload.improving)
+    cluster.until(lambda: bool(cluster.controller.board.loans(w.session)))
     session = w.session
     hung_at = max(a.machine.done, b.machine.done)
     cluster.until(lambda: session not in cluster.controller.desk.workers)
@@ -483,7 +486,7 @@ def test_hanging_expert_worker_is_restarted_and_replaced(tmp_path: Path) -> None
 def test_hanging_evaluation_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
     """A worker that hangs while it evaluates is restarted and the run ends."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=42)
-    cluster.controller.patience = Patience(5.0)
+    cluster.controller.board.times = TaskTimes(5.0, 100.0, apart=False)
     a, b = (cluster.start(name) for name in ("a", "b"))
     cluster.until(lambda: len(of_kind(cluster, ShardGranted)) == 2)  # the third worker evaluates
     w = cluster.start("w")

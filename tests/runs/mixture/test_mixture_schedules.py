@@ -9,7 +9,7 @@ from small_mixture import small_mixture
 
 from planetary.fleet.gateway.run_files import EVENTS
 from planetary.fleet.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLeft, WorkerLost
-from planetary.runs.mixture.controller.patience import Patience
+from planetary.machine.board import TaskTimes
 from planetary.runs.mixture.records import (
     ExpertsAdvanced,
     FragmentAdvanced,
@@ -99,7 +99,7 @@ def test_a_composer_that_hangs_with_its_last_state_is_restarted() -> None:
     def last_state_is_due() -> bool:
         if not has_begun(cluster):
             return False
-        cluster.controller.patience = Patience(5.0)
+        cluster.controller.board.times = TaskTimes(5.0, 100.0, apart=False)
         return sum(cluster.controller.syncing.steps()) >= cluster.controller.policy.plan.most_steps - 1
 
     assert cluster.advance(last_state_is_due, LIMIT_S)

@@ -10,6 +10,9 @@ from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
 from planetary.runs.mixture.methods.tiers import Tier
 
+FORGET_STEPS = 20
+"""Work on sketches that are older by so many steps is dropped (12.10), unless an expert worker has begun it."""
+
 
 class FragmentStart(msgspec.Struct, frozen=True):
     """A fragment before the first step."""
@@ -88,6 +91,45 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
     base: str = ""
 
 
+class ExpertWork(Record, frozen=True, kw_only=True, tag="expert_work"):
+    """Experts of one layer of a shard are to be improved with the sketches of one step.
+
+    Attributes:
+        shard, layer, step: the work's identity; composers count steps of their own.
+        payloads: sha256 of the sketches, in the composers' order.
+        progress: of the run at that step, by which work of several shards is older or newer.
+        version: of these experts on their composer in that step. Other composers' sketches of the same work know these
+            experts by their surrogates only.
+    """
+
+    shard: int
+    layer: int
+    step: int
+    payloads: tuple[str, ...]
+    progress: int
+    version: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Shard, layer and step: offers with equal keys are the same work."""
+        return self.shard, self.layer, self.step
+
+    def outdates(self, work: tuple[int, int, int], progress: int) -> bool:
+        """Whether other work is older by so many steps of the run, or of the composer, that it is dropped."""
+        shard, layer, step = work
+        same = (shard, layer) == (self.shard, self.layer)
+        return progress < self.progress - FORGET_STEPS or (same and step <= self.step - FORGET_STEPS)
+
+
+class ExpertWorkEnded(Record, frozen=True, kw_only=True, tag="expert_work_ended"):
+    """Expert work ended without a judgement: it is "old", "stale", or "failed" in every attempt."""
+
+    shard: int
+    layer: int
+    step: int
+    why: str
+
+
 class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
     """Expert workers' update of a shard's experts of one layer was judged.
 
@@ -120,6 +162,8 @@ MixtureRecord = (
     | ShardKept
     | FragmentAdvanced
     | SurrogatesRefreshed
+    | ExpertWork
+    | ExpertWorkEnded
     | ExpertsAdvanced
     | SyncNote
 )
@@ -181,6 +225,8 @@ class MixtureState(RunFold, kw_only=True):
         shards: by number.
         fragments: by tier and number.
         experts: by shard and layer; empty under direct ownership.
+        work: expert work that has not ended, by shard, layer and step.
+        judged: progress of the run at expert work that was judged and is not outdated, by shard, layer and step.
     """
 
     steps_per_round: int
@@ -188,6 +234,8 @@ class MixtureState(RunFold, kw_only=True):
     shards: list[Shard] = msgspec.field(default_factory=list)
     fragments: dict[tuple[Tier, int], Fragment] = msgspec.field(default_factory=dict)
     experts: dict[tuple[int, int], Experts] = msgspec.field(default_factory=dict)
+    work: dict[tuple[int, int, int], ExpertWork] = msgspec.field(default_factory=dict)
+    judged: dict[tuple[int, int, int], int] = msgspec.field(default_factory=dict)
 
     def experts_of(self, shard: int) -> tuple[str, ...]:
         """Return the payloads of a shard's experts, by layer; none under direct ownership."""
@@ -205,6 +253,7 @@ class MixtureState(RunFold, kw_only=True):
         names |= {kept.payload for s in self.shards for kept in s.marks.values()}
         names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
         names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
+        names |= {payload for work in self.work.values() for payload in work.payloads}
         return names - {""}
 
     def _apply_own(self, record: Record) -> None:
@@ -222,7 +271,15 @@ class MixtureState(RunFold, kw_only=True):
                     for shard, layers in enumerate(record.experts)
                     for layer, payload in enumerate(layers)
                 }
+            case ExpertWork():
+                self.work[record.key] = msgspec.structs.replace(record, t=0.0)
+                self.judged = {key: at for key, at in self.judged.items() if not record.outdates(key, at)}
+            case ExpertWorkEnded():
+                del self.work[record.shard, record.layer, record.step]
             case ExpertsAdvanced():
+                work = self.work.pop((record.shard, record.layer, record.step), None)
+                if work is not None:  # older journals have none
+                    self.judged[work.key] = work.progress
                 before = self.experts[record.shard, record.layer]
                 # Before version 8 of the control protocol a refused update made a version, too.
                 if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:

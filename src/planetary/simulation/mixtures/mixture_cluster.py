@@ -16,7 +16,6 @@ from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
 from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.controller.controller import MixtureController
-from planetary.runs.mixture.controller.work_queue import WorkQueue
 from planetary.runs.mixture.gateway.gateway import MixtureGateway
 from planetary.runs.mixture.gateway.preparation import PreparedMixture
 from planetary.runs.mixture.messages import MIXTURES, MixtureJob
@@ -61,12 +60,10 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
     Attributes:
         training: the numerics.
         gateway_type: class of the gateways.
-        queue: of expert work, of the gateway that began last.
         most_kept: most results of expert workers the gateway kept at once.
     """
 
     gateway_type: ClassVar[type[MixtureGateway]] = MixtureGateway
-    queue: WorkQueue
 
     records = MixtureRecord
     protocol = MIXTURES
@@ -98,11 +95,6 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
             await self._compile()
             return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
-        def open_queue(path: Path) -> WorkQueue:
-            queue = self.queue = WorkQueue(path, durable=False)
-            process.on_exit.append(lambda _: queue.close())
-            return queue
-
         gateway = self.gateway_type(
             self.config,
             options,
@@ -110,7 +102,6 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
             system=system,
             prepare=lambda *_: self.training.prepared,
             compile_for=compile_for,
-            open_queue=open_queue,
         )
         return gateway
 

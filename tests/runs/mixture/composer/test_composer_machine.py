@@ -30,8 +30,8 @@ from planetary.runs.mixture.composer.events import (
     TakeStep,
 )
 from planetary.runs.mixture.composer.machine import ComposerMachine
-from planetary.runs.mixture.controller.offload import FORGET_STEPS
 from planetary.runs.mixture.methods.tiers import Tier
+from planetary.runs.mixture.records import FORGET_STEPS
 
 ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)
 

@@ -7,15 +7,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mixture_checks import check_steps, check_streams, check_window, of_kind, spoil, stale, unanswered
+from mixture_checks import (
+    check_steps,
+    check_streams,
+    check_window,
+    of_kind,
+    spoil,
+    stale,
+    unanswered,
+    waiting_work,
+)
 from mixture_stage import MixtureStage, Worker, make_plan
 from msgspec.structs import replace
 
+from planetary.artifacts.jsonl import JsonLinesWriter
+from planetary.fleet.gateway.run_files import EVENTS
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.machine import SketchWindow
-from planetary.runs.mixture.controller.offload import FORGET_STEPS, WaitingSketches
+from planetary.runs.mixture.controller.offload import WaitingSketches
 from planetary.runs.mixture.methods.acceptance import Policy
-from planetary.runs.mixture.records import ExpertsAdvanced
+from planetary.runs.mixture.records import FORGET_STEPS, ExpertsAdvanced, ExpertWorkEnded
 
 WINDOW = 2
 
@@ -187,7 +198,7 @@ def test_returning_composer_still_has_one_sketch_window(tmp_path: Path) -> None:
             cluster.connect(worker)
         if times == 3:
             cluster.restart_gateway()
-    assert len(cluster.queue.waiting()) == 2 * WINDOW
+    assert len(waiting_work(cluster)) == 2 * WINDOW
     cluster.start("w")
     watched(cluster, lambda: cluster.finished is not None)
     assert stale(cluster) == 0
@@ -236,7 +247,7 @@ def test_unusable_result_is_no_answer_while_others_may_try(tmp_path: Path) -> No
     spoil(cluster.start("w"), lambda made: replace(made, proxy_before=made.proxy_before[:1]))
     watched(cluster, lambda: sum(cluster.controller.rounds.updates.values()) > 0)
     assert set(cluster.controller.rounds.updates) == {"unusable"}
-    watched(cluster, lambda: not waiting & {s.step for s in cluster.queue.waiting() if s.owner == shard})
+    watched(cluster, lambda: not waiting & {s.step for s in waiting_work(cluster) if s.shard == shard})
     watched(
         cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW
     )  # after the message that no worker tries any more
@@ -247,9 +258,12 @@ def test_unusable_result_is_no_answer_while_others_may_try(tmp_path: Path) -> No
 def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> None:
     cluster, a, _ = offloaded(tmp_path, 60, 9)
     watched(cluster, lambda: a.machine.done >= 4)
-    for work in cluster.queue.waiting():
-        cluster.queue.forget(replace(work, progress=1000), 0)
-    cluster.restart_gateway()  # which finds none
+    ends = [ExpertWorkEnded(shard=w.shard, layer=w.layer, step=w.step, why="old") for w in waiting_work(cluster)]
+    cluster.process.kill()
+    with JsonLinesWriter(cluster.run_folder / EVENTS, checksums=True) as journal:
+        for end in ends:
+            journal.append(end)
+    cluster.until(lambda: cluster.has_begun)  # the next gateway finds none
     cluster.store_away = True
     watched(cluster, lambda: cluster.controller.rounds.refused.get("unusable", 0) > 10)
     offers = [s.step for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.machine.shard]
@@ -273,7 +287,7 @@ def test_work_that_the_queue_drops_frees_a_place_in_the_window(tmp_path: Path) -
     go_on = a.take_no_step()  # it is overtaken
     shard, left = a.machine.shard, unanswered(cluster, a, 0)
     assert len(left) == WINDOW
-    watched(cluster, lambda: not [work for work in cluster.queue.waiting() if work.owner == shard])
+    watched(cluster, lambda: not [work for work in waiting_work(cluster) if work.shard == shard])
     go_on()
     done = a.machine.done
     assert done < FORGET_STEPS
@@ -289,8 +303,8 @@ def test_work_given_before_a_restart_is_given_again_at_once(tmp_path: Path) -> N
     w = cluster.start("w")
     w.hang()  # as one that hangs
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 4)
-    assert cluster.queue.counts(cluster.now).leased == 1
-    leased = {(work.owner, work.step) for work in cluster.queue.waiting()}
+    assert [loan.kind for loan in cluster.controller.board.loans()] == ["work"]
+    leased = {(work.shard, work.step) for work in waiting_work(cluster)}
     cluster.kill(w)
     cluster.restart_gateway()  # which does not hear of it
     cluster.start("x")
@@ -322,9 +336,11 @@ def test_expired_work_is_not_leased(tmp_path: Path) -> None:
         worker.machine.may_offer = lambda _: False
     watched(cluster, lambda: not (unanswered(cluster, a, 0) or unanswered(cluster, b, 0)))
     assert min(a.machine.done, b.machine.done) >= FORGET_STEPS
-    assert len(cluster.queue.waiting()) == 2 * WINDOW
-    cluster.start("w")
-    watched(cluster, lambda: not cluster.queue.waiting())
+    assert not waiting_work(cluster)
+    ended = of_kind(cluster, ExpertWorkEnded)
+    assert [one.why for one in ended] == ["old"] * 2 * WINDOW
+    w = cluster.start("w")
+    watched(cluster, lambda: w.session in cluster.controller.desk.workers)
     assert not [s for s in cluster.told if isinstance(s, mm.ImproveExperts)]
     assert cluster.finish().ok
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mixture_checks import check_answers, check_equal, check_streams, of_kind, spoil
+from mixture_checks import check_answers, check_equal, check_streams, of_kind, spoil, waiting_work
 from mixture_stage import MixtureStage, make_plan
 from moe_support import BASE, OPTIONS, train
 from msgspec.structs import replace
@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fleet.protocol.records import TaskAborted
 from planetary.runs.mixture import messages as mm
-from planetary.runs.mixture.controller.events import EndWork
+from planetary.runs.mixture.controller.tasks import Improving
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.delta import Delta
 from planetary.runs.mixture.methods.moments import MomentRule
 from planetary.runs.mixture.payloads.experts import added, experts_from
-from planetary.runs.mixture.records import Experts, ExpertsAdvanced, MixtureState, SyncNote
+from planetary.runs.mixture.records import Experts, ExpertsAdvanced, ExpertWorkEnded, MixtureState, SyncNote
 from planetary.runs.mixture.training.audit import accept_slots
 from planetary.runs.mixture.training.expert_work import HeldExperts, Improved
 from planetary.runs.mixture.training.settings import MoeTraining
@@ -285,11 +285,11 @@ def test_work_lagging_beyond_the_window_is_refused(tmp_path: Path, monkeypatch: 
             cluster.cut(worker)
             cluster.connect(worker)
     cluster.restart_gateway()
-    assert cluster.queue.counts(cluster.wall).ready > 4 * plan.window
+    assert len(cluster.controller.board.waiting) > 4 * plan.window
     cluster.start("w")
     cluster.until(lambda: check_answers(cluster) or cluster.finished is not None)
     assert cluster.finish().ok
-    given_up = [i.lease.work for i in cluster.asked if isinstance(i, EndWork) and not (i.result or i.again)]
+    given_up = of_kind(cluster, ExpertWorkEnded)
     made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, mm.OfferSketches)}
     updates = of_kind(cluster, ExpertsAdvanced)
     lags = [
@@ -302,7 +302,7 @@ def test_work_lagging_beyond_the_window_is_refused(tmp_path: Path, monkeypatch: 
     stale = cluster.controller.rounds.updates.get("stale", 0)
     stale += sum(line.mixture.updates.get("stale", 0) for line in cluster.lines if line.mixture)
     # The others were too old, as their composers knew.
-    assert 0 < stale <= sum(plan.owners[work.layer].count(work.owner) for work in given_up)
+    assert 0 < stale <= sum(plan.owners[work.layer].count(work.shard) for work in given_up)
     check_streams(cluster)
 
 
@@ -341,15 +341,13 @@ def test_failed_work_ends_lock_step_and_is_answered_otherwise(
         cluster.start("b")
         cluster.until(lambda cluster=cluster: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
         gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
-        key = f"{gone.step}/{gone.shard}/{gone.layer}"
-        cluster.until(lambda cluster=cluster, key=key: key in {work.key for work in cluster.queue.waiting()})
+        key = gone.shard, gone.layer, gone.step
+        cluster.until(lambda cluster=cluster, key=key: key in cluster.controller.state.work)
+        board = cluster.controller.board
+        (task,) = [one for one in board if isinstance(one, Improving) and one.work.key == key]
         for _ in range(3):
-            leases = cluster.queue.lease("w", now=cluster.wall, lease_s=1, limit=99)
-            (lease,) = [one for one in leases if one.work.key == key]
-            for one in leases:
-                if one is not lease:
-                    cluster.queue.finish(one, "")
-            cluster.queue.give_up(lease)
+            board.lend(-1, [task], "work", cluster.now)
+            board.lost(-1)
         cluster.start("w")
         end = cluster.finish()
         assert end.ok == (pace == "free")
@@ -388,7 +386,7 @@ def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> 
         again = replace(offer, epoch=a.machine.epoch, version=version)
         a.say(again, payload)
     cluster.until(lambda: cluster.controller.rounds.refused_sketches.get("future", 0) > refused.get("future", 0))
-    assert (offer.shard, offer.step) not in {(work.owner, work.step) for work in cluster.queue.waiting()}
+    assert (offer.shard, offer.step) not in {(work.shard, work.step) for work in waiting_work(cluster)}
     found = cluster.controller.rounds.refused_sketches
     assert {what: n - refused.get(what, 0) for what, n in found.items()} == {"stale": 1, "future": 1}
     assert cluster.finish().ok

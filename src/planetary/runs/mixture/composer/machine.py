@@ -120,7 +120,7 @@ class SketchWindow:
     flight on a lost connection; those of the shard's last owner are among them.
 
     Only the gateway forgets sketches: an answer may take longer than any number of steps. A step names a sketch. A
-    composer that goes back takes steps again, and offers are the same work then (`ExpertWork.key`).
+    composer that goes back takes steps again, and offers are the same work then (`ExpertWork.key` in `records`).
 
     Args:
         layers: of the model.

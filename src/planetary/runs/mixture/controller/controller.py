@@ -18,6 +18,7 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics
+from planetary.machine.board import STUCK_FACTOR, TaskPhase, TaskTimes
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import HELD_OUT
 from planetary.runs.mixture.controller.desk import MixtureDesk
@@ -28,15 +29,12 @@ from planetary.runs.mixture.controller.events import (
     MixturePolicy,
     ModelAssembled,
     SliceTokens,
-    WorkLeased,
-    WorkOver,
 )
 from planetary.runs.mixture.controller.offload import Offload
-from planetary.runs.mixture.controller.patience import STUCK_FACTOR, Patience, Task
 from planetary.runs.mixture.controller.rounds import Composing, MixtureRounds
 from planetary.runs.mixture.controller.syncer_machine import Joined, Lost, Returning
 from planetary.runs.mixture.controller.syncing import Syncing
-from planetary.runs.mixture.controller.work_queue import ExpertWork
+from planetary.runs.mixture.controller.tasks import LACKS, LastState, MixtureBoard
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.plan import MixturePlan
 from planetary.runs.mixture.records import MixtureState, ShardKept
@@ -64,21 +62,21 @@ class MixtureController(RunController[MixtureDesk]):
         state: MixtureState,
         now: float,
         late: Sequence[RoundMetrics] = (),
-        waiting: Sequence[ExpertWork] = (),
     ) -> None:
-        """Go on from `state`; `late`: see `MixtureRounds`; `waiting`: see `Offload`."""
+        """Go on from `state`; `late`: see `MixtureRounds`."""
         super().__init__(MixtureDesk(policy, state), policy.grace_s, now)
         self.policy, self.state = policy, state
         self.composing: dict[int, Composing] = {}  # composers by session
-        self.rounds = MixtureRounds(self.desk, self.composing, late)
-        self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
+        times = TaskTimes(policy.task_s, STUCK_FACTOR * policy.task_s, apart=False)
+        self.board = MixtureBoard(times, policy.first_task)
+        self.rounds = MixtureRounds(self.desk, self.board, self.composing, late)
+        self.offload = Offload(self.desk, self.board, self.owner_of, self.rounds.updates, self.rounds.refused_sketches)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
         self._composer_s: dict[int, float] = {}  # measured seconds of a composer's largest function, by session
         self._choose_at: float | None = None  # when the first composers are chosen at the latest; None: none is ready
         began = any(shard.epoch for shard in state.shards)
         self._chosen = began or policy.workers <= policy.composers  # composers are chosen, or all workers compose
-        self.patience = Patience(policy.lease_s)
         self._collect_at = now + COLLECT_EVERY_S
 
     def _deadlines(self) -> Iterable[float | None]:
@@ -98,12 +96,14 @@ class MixtureController(RunController[MixtureDesk]):
                 since = max(one.progress_at, one.complete_at)
                 until = since + max(self.policy.stuck_after_s, STUCK_FACTOR * one.step_s)
                 yield Wait(one.session, since, until, "took no step")
-        yield from self.patience.waits()
+        for loan, until in self.board.limits():
+            yield Wait(loan.session, loan.since, until, LACKS[loan.kind])
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         """Only live workers compose, each a separate shard."""
         yield from super()._invariants()
         self.syncing.machine.validate()
+        yield from self.board.invariants(self.desk.workers)
         lost = sorted(self.composing.keys() - self.desk.workers.keys())
         yield not lost, f"connections {lost} compose, and are over"
         shards = sorted(one.shard for one in self.composing.values())
@@ -126,12 +126,6 @@ class MixtureController(RunController[MixtureDesk]):
                 failed = self.rounds.assembled(event, now)
                 if failed:
                     self._end("resource", failed)
-            case WorkLeased():
-                late = self.offload.leased(event)
-                if late is not None:
-                    self._send_experts(*late)
-            case WorkOver():
-                self._work_over(event)
             case ExpertsJudged():
                 self._judged(event, now)
             case _:
@@ -139,13 +133,13 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _payload_sent(self, session: int, now: float) -> None:
         self.syncing.payload_sent(session, now)
-        self.patience.sent(session, now)
+        self.board.sent(session, now)
 
     def _payload_arrives(self, session: int, message: m.Message, now: float) -> None:
-        self.patience.arrives(session, message.id)
+        self.board.arrives(session, message.id)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
-        self.patience.arrived(session, message, now)
+        self.board.arrived(session, message, now)
 
     def _greeted(self, worker: WorkerSession, now: float) -> None:
         self.syncing.handle(Returning(worker.worker), now)
@@ -157,9 +151,9 @@ class MixtureController(RunController[MixtureDesk]):
             case _ if isinstance(message, FromComposer):
                 self._from_composer(worker, event, now)
             case mm.ExpertsImproved():
-                self.offload.improved(worker, message, event.attachment)
+                self.offload.improved(worker, message, event.attachment, now)
             case m.EvalResult():
-                self.rounds.evaluated(worker, message)
+                self.rounds.evaluated(worker, message, now)
             case _:
                 self._drop_attachment(event)
 
@@ -189,25 +183,10 @@ class MixtureController(RunController[MixtureDesk]):
         if not self._strike(worker, f"worker {worker.worker}: {failure.reason}", kind, now):
             self._restart(worker, failure.reason, "stuck", now)
 
-    def _send_experts(self, shard: int, layer: int) -> None:
-        """Answer a sketch."""
-        owner = self.owner_of(shard)
-        if owner is not None:
-            self.offload.send_experts(owner.session, shard, layer)
-
-    def _work_over(self, event: WorkOver) -> None:
-        work = event.work
-        what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
-        if event.failed and (why := self.policy.plan.pace.end_without_work(what)):
-            self._end("peer", why)
-        if self.offload.end_work(event):
-            self._send_experts(work.owner, work.layer)
-
     def _judged(self, event: ExpertsJudged, now: float) -> None:
         judged = self.offload.judged(event)
         if judged is None:
             return
-        self._send_experts(judged.shard, judged.layer)
         worker = next((w for w in self.desk.workers.values() if w.worker == judged.worker), None)
         if worker is None:
             return
@@ -309,10 +288,10 @@ class MixtureController(RunController[MixtureDesk]):
     # --- workers that come and go ------------------------------------------------------------------------------------
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self.board.lost(worker.session)
         self.offload.lost(worker.session)
         self._standby = [session for session in self._standby if session != worker.session]
         self._composer_s.pop(worker.session, None)
-        self.rounds.lost(worker.session)
         composed = self.composing.pop(worker.session, None) is not None
         self.syncing.handle(Lost(worker.worker), now)
         if composed and (why := self.policy.plan.pace.end_without_composer(worker.worker, reason)):
@@ -329,22 +308,33 @@ class MixtureController(RunController[MixtureDesk]):
         self.syncing.handle(e.Tick(), now)
         self._staff(now)
         self.rounds.finish(now)
-        self.rounds.hand_out(self._standby)
-        standby = [self.desk.workers[session] for session in self._standby]
-        self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)])
-        unanswered = self.offload.unanswered() | self.rounds.unanswered() | self._unsent_states()
-        self.patience.observe(unanswered, self.desk.workers, now, self.desk.under_way.count)
+        self.rounds.hand_out(self._standby, now)
+        self._await_last_states(now)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
+        standby = [self.desk.workers[session] for session in self._standby]
+        for work in self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)], now):
+            what = f"the experts of shard {work.shard} layer {work.layer} after step {work.step + 1}"
+            if why := self.policy.plan.pace.end_without_work(what):
+                self._end("peer", why)
 
-    def _unsent_states(self) -> set[Task]:
-        """Return the due last states: without a deadline a hanging composer would end no run."""
-        if not self._all_steps_are_taken:
-            return set()
-        due = [one for one in self.composing.values() if not self.rounds.has_ended(one.shard)]
-        return {(one.session, "state", one.shard) for one in due}
+    def _await_last_states(self, now: float) -> None:
+        """Give due last states a limit: without one a hanging composer would end no run."""
+        composers = self.composing.values() if self._all_steps_are_taken else ()
+        due = {LastState(one.shard): one.session for one in composers if not self.rounds.has_ended(one.shard)}
+        for loan in self.board.loans():
+            if loan.kind == "state" and loan.tasks[0] not in due:
+                self.board.done(loan, now)
+        for task, session in due.items():
+            phase = self.board.phase(task)
+            if phase is TaskPhase.LENT:
+                continue
+            if phase is not TaskPhase.WAITING:
+                self.board.offer(task)
+            loan = self.board.lend(session, (task,), "state", now)
+            loan.flight.awaits = self.desk.under_way.count(session)
 
     def _staff(self, now: float) -> None:
         """Let those who wait compose: those that come back, and the fastest others while there are shards for them."""

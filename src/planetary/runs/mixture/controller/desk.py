@@ -38,7 +38,7 @@ def _names(payload: e.Payload) -> frozenset[str]:
         case WeightsOf():
             return frozenset((payload.experts,))
         case WorkOf():
-            return frozenset((payload.experts, *payload.lease.work.payloads))
+            return frozenset((payload.experts, *payload.work.payloads))
         case _:
             return frozenset()
 

@@ -9,10 +9,10 @@ from planetary.core.token_slice import Slice
 from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.machine.events import Event, Instruction, Payload
 from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
-from planetary.runs.mixture.controller.work_queue import ExpertWork, Lease
 from planetary.runs.mixture.messages import MixtureJob
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.plan import MixturePlan
+from planetary.runs.mixture.records import ExpertWork
 from planetary.runs.mixture.training.routing import RoutingAgreement
 
 
@@ -27,7 +27,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
     workers: int  # planned workers: the fastest of those within `startup_grace_s` of the first compose
-    lease_s: float  # limit of an expert worker before another one gets the work
+    task_s: float  # smallest limit of a worker's task; it is longer where tasks usually are
     last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
 
@@ -146,49 +146,10 @@ class ModelAssembled(Event, frozen=True):
     routing: RoutingAgreement | None = None
 
 
-class QueueWork(Instruction, frozen=True):
-    """Add work to the durable queue."""
-
-    work: ExpertWork
-
-
-class LeaseExpertWork(Instruction, frozen=True):
-    """Find work for an idle worker; answer with `WorkLeased`."""
-
-    session: int
-    worker: str
-    busy: frozenset[tuple[int, int]]  # shards and layers whose experts are being improved
-
-
-class WorkLeased(Event, frozen=True):
-    """The queue's answer to `LeaseExpertWork`; None: no work is usable."""
-
-    session: int
-    lease: Lease | None
-
-
-class WorkOver(Event, frozen=True):
-    """Work that is over: it was done before, or is too old.
-
-    `failed`: nor ever did, as often as it was tried.
-    """
-
-    work: ExpertWork
-    failed: bool
-
-
-class EndWork(Instruction, frozen=True):
-    """A lease is over: with a result, or ("") given up, after which another worker may try if `again`."""
-
-    lease: Lease
-    result: str
-    again: bool = True
-
-
 class WorkOf(Payload, frozen=True):
-    """An expert worker's input for a lease: the experts in this payload, and the work's sketches."""
+    """An expert worker's input: the experts in this payload, and the work's sketches."""
 
-    lease: Lease
+    work: ExpertWork
     experts: str
 
 

@@ -15,69 +15,41 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.machine.board import TaskPhase
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk
 from planetary.runs.mixture.controller.events import (
-    EndWork,
     ExpertsJudged,
     JudgeExperts,
-    LeaseExpertWork,
     NothingNew,
-    QueueWork,
     StoredPayload,
     WeightsOf,
-    WorkLeased,
     WorkOf,
-    WorkOver,
 )
-from planetary.runs.mixture.controller.patience import Task
-from planetary.runs.mixture.controller.work_queue import ExpertWork, Lease
+from planetary.runs.mixture.controller.rounds import Composing
+from planetary.runs.mixture.controller.tasks import Improving, MixtureBoard
 from planetary.runs.mixture.methods.acceptance import Policy, Refusal, lag_refusal
 from planetary.runs.mixture.methods.sketch_pools import OfferedSketch, OwnSketches, SketchPool
 from planetary.runs.mixture.plan import MixturePlan
-from planetary.runs.mixture.records import ExpertsAdvanced, SyncNote
+from planetary.runs.mixture.records import FORGET_STEPS, ExpertsAdvanced, ExpertWork, ExpertWorkEnded, SyncNote
 
 replace = msgspec.structs.replace
 
 
-FORGET_STEPS = 20
-"""Work on sketches that are older by so many steps is dropped (12.10), unless an expert worker has begun it."""
-
-
-class Improving(msgspec.Struct):
-    """An expert worker's task under way.
-
-    Attributes:
-        before: payload of the experts.
-        version: theirs.
-        twice: whether two workers make it, one after the other.
-        fits: whether surrogates are fitted, too.
-        first: attachment of the first one's result; 0: there is none yet.
-        by: who has made a result.
-    """
-
-    task: int
-    lease: Lease
-    before: str
-    version: int
-    twice: bool = False
-    fits: bool = False
-    first: int = 0
-    by: tuple[str, ...] = ()
+ATTEMPTS = 3
+"""Expert work fails after so many lost workers and unusable results."""
 
 
 class JudgedWork(msgspec.Struct, frozen=True):
-    """Whose experts were judged, whose work it was, and what it claimed falsely; "": nothing."""
+    """Whose work was judged, and what it claimed falsely; "": nothing."""
 
-    shard: int
-    layer: int
     worker: str
     false_claim: str = ""
 
@@ -152,33 +124,32 @@ class Offload:
     def __init__(
         self,
         desk: MixtureDesk,
+        board: MixtureBoard,
+        owner_of: Callable[[int], Composing | None],
         updates: dict[str, int],
         refused_sketches: dict[str, int],
-        waiting: Sequence[ExpertWork],
     ) -> None:
-        """Start without work under way; the queue may hold work of an earlier life.
+        """Start with the work that the journal has of an earlier life.
 
         Args:
             desk: of the mixture.
+            board: of the mixture.
+            owner_of: returns the live composer of a shard.
             updates: counts of experts, by the fate of their updates.
             refused_sketches: counts sketches that were not used, by reason.
-            waiting: work in the queue.
         """
-        self._desk = desk
+        self._desk, self._board, self._owner_of = desk, board, owner_of
         self._updates = updates
         self._refused_sketches = refused_sketches
-        self.improving: dict[int, Improving] = {}  # work by session; kept until the judgement
-        self._half: list[Improving] = []  # wait for another worker to make them, too
+        self._work: dict[tuple[int, int, int], Improving] = {}  # by shard, layer and step
         self._judging: dict[int, Improving] = {}  # results under judgement, by task
         self._seen: dict[int, deque[str]] = {}  # payloads of the newest sketches, by layer
         self._fitted: dict[tuple[int, int], int] = {}  # progress of the run at the last fit, by shard and layer
-        self._asked: set[int] = set()
-        self._may_have_work = bool(desk.state.experts)
-        self._changed_since_asked = False  # there may be work the queue's next answer does not contain
-        self._next_task = desk.policy.first_task
         self._pool = _pool_of(desk.policy.plan)
         self._sent: dict[tuple[int, int, int], int] = {}  # version there, by session, shard and layer
-        self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
+        self._waiting = WaitingSketches(desk.state.work)
+        for work in desk.state.work.values():
+            self._put_on_board(work)
 
     def unusable(self, session: int, message: mm.OfferSketches) -> None:
         """Answer a composer whose sketch is unusable."""
@@ -201,83 +172,124 @@ class Offload:
         recent.append(payload)
         sketch = OfferedSketch(message.shard, message.layer, message.step, message.progress, message.version, payload)
         for batch in self._pool.add(sketch):
-            self._may_have_work = self._changed_since_asked = True
-            work = ExpertWork(sketch.layer, batch.shard, sketch.step, batch.payloads, sketch.progress, batch.version)
-            self._desk.out.append(QueueWork(work))
+            work = ExpertWork(
+                shard=batch.shard,
+                layer=sketch.layer,
+                step=sketch.step,
+                payloads=batch.payloads,
+                progress=sketch.progress,
+                version=batch.version,
+            )
+            self._offer(work)
         return True
+
+    def _offer(self, work: ExpertWork) -> None:
+        """Put new work on the board, or work of a repeated step with newer experts; remove work that is too old."""
+        known = self._work.get(work.key)
+        if work.key in self._desk.state.judged:
+            self._answer(*work.key)
+        elif known is None or (not self._has_begun(known) and known.work.version < work.version):
+            if known is not None:
+                self._board.forget([known])
+            self._desk.append(work)
+            self._put_on_board(work)
+        for one in list(self._work.values()):
+            if not self._has_begun(one) and work.outdates(one.work.key, one.work.progress):
+                self._end(one, "old")
+
+    def _put_on_board(self, work: ExpertWork) -> None:
+        one = self._work[work.key] = Improving(work)
+        twice = self._drawn("redundant", work, self._policy.redundant)
+        self._board.offer(one, 1 + twice, ATTEMPTS)
+
+    def _has_begun(self, one: Improving) -> bool:
+        return bool(one.first) or self._board.phase(one) is not TaskPhase.WAITING
+
+    def _end(self, one: Improving, why: str) -> None:
+        """End work without a judgement, and answer the composer."""
+        self._board.forget([one])
+        shard, layer, step = one.work.key
+        del self._work[one.work.key]
+        self._desk.append(ExpertWorkEnded(shard=shard, layer=layer, step=step, why=why))
+        self._answer(shard, layer, step)
+
+    def _answer(self, shard: int, layer: int, step: int) -> None:
+        """End the wait for an answer to a sketch."""
+        if self._waiting.end(shard, layer, step):
+            self._send_to_owner(shard, layer)
+
+    def _send_to_owner(self, shard: int, layer: int) -> None:
+        owner = self._owner_of(shard)
+        if owner is not None:
+            self.send_experts(owner.session, shard, layer)
 
     def stepped(self, session: int, shard: int, step: int) -> None:
         """Report to a composer that has taken steps which sketches are too old by now."""
         if not self._desk.policy.plan.pace.sketches_expire:
             return
-        begun = {(one.lease.work.owner, one.lease.work.layer, one.lease.work.step) for one in self._begun()}
-        for layer in self._waiting.forget(shard, step, begun):
+        layers = self._waiting.forget(shard, step, {one.work.key for one in self._begun()})
+        old = [one for one in self._work.values() if one.work.shard == shard and one.work.step <= step - FORGET_STEPS]
+        for one in old:
+            if not self._has_begun(one):
+                self._end(one, "old")
+        for layer in layers:
             self.send_experts(session, shard, layer)
 
-    def hand_out(self, present: Sequence[WorkerSession]) -> None:
-        """Look for work for those of the expert workers who have none."""
-        for one in list(self._half):
-            others = [worker for worker in present if worker.worker not in one.by]
-            free = [w for w in others if w.session not in self.improving and w.session not in self._asked]
-            if free:
-                self._half.remove(one)
-                self._give(one, free[0])
-            elif not others:
-                self._half.remove(one)
+    def hand_out(self, present: Sequence[WorkerSession], now: float) -> list[ExpertWork]:
+        """Give work to expert workers that have none; return the work that failed in every attempt."""
+        failed = [one for one in self._board.take_given_up() if isinstance(one, Improving)]
+        for one in failed:
+            if one.first:
+                self._desk.out.append(e.DropAttachment(one.first))
+            self._count("failed", self._experts(*one.work.key[:2]))
+            self._end(one, "failed")
+        for one in self._work.values():
+            if one.first and self._is_waiting(one) and all(worker.worker in one.by for worker in present):
+                self._board.settle(one)
                 self._judge(one, one.first, 0)
-        if not self._may_have_work or self._asked or self._run_is_over:
-            return
         for worker in present:
-            if worker.session not in self.improving and worker.session not in self._asked:
-                self._asked.add(worker.session)
-                self._changed_since_asked = False
-                self._desk.out.append(LeaseExpertWork(worker.session, worker.worker, self._busy()))
-                return  # one at a time, until the queue has answered: the next must know this one's shard and layer
+            if not self._is_improving(worker.session) and (one := self._next_for(worker)) is not None:
+                self._give(one, worker, now)
+        return [one.work for one in failed]
 
-    def leased(self, event: WorkLeased) -> tuple[int, int] | None:
-        """The queue has answered; return the shard and layer whose sketch waited for too long to be used."""
-        self._asked.discard(event.session)
-        worker = self._desk.workers.get(event.session)
-        lease = event.lease
-        if lease is None:
-            self._may_have_work = self._changed_since_asked
+    def _next_for(self, worker: WorkerSession) -> Improving | None:
+        """Return the work a worker gets: that of which a second result is wanted, or the oldest that is of use."""
+        waiting = [one for one in self._work.values() if self._is_waiting(one)]
+        for one in waiting:
+            if one.first and worker.worker not in one.by:
+                return one
+        if self._run_is_over:
             return None
-        place = lease.work.owner, lease.work.layer
-        if worker is None or place in self._busy():
-            self._desk.out.append(EndWork(lease, ""))
-            return None
-        if not self._waiting.is_waiting(*place, lease.work.step):  # too old, as the composer knows
-            self._desk.out.append(EndWork(lease, "", again=False))
-            return None
-        late = self._late(*place, lease.work.version)
-        if late:
-            self._desk.out.append(EndWork(lease, "", again=False))
-            self._count(late, self._experts(*place))
-            self._waiting.end(*place, lease.work.step)
-            return place
-        twice = self._drawn("redundant", lease.work, self._policy.redundant)
-        held = self._desk.state.experts[place]
-        self._give(Improving(0, lease, held.payload, held.version, twice, self._fit_due(lease.work)), worker)
+        # Two updates of the same version would not both count.
+        busy = {one.work.key[:2] for one in self._begun()}
+        for one in sorted(waiting, key=lambda one: (one.work.progress, one.work.step, one.work.key)):
+            if one.first or one.work.key[:2] in busy:
+                continue
+            late = self._late(*one.work.key[:2], one.work.version)
+            if not late:
+                return one
+            self._count(late, self._experts(*one.work.key[:2]))
+            self._end(one, "stale")
         return None
 
-    def end_work(self, event: WorkOver) -> bool:
-        """End a piece of work; return whether the composer waits for an answer."""
-        work = event.work
-        if event.failed:
-            self._count("failed", self._experts(work.owner, work.layer))
-        return self._waiting.end(work.owner, work.layer, work.step)
+    def _is_waiting(self, one: Improving) -> bool:
+        return self._board.phase(one) is TaskPhase.WAITING
 
-    def improved(self, worker: WorkerSession, message: mm.ExpertsImproved, attachment: int) -> None:
+    def _is_improving(self, session: int) -> bool:
+        """Whether a worker has expert work, or a result that is being judged."""
+        lent = any(loan.kind == "work" for loan in self._board.loans(session))
+        return lent or any(one.session == session for one in self._judging.values())
+
+    def improved(self, worker: WorkerSession, message: mm.ExpertsImproved, attachment: int, now: float) -> None:
         """A result has arrived."""
-        one = self.improving.get(worker.session)
-        if one is None or one.task != message.task:
+        loan = self._board.loan(worker.session, message.task)
+        if loan is None or not isinstance(one := loan.tasks[0], Improving):
             self._desk.out.append(e.DropAttachment(attachment))
             return
+        self._board.done(loan, now)
         one.by = (*one.by, worker.worker)
-        if one.twice and not one.first:
+        if self._is_waiting(one):
             one.first = attachment
-            del self.improving[worker.session]
-            self._half.append(one)
         elif one.first:
             self._judge(one, one.first, attachment)
         else:
@@ -287,41 +299,43 @@ class Offload:
         """Return the steps of a composer's sketches of a layer that have come and have no answer yet."""
         return self._waiting.report(0, shard, layer)[1]
 
-    def unanswered(self) -> set[Task]:
-        """Return the work that expert workers have and whose result is not here."""
-        return {(s, "work", one.task) for s, one in self.improving.items() if one.task not in self._judging}
-
     def judged(self, event: ExpertsJudged) -> JudgedWork | None:
-        """Record a judgement; the shard's composer is to be answered."""
+        """Record a judgement, and answer the shard's composer."""
         one = self._judging.pop(event.task, None)
         if one is None:
             return None
-        self.improving = {s: i for s, i in self.improving.items() if i is not one}
-        self._may_have_work = self._changed_since_asked = True
-        work = one.lease.work
-        held = self._desk.state.experts[work.owner, work.layer]
-        self._desk.out.append(EndWork(one.lease, event.payload))
         if event.payload:  # otherwise another worker may try again
-            self._waiting.end(work.owner, work.layer, work.step)
+            self._waiting.end(*one.work.key)
+        judged = self._record(one, event)
+        self._send_to_owner(one.work.shard, one.work.layer)
+        return judged
+
+    def _record(self, one: Improving, event: ExpertsJudged) -> JudgedWork:
+        work = one.work
         if self._run_is_over:
-            return JudgedWork(work.owner, work.layer, one.by[0])
+            self._board.forget([one])
+            return JudgedWork(one.by[0])
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
-        answer = JudgedWork(work.owner, work.layer, one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
-        if event.failed or held.payload != one.before:
-            self._count("unusable" if event.failed else "stale", self._experts(work.owner, work.layer))
+        answer = JudgedWork(one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
+        if event.failed:
+            self._count("unusable", self._experts(work.shard, work.layer))
+            one.first, one.by = 0, ()
+            self._board.failed(one)
             return answer
+        self._board.forget([one])
+        del self._work[work.key]
         if one.fits:
-            self._fitted[work.owner, work.layer] = work.progress + 1
+            self._fitted[work.shard, work.layer] = work.progress + 1
         self._count("accepted", event.accepted)
         for reason, count in event.refused.items():
             self._count(reason, count)
         self._desk.append(
             ExpertsAdvanced(
-                shard=work.owner,
+                shard=work.shard,
                 layer=work.layer,
-                version=held.version + (event.accepted > 0),
+                version=one.version + (event.accepted > 0),
                 step=work.step,
                 worker=one.by[0],
                 accepted=event.accepted,
@@ -333,16 +347,9 @@ class Offload:
         return answer
 
     def lost(self, session: int) -> None:
-        """A worker is gone; a result it has sent is judged all the same."""
+        """A connection has ended; a result that came on it is judged all the same."""
         self._sent = {key: version for key, version in self._sent.items() if key[0] != session}
         self._waiting.lost(session)
-        self._asked.discard(session)
-        one = self.improving.pop(session, None)
-        if one is not None and one.first and one.task not in self._judging:
-            self._half.append(one)
-        elif one is not None and one.task not in self._judging:
-            self._desk.out.append(EndWork(one.lease, ""))
-            self._may_have_work = self._changed_since_asked = True
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
         """Send a composer the newest experts of a layer, or their changes to those it got on this connection."""
@@ -379,20 +386,25 @@ class Offload:
     def _policy(self) -> Policy:
         return self._desk.policy.plan.training.acceptance or Policy()
 
-    def _give(self, one: Improving, worker: WorkerSession) -> None:
-        one.task, self._next_task = self._next_task, self._next_task + 1
-        self.improving[worker.session] = one
-        work = one.lease.work
-        known = {"shard": work.owner, "layer": work.layer, "progress": work.progress}
-        message = mm.ImproveExperts(task=one.task, **known, fits=one.fits, payload="")
-        self._desk.send(worker.session, message, WorkOf(one.lease, one.before))
+    def _give(self, one: Improving, worker: WorkerSession, now: float) -> None:
+        work = one.work
+        if not one.first:
+            held = self._desk.state.experts[work.shard, work.layer]
+            one.before, one.version, one.fits = held.payload, held.version, self._fit_due(work)
+        loan = self._board.lend(worker.session, (one,), "work", now)
+        one.task, one.session = loan.number, worker.session
+        message = mm.ImproveExperts(
+            task=one.task, shard=work.shard, layer=work.layer, progress=work.progress, fits=one.fits, payload=""
+        )
+        self._desk.send(worker.session, message, WorkOf(work, one.before))
+        loan.flight.awaits = self._desk.under_way.count(worker.session)
 
     def _judge(self, one: Improving, first: int, second: int) -> None:
         self._judging[one.task] = one
-        work = one.lease.work
+        work = one.work
         found = JudgeExperts(
             one.task,
-            work.owner,
+            work.shard,
             work.layer,
             one.before,
             first,
@@ -412,10 +424,12 @@ class Offload:
         plan = self._desk.policy.plan
         if not plan.training.workers_fit(plan.model):
             return False
-        return work.progress + 1 - self._fitted.get((work.owner, work.layer), 0) >= plan.training.cadence.refresh
+        return work.progress + 1 - self._fitted.get((work.shard, work.layer), 0) >= plan.training.cadence.refresh
 
     def _drawn(self, what: str, work: ExpertWork, share: float) -> bool:
-        drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
+        drawn = hashlib.sha256(
+            f"{self._desk.policy.secret}/{what}/{work.step}/{work.shard}/{work.layer}".encode()
+        ).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
     def _late(self, shard: int, layer: int, version: int) -> str:
@@ -429,11 +443,8 @@ class Offload:
         """How many experts of a layer a shard has."""
         return self._desk.policy.plan.owners[layer].count(shard)
 
-    def _busy(self) -> frozenset[tuple[int, int]]:
-        return frozenset((one.lease.work.owner, one.lease.work.layer) for one in self._begun())
-
     def _begun(self) -> list[Improving]:
-        return [*self.improving.values(), *self._half, *self._judging.values()]
+        return [one for one in self._work.values() if self._has_begun(one)]
 
     def _count(self, what: str, number: int) -> None:
         if number:

@@ -17,7 +17,7 @@ from planetary.machine.board import InFlight
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk
 from planetary.runs.mixture.controller.events import AssembleModel, ModelAssembled, StoredPayload
-from planetary.runs.mixture.controller.patience import Task
+from planetary.runs.mixture.controller.tasks import Evaluating, MixtureBoard
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import ShardKept
 
@@ -38,14 +38,6 @@ class Composing(InFlight):
     surrogates: dict[int, str] = msgspec.field(default_factory=dict)  # payload by shard: the newest on this connection
 
 
-class Evaluating(msgspec.Struct):
-    """A round's model that is being evaluated; `session` 0: no worker has it yet."""
-
-    round: int
-    payload: str
-    session: int = 0
-
-
 class Viewed(msgspec.Struct, frozen=True):
     """How a composer sees the model at the end of a round, and the payload with the routing."""
 
@@ -60,13 +52,17 @@ class MixtureRounds:
     """
 
     def __init__(
-        self, desk: MixtureDesk, composing: Mapping[int, Composing], late: Sequence[RoundMetrics] = ()
+        self,
+        desk: MixtureDesk,
+        board: MixtureBoard,
+        composing: Mapping[int, Composing],
+        late: Sequence[RoundMetrics] = (),
     ) -> None:
         """`composing`: the live composers by session, which the controller keeps.
 
         `late`: of rounds that were finished and not reported when the gateway's last life ended.
         """
-        self._desk, self._composing = desk, composing
+        self._desk, self._board, self._composing = desk, board, composing
         self._late = list(late)
         self.refused: dict[str, int] = {}  # refusals by reason, since the last round
         self.updates: dict[str, int] = {}  # expert updates since the last round
@@ -79,7 +75,6 @@ class MixtureRounds:
         self.unassembled = ""  # why that failed
         self._failures = 0  # failures of the last model
         self._parts: frozenset[str] = frozenset()  # payloads of which put together
-        self._evaluating: dict[int, Evaluating] = {}  # evaluations by round
         self._unreported: dict[int, RoundMetrics] = {}
         self._complete: set[int] = set()  # rounds among these that wait only for an earlier one
         self._views: dict[int, dict[int, Viewed]] = {}  # views of unfinished rounds, by round and shard
@@ -87,12 +82,16 @@ class MixtureRounds:
     @property
     def under_way(self) -> bool:
         """Whether a finished round's model is still put together or evaluated."""
-        return self._assembling is not None or bool(self._evaluating)
+        return self._assembling is not None or bool(self._evaluations)
+
+    @property
+    def _evaluations(self) -> list[Evaluating]:
+        return [one for one in self._board if isinstance(one, Evaluating)]
 
     def payloads(self) -> set[str]:
         """Names of payloads that are or will be put together and evaluated, however long others take."""
         views = {one.payload for of_round in self._views.values() for one in of_round.values()}
-        return {one.payload for one in self._evaluating.values()} | views | self._parts
+        return {one.payload for one in self._evaluations} | views | self._parts
 
     def began(self, now: float) -> None:
         """Note the time at which the first composer begins."""
@@ -114,12 +113,6 @@ class MixtureRounds:
         state, last = self._desk.state, self._desk.policy.rounds
         return state.round >= last or last in state.shards[shard].marks
 
-    def lost(self, session: int) -> None:
-        """Free the evaluations of a worker that is gone."""
-        for one in self._evaluating.values():
-            if one.session == session:
-                one.session = 0
-
     def report_all(self) -> None:
         """Report the finished rounds not evaluated yet: the run ends."""
         for round_ in sorted(self._unreported):
@@ -127,7 +120,7 @@ class MixtureRounds:
 
     def evaluates(self, session: int) -> bool:
         """Whether a worker evaluates the model of a round."""
-        return any(one.session == session for one in self._evaluating.values())
+        return any(loan.kind == "evaluation" for loan in self._board.loans(session))
 
     def finish(self, now: float) -> None:
         """Finish the rounds whose states are all there."""
@@ -273,35 +266,31 @@ class MixtureRounds:
         if event.failed or not policy.eval_due(event.round):
             self._report(event.round)
             return ""
-        self._evaluating[event.round] = Evaluating(event.round, event.payload)
+        self._board.offer(Evaluating(event.round, event.payload))
         return ""
 
-    def hand_out(self, standby: Sequence[int]) -> None:
+    def hand_out(self, standby: Sequence[int], now: float) -> None:
         """Give each model without an evaluator to a worker; `standby`: sessions without a shard."""
-        busy = {one.session for one in self._evaluating.values()}
-        for one in self._evaluating.values():
-            if one.session:
+        for one in self._board.waiting:
+            if not isinstance(one, Evaluating):
                 continue
             # Workers without a shard first; then composers with the fewest steps: the others take more meanwhile.
-            idle = [session for session in standby if session not in busy]
             composing = sorted(self._composing.values(), key=lambda c: (c.step, c.shard))
-            free = [*idle, *(c.session for c in composing if c.session not in busy)]
-            if not free:
+            able = [*standby, *(composer.session for composer in composing)]
+            session = next((session for session in able if not self.evaluates(session)), None)
+            if session is None:
                 return
-            one.session = free[0]
-            busy.add(free[0])
-            message = mm.EvaluateMixture(task=one.round, version=one.round, payload=one.payload)
-            self._desk.send(free[0], message, StoredPayload(one.payload))
+            loan = self._board.lend(session, (one,), "evaluation", now)
+            message = mm.EvaluateMixture(task=loan.number, version=one.round, payload=one.payload)
+            self._desk.send(session, message, StoredPayload(one.payload))
+            loan.flight.awaits = self._desk.under_way.count(session)
 
-    def unanswered(self) -> set[Task]:
-        """Return the evaluations under way."""
-        return {(one.session, "evaluation", one.round) for one in self._evaluating.values() if one.session}
-
-    def evaluated(self, worker: WorkerSession, result: m.EvalResult) -> None:
+    def evaluated(self, worker: WorkerSession, result: m.EvalResult, now: float) -> None:
         """Take a result, if it is from who was asked."""
-        one = self._evaluating.get(result.version)
-        if one is None or one.session != worker.session:
+        loan = self._board.loan(worker.session, result.task)
+        if loan is None or not isinstance(one := loan.tasks[0], Evaluating):
             return
-        del self._evaluating[result.version]
-        self._desk.append(EvalFinished(version=result.version, loss=result.loss, batches=result.batches))
-        self._report(result.version)
+        self._board.done(loan, now)
+        self._board.forget([one])
+        self._desk.append(EvalFinished(version=one.round, loss=result.loss, batches=result.batches))
+        self._report(one.round)

@@ -45,23 +45,16 @@ from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.controller.events import (
     AssembleModel,
     CollectPayloads,
-    EndWork,
     ExpertsJudged,
     JudgeExperts,
-    LeaseExpertWork,
     MakeFragment,
     ModelAssembled,
     NothingNew,
-    QueueWork,
     SliceTokens,
     StoredPayload,
     WeightsOf,
-    WorkLeased,
     WorkOf,
-    WorkOver,
 )
-from planetary.runs.mixture.controller.offload import FORGET_STEPS
-from planetary.runs.mixture.controller.work_queue import ExpertWork, Lease, WorkQueue
 from planetary.runs.mixture.gateway.payload_work import (
     KINDS,
     PayloadChecks,
@@ -94,7 +87,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEPT_KINDS = ("fragment", "surrogate", "refresh", "shard", "model", "sketch", "experts", "change", "view")
-QUEUE = "expert-work.sqlite"
 
 Prepare = Callable[
     [Config, Path, Callable[[str], None], OwnerMap | None, ProgramRecord | None],
@@ -127,7 +119,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         system: System = SYSTEM,
         prepare: Prepare = prepare_mixture,
         compile_for: CompileFor = compile_mixture,
-        open_queue: Callable[[Path], WorkQueue] = WorkQueue,
     ) -> None:
         """A simulation replaces the functions among the arguments.
 
@@ -135,7 +126,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             UserError: the payload store's URL is unusable.
         """
         super().__init__(config, options, security, system=system)
-        self._prepare_mixture, self._compile_program, self._open_queue = prepare, compile_for, open_queue
+        self._prepare_mixture, self._compile_program = prepare, compile_for
         # A superseded payload may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
@@ -146,8 +137,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         )
         self._results: dict[int, Packed] = {}  # expert workers' results, not judged yet
         self._results_taken = 0
-        self._queue: WorkQueue | None = None
-        self._queue_turn = asyncio.Lock()
         self._checks: PayloadChecks | None = None
 
     def _prepare(self) -> PreparedMixture:
@@ -163,12 +152,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
         self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
-        waiting = self._begin_queue() if start.state.experts else []
-        return MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
-
-    def _release(self) -> None:
-        if self._queue is not None:
-            self._queue.close()
+        return MixtureController(start.policy, start.state, self._clock.monotonic(), start.late)
 
     @property
     def kept_results(self) -> int:
@@ -252,8 +236,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         match instruction:
             case CollectPayloads():
                 self._work.add(self._collect(instruction.keep))
-            case QueueWork() | LeaseExpertWork() | EndWork():
-                self._work.add(self._use_queue(instruction))
             case JudgeExperts():
                 named = (instruction.attachment, instruction.second)
                 self._work.add(self._judge(instruction, [self._results.pop(name) for name in named if name]))
@@ -305,44 +287,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         return write_checkpoint(
             folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep, files=self._system.files
         ).name
-
-    def _begin_queue(self) -> list[ExpertWork]:
-        self._queue = self._open_queue(self.options.folder / QUEUE)
-        return self._queue.begin()
-
-    async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
-        assert self._shell is not None
-        # One after the other, in the order of the instructions: an asyncio lock is fair.
-        async with self._queue_turn:
-            lease, over = None, []
-            try:
-                lease, over = await asyncio.to_thread(self._queue_call, instruction)
-            except PlanetaryError as error:
-                log.error("%s", error)
-        for event in over:
-            self._shell.post(event)
-        if isinstance(instruction, LeaseExpertWork):
-            self._shell.post(WorkLeased(instruction.session, lease))
-
-    def _queue_call(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
-        assert self._queue is not None
-        lease, over = None, []
-        match instruction:
-            case QueueWork(work=work):
-                over += [WorkOver(one, failed=False) for one in self._queue.add(work, keep=FORGET_STEPS)]
-            case EndWork(result=""):
-                self._queue.give_up(instruction.lease, again=instruction.again)
-            case EndWork():
-                self._queue.finish(instruction.lease, instruction.result)
-            case LeaseExpertWork():
-                assert self._start is not None
-                lease_s, now = self._start.policy.lease_s, self._clock.wall()
-                while found := self._queue.lease(instruction.worker, now=now, lease_s=lease_s, busy=instruction.busy):
-                    if all(self._payloads.has(name) for name in found[0].work.payloads):
-                        lease = found[0]
-                        break
-                    self._queue.give_up(found[0])  # the sketches were too old to be kept
-        return lease, over + [WorkOver(work, failed=True) for work in self._queue.failed()]
 
     async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
         assert self._shell is not None

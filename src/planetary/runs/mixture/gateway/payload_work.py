@@ -82,8 +82,8 @@ def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -
 
 
 def expert_work(store: PayloadStore, wanted: WorkOf) -> memoryview:
-    """Return an expert worker's input for a lease. Raises `PlanetaryError` where a part of it is gone."""
-    return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
+    """Return an expert worker's input. Raises `PlanetaryError` where a part of it is gone."""
+    return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.work.payloads])
 
 
 def expert_weights(store: PayloadStore, experts: str, plan: MixturePlan) -> memoryview:

@@ -451,6 +451,6 @@ def mixture_policy(config: Config, prepared: PreparedMixture, system: System = S
         secret=system.entropy(8).hex(),
         first_task=(int.from_bytes(system.entropy(4), "big") >> 1) << 31,
         checkpoint_every=config.checkpoint.every,
-        lease_s=STUCK_AFTER_S,
+        task_s=STUCK_AFTER_S,
         stuck_after_s=STUCK_AFTER_S,
     )

@@ -57,7 +57,7 @@ def fastest(work: Callable[[], object]) -> float:
 def measure() -> dict[str, list[float]]:
     """Return the seconds of `give`, `take`, `read` and `advance` by codec, and of a copy, for the tree imported."""
     from planetary.core.tensors import TensorSpec
-    from planetary.fleet.protocol import messages as m
+    from planetary.runs.rounds import messages as rm
     from planetary.runs.rounds.worker.exchange import CodedUpdates, Trained
     from planetary.sync.payload import PAYLOAD, PayloadForm, Shown, payload_digest
 
@@ -71,12 +71,12 @@ def measure() -> dict[str, list[float]]:
     found = {"copy": [fastest(lambda: {name: values.copy() for name, values in start.items()})]}
     trained = Trained(task=1, round=1, tokens=1, start=start, ends=ends)
     for codec in CODECS:
-        worker, form = CodedUpdates(specs, m.Compression(up=codec, down=codec)), PayloadForm(codec, specs)
-        worker.take(m.Parameters(version=0), start)
+        worker, form = CodedUpdates(specs, rm.Compression(up=codec, down=codec)), PayloadForm(codec, specs)
+        worker.take(rm.Parameters(version=0), start)
         outgoing = worker.give(trained)
         payload, digest = outgoing.tensors[PAYLOAD], outgoing.digest
         assert digest == payload_digest(payload)
-        change, shown = m.Parameters(version=1, since=0, digest=digest), Shown(codec, specs, start)
+        change, shown = rm.Parameters(version=1, since=0, digest=digest), Shown(codec, specs, start)
         found[codec] = [
             fastest(lambda worker=worker: worker.give(trained)),
             fastest(lambda worker=worker, change=change, payload=payload: worker.take(change, {PAYLOAD: payload})),

@@ -19,7 +19,8 @@ import random
 import statistics
 from typing import NamedTuple
 
-from planetary.fleet.protocol.records import RoundFinished, WorkerLost
+from planetary.fleet.protocol.records import WorkerLost
+from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
@@ -64,7 +65,7 @@ def run(seed: int, workers: int, rounds: int, way: Way, plan: list[Fault]) -> tu
     cluster = SimCluster(seed, training, workers, plan, step_s=STEP_S, machines=machines)
     if not cluster.run(100.0 * rounds):
         raise SystemExit(f"the run did not end: {cluster.waits_for}")
-    ends = [record for record in cluster.journal if isinstance(record, RoundFinished)]
+    ends = [record for record in cluster.journal if isinstance(record, RoundMerged)]
     lost = sum(isinstance(record, WorkerLost) for record in cluster.journal)
     last = cluster.metrics[rounds].eval_loss
     assert last is not None

@@ -25,6 +25,7 @@ from typing import Any
 
 from planetary.monitor.picture import FAINT, INK, style
 from planetary.monitor.run_folder import load_history
+from planetary.runs.rl.status import PolicyMetrics
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LAST = 5  # evaluations at the end of a run, of which the mean is compared
@@ -53,12 +54,12 @@ def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0
                 kills += 1
     seconds = time.monotonic() - began
     history = load_history(folder)
-    held_out = [(m.round, m.policy.held_out_reward) for m in history.metrics if m.policy is not None]
+    held_out = [(m.round, m.own.held_out_reward) for m in history.metrics if isinstance(m.own, PolicyMetrics)]
     known = [(round_, reward) for round_, reward in held_out if reward is not None]
-    imitated = max((m.round for m in history.metrics if m.policy is not None and m.policy.imitates), default=0)
+    imitated = max((m.round for m in history.metrics if isinstance(m.own, PolicyMetrics) and m.own.imitates), default=0)
     start = next((reward for round_, reward in known if round_ >= imitated), float("nan"))
     last = [reward for _, reward in known[-LAST:]]
-    sampled = [m.policy.reward for m in history.metrics if m.policy is not None and m.policy.reward is not None]
+    sampled = [m.own.reward for m in history.metrics if isinstance(m.own, PolicyMetrics) and m.own.reward is not None]
     return {
         "config": name,
         "settings": settings,
@@ -72,7 +73,7 @@ def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0
         "end_mean": round(sum(last) / len(last), 4),
         "sampled": [round(sum(part) / len(part), 4) for part in (sampled[:10], sampled[-10:])],
         "curve": [(round_, round(reward, 4)) for round_, reward in known],
-        "staleness": history.metrics[-1].policy.staleness if history.metrics[-1].policy is not None else {},
+        "staleness": last.staleness if isinstance(last := history.metrics[-1].own, PolicyMetrics) else {},
         "kills": kills,
         "lost": sum(event.get("event") == "worker_lost" for event in history.events),
     }

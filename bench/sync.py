@@ -36,7 +36,7 @@ from planetary.core.configuration.schema import OuterConfig
 from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
-from planetary.fleet.protocol import messages as m
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.changes import ChangeOf, start_offer
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
@@ -63,7 +63,7 @@ class Way(msgspec.Struct, frozen=True):
     delay: str = ""  # "eager", or "naive"
     start: str = "none"  # codec of the initial parameters; of ways of the star
     overlap: str = ""  # of the star, with the exchange and the parameters of a real run
-    fragments: m.Fragmentation | None = None
+    fragments: rm.Fragmentation | None = None
     stepwise: float = 0.0  # part of the rounds, the last ones, in which parameters are averaged after every step
 
 
@@ -99,12 +99,12 @@ WAYS = {
     "eager-rda-relay": Way("rda", up="sign", down="relay", start="int8", overlap="eager"),
     "eager-rda-sign-both": Way("rda", up="sign", down="sign", overlap="eager"),
     "star-eager-int4": Way(up="int4", down="int4", overlap="eager"),
-    "streaming": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
-    "streaming-late": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=3, mixing=0.5)),
-    "streaming-taken": Way(overlap="streaming", fragments=m.Fragmentation(count=3, delay=1)),
-    "streaming-fp4": Way(up="fp4", overlap="streaming", fragments=m.Fragmentation(count=3, delay=1, mixing=0.5)),
+    "streaming": Way(overlap="streaming", fragments=rm.Fragmentation(count=3, delay=1, mixing=0.5)),
+    "streaming-late": Way(overlap="streaming", fragments=rm.Fragmentation(count=3, delay=3, mixing=0.5)),
+    "streaming-taken": Way(overlap="streaming", fragments=rm.Fragmentation(count=3, delay=1)),
+    "streaming-fp4": Way(up="fp4", overlap="streaming", fragments=rm.Fragmentation(count=3, delay=1, mixing=0.5)),
     "streaming-int4": Way(
-        up="int4", down="int4", overlap="streaming", fragments=m.Fragmentation(count=3, delay=6, mixing=0.5)
+        up="int4", down="int4", overlap="streaming", fragments=rm.Fragmentation(count=3, delay=6, mixing=0.5)
     ),
 }
 # Student's t at 95 % (two-sided 90 %), by degrees of freedom.
@@ -237,7 +237,7 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
     schedule = schedule_of(config, config.total_inner_steps)
     [(held_out, _)] = prepared.data.eval_chunks(config)
     steps, workers, tokens = config.train.inner_steps, config.fabric.workers, config.targets_per_slice
-    codecs = m.Compression(up=way.up, down=way.down, start=way.start)
+    codecs = rm.Compression(up=way.up, down=way.down, start=way.start)
     count = 1 if way.fragments is None else way.fragments.count
     gateway = ParameterVersions(
         specs, initial_state(specs, prepared.params, way.outer), 0, codecs, fragments=count, optimizer=way.outer
@@ -304,7 +304,7 @@ def train_star(way: Way, config: Config, cache: Path, threads: int | None) -> tu
                 for worker in range(workers):
                     take(worker, round_ - 1)
             for worker, (sent, task) in enumerate(given):
-                result = m.TrainResult(
+                result = rm.TrainResult(
                     task=task, round=round_, steps=steps, tokens=tokens, loss=0.0, grad_norm=0.0, seconds=0.0,
                     digest=sent.digest,
                 )  # fmt: skip

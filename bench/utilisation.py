@@ -61,8 +61,8 @@ from planetary.data.prepare import prepare
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS
 from planetary.fleet.preparation.compiling import PublishedArtifact
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.shell import Address
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runtime.executor import StepResult
@@ -279,7 +279,7 @@ def worker_main(worker: tuple[int, int], spec: StepSpec, inner_steps: int, folde
         state=folder / f"worker-{number}" / "state",
         give_up_s=LIMIT_S,
     )
-    asyncio.run(WorkerShell(options, m.FABRIC, {m.TrainingJob: loader}).run())
+    asyncio.run(WorkerShell(options, rm.ROUNDS, {rm.TrainingJob: loader}).run())
     pipe.send((msgspec.to_builtins(log), spent))
 
 

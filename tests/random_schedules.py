@@ -31,14 +31,9 @@ import msgspec
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import AnyDesk, Desk, task_of
 from planetary.fleet.controller.membership import Membership
-from planetary.fleet.protocol.records import (
-    RolledBack,
-    RoundClosed,
-    RoundFinished,
-    RunFinished,
-    RunResumed,
-    WorkerBanned,
-)
+from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunResumed, WorkerBanned
+from planetary.fleet.protocol.run_fold import Times
+from planetary.runs.rounds.records import RolledBack, RoundClosed
 from planetary.simulation.faults import Fault
 from planetary.simulation.simulated_cluster import SimulatedCluster
 from planetary.simulation.world import World
@@ -238,8 +233,11 @@ def check_ended_well(cluster: SimulatedCluster[Any]) -> None:
 
 
 def untimed(state: Any) -> Any:
-    """Return a state without the time at which its last record was written, which only the journal has."""
-    state = copy.copy(state)
+    """Return a state without the times at which records were written, which only the journal has."""
+    state = copy.deepcopy(state)
+    state.times = Times()
+    for worker in state.workers.values():
+        worker.contributed_at = None
     if state.ended is not None:
         state.ended = msgspec.structs.replace(state.ended, t=0.0)
     return state

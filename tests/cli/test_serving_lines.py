@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.serving_lines import ServingLines, example_request
-from planetary.fleet.protocol.status import RunState, RunStatus, ServingStatus, WorkerStatus
+from planetary.fleet.protocol.status import RunState, RunStatus, WorkerStatus
+from planetary.runs.serve.status import ServingStatus
 
 WAIT = "waiting for local/0 to load the model"
 URL = "http://127.0.0.1:8000"
@@ -21,7 +22,7 @@ def status(
 ) -> RunStatus:
     serving = ServingStatus(endpoint=URL, model=model, version=2, running=0, waiting=0, cache_used=0.0)
     worker = WorkerStatus(name="local/0", node="local", pid=1, state="ready" if ready else "fetching")
-    return RunStatus(run="serve", state=state, stage=stage, events=events, serving=serving, workers=(worker,))
+    return RunStatus(run="serve", state=state, stage=stage, events=events, own=serving, workers=(worker,))
 
 
 def test_a_wait_that_becomes_an_event_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,8 @@ from __future__ import annotations
 
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.news import LastingNews
-from planetary.fleet.protocol.records import (
-    CheckpointFailed,
-    CheckpointWritten,
-    Mark,
-    RolledBack,
-    RoundClosed,
-    RunFinished,
-    RunPaused,
-)
+from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, RunFinished, RunPaused
+from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundClosed
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 
@@ -56,7 +49,7 @@ def news_of_first_failure() -> str:
 
 def test_only_going_back_from_damage_is_kept() -> None:
     """Going back from damage is kept and going back for a lost worker is not."""
-    news, mark = LastingNews(), Mark(2, 100, 5, LeaseLedger())
+    news, mark = LastingNews(), LeaseMark(2, 100, 5, LeaseLedger())
     assert news.of(RolledBack(mark=mark, reason="every worker was lost")) == ""
     told = news.of(RolledBack(mark=mark, reason="the held-out loss of round 3 is 50, it was 4", bad=3))
     assert told == "the run went back to round 2: the held-out loss of round 3 is 50, it was 4"

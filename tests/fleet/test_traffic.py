@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.mixture.messages import RunProgress, SaveShard
 from planetary.runs.rl.messages import PolicyWeights, SampleRollouts
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.traffic import RoundTraffic
 
 
 def test_a_rounds_message_counts_for_the_round_it_names() -> None:
-    traffic = WorkerTraffic()
-    traffic.add_down(m.Parameters(version=3), 10)
-    traffic.add_up(m.EvalResult(task=1, version=3, loss=1.0, batches=1), 5)
+    traffic = RoundTraffic()
+    traffic.add_down(rm.Parameters(version=3), 10)
+    traffic.add_up(rm.EvalResult(task=1, version=3, loss=1.0, batches=1), 5)
     assert (traffic.of_round(3), traffic.of_round(4)) == ((0, 0), (5, 10))
+
+
+def test_outer_state_counts_up_for_its_round_and_down_for_next() -> None:
+    traffic = RoundTraffic()
+    traffic.add_up(rm.RingState(version=3, digest="d"), 8)
+    traffic.add_down(rm.RingState(version=3, digest="d"), 4)
+    traffic.add_up(rm.ReduceDone(round=3, attempt=1, digest="d", sent_bytes=100), 1)
+    assert (traffic.of_round(3), traffic.of_round(4)) == ((9, 0), (0, 4))
+    assert (traffic.of_ring(3), traffic.of_ring(4)) == (100, 0)
 
 
 def test_messages_of_roles_count_for_the_next_metrics() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.status import RoundMetrics, RunStatus, WorkerStatus
 from planetary.monitor.run_folder import RunFacts, RunHistory
 
@@ -28,6 +29,13 @@ def lost(t: float, worker: str, reason: str = "its process was killed by signal 
     return event(t, "worker_lost", worker=worker, pid=pid, node="n", reason=reason)
 
 
+def finished(t: float, round_: int) -> dict[str, Any]:
+    sizes = {"workers": 2, "tokens": 200, "tokens_total": 200 * round_}
+    return event(
+        t, "round_finished", round=round_, **sizes, loss=2.0, seconds=10.0, compute_fraction=0.9, durable=False
+    )
+
+
 def metrics(number: int, loss: float, eval_loss: float | None = None, *, workers: int = 2) -> RoundMetrics:
     return RoundMetrics(
         round=number,
@@ -46,7 +54,17 @@ def metrics(number: int, loss: float, eval_loss: float | None = None, *, workers
 
 
 EVENTS = [
-    event(100.0, "run_started", run="demo", rounds=3, config_hash="ab", model="cd", params=PARAMS),
+    event(
+        100.0,
+        "run_started",
+        kind="rounds",
+        format=FORMAT,
+        run="demo",
+        rounds=3,
+        config_hash="ab",
+        model="cd",
+        params=PARAMS,
+    ),
     joined(101.0, "n/0"),
     joined(102.0, "n/1", pid=2),
     event(103.0, "round_started", round=1, version=0, workers=2),
@@ -54,7 +72,7 @@ EVENTS = [
     lease(103.0, "lease_assigned", 1, "n/1", 1),
     lease(112.0, "delta_accepted", 0, "n/0", 1, tokens=100, loss=3.0, seconds=9.0),
     lease(113.0, "delta_accepted", 1, "n/1", 1, tokens=100, loss=3.2, seconds=9.0),
-    event(113.0, "round_finished", round=1, tokens_total=200),
+    finished(113.0, 1),
     event(113.0, "round_started", round=2, version=1, workers=2),
     lease(113.0, "lease_assigned", 2, "n/0", 2),
     lease(113.0, "lease_assigned", 3, "n/1", 2),
@@ -65,11 +83,15 @@ EVENTS = [
     lease(120.0, "lease_started", 3, "n/1", 2),
     lease(122.0, "delta_accepted", 2, "n/0", 2, tokens=100, loss=2.0, seconds=9.0),
     lease(123.0, "delta_accepted", 3, "n/1", 2, tokens=100, loss=2.2, seconds=9.0),
-    event(123.0, "round_finished", round=2, tokens_total=400),
+    finished(123.0, 2),
 ]
 ENDING = [
     event(123.0, "round_started", round=3, version=2, workers=2),
-    event(133.0, "round_finished", round=3, tokens_total=600),
+    lease(123.0, "lease_assigned", 4, "n/0", 3),
+    lease(123.0, "lease_assigned", 5, "n/1", 3),
+    lease(132.0, "delta_accepted", 4, "n/0", 3, tokens=100, loss=1.8, seconds=9.0),
+    lease(133.0, "delta_accepted", 5, "n/1", 3, tokens=100, loss=2.0, seconds=9.0),
+    finished(133.0, 3),
     event(134.0, "run_finished", round=3, ok=True, reason="all rounds are done"),
 ]
 METRICS = [metrics(1, 3.1, 3.0), metrics(2, 2.1, 2.2), metrics(3, 1.9, 2.0)]

@@ -9,8 +9,9 @@ import pytest
 from run_story import status
 
 from browser import Browser, start_browser
-from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
+from planetary.site.placement.status import HubSiteStatus, HubStatus, PlacedJobStatus
 
 pytestmark = pytest.mark.processes
 SHOWN = "document.getElementById('state')?.textContent === 'training'"
@@ -107,7 +108,7 @@ def test_a_hubs_page_shows_jobs_with_their_sites(browser: Browser) -> None:
         policy="all roles, patience 120 s",
         gb_today=0.25,
     )
-    hub = RunStatus(run="hub", state="waiting", hub=HubStatus(hub="hub-1", sites=(site,), jobs=(job,)))
+    hub = RunStatus(run="hub", state="waiting", own=HubStatus(hub="hub-1", sites=(site,), jobs=(job,)))
     with Dashboard(lambda: hub) as board:
         browser.open(board.url, "document.getElementById('placed')?.children.length === 1")
         row = browser.text("placed")

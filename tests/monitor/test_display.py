@@ -7,20 +7,13 @@ import pytest
 from rich.console import Console
 from run_story import metrics, status
 
-from planetary.fleet.protocol.status import (
-    Figure,
-    KindMetrics,
-    PolicyMetrics,
-    RoundMetrics,
-    RunStatus,
-    WorkerStatus,
-    figures_of,
-)
+from planetary.fleet.protocol.status import Figure, KindMetrics, RunStatus, WorkerStatus, figures_of
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.status_text import status_text
+from planetary.runs.rl.status import PolicyMetrics
 
 AT_80_COLUMNS = """\
 ╭─ planetary · demo ───────────────────────────────────────────────────────────╮
@@ -63,7 +56,7 @@ def rewarded() -> RunStatus:
     groups: list[dict[int, int]] = [{}, {0: 4}, {0: 1, 1: 3}]
     policies = [PolicyMetrics(imitates=True), *(PolicyMetrics(reward=0.25 * n, staleness=groups[n]) for n in (1, 2))]
     policies.append(PolicyMetrics(reward=0.625, held_out_reward=0.5))
-    lines = [msgspec.structs.replace(metrics(n, 2.0), policy=policy) for n, policy in enumerate(policies, 3)]
+    lines = [msgspec.structs.replace(metrics(n, 2.0), own=policy) for n, policy in enumerate(policies, 3)]
     return status(figures=figures_of(reversed(lines)))
 
 
@@ -73,19 +66,14 @@ def test_the_panel_has_a_row_for_every_figure_of_the_kind_of_run() -> None:
 
 
 def test_figures_are_the_metrics_of_the_kind_of_run() -> None:
-    class ToyMetrics(KindMetrics, frozen=True):
+    class ToyMetrics(KindMetrics, frozen=True, tag="toy"):
         rounds: int = 0
 
         @property
         def figures(self) -> dict[str, float | None]:
             return {"toys": None if self.rounds == 2 else 2.0 * self.rounds, "games": None}
 
-    class ToyLine(RoundMetrics, frozen=True):
-        @property
-        def of_kind(self) -> KindMetrics:
-            return ToyMetrics(rounds=self.round)
-
-    lines = [ToyLine(**msgspec.structs.asdict(metrics(number, 3.0))) for number in (1, 2, 3)]
+    lines = [msgspec.structs.replace(metrics(n, 3.0), own=ToyMetrics(rounds=n)) for n in (1, 2, 3)]
     assert figures_of(lines) == (Figure("toys", ((1, 2.0), (3, 6.0))),)
     assert scalars_of(lines[2])["toys"] == 6.0
     assert figures_of([metrics(1, 3.0)]) == ()

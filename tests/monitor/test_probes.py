@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from run_story import status
 
-from planetary.fleet.protocol.status import ServingStatus
 from planetary.monitor.dashboard import Dashboard
+from planetary.runs.serve.status import ServingStatus
 
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana-dashboard.json"
 
@@ -61,7 +61,7 @@ def test_answering_gateway_is_healthy_and_ready_when_joinable() -> None:
         now[0] = status()
         assert asked(board.url + "ready")[0] == 200
         serving = ServingStatus(endpoint="", model="m", version=0, running=0, waiting=0, cache_used=0.0)
-        now[0] = status(state="waiting", serving=serving)
+        now[0] = status(state="waiting", own=serving)
         assert asked(board.url + "ready")[0] == 503  # no worker answers
         now[0], alive[0] = status(state="finished"), False
         assert asked(board.url + "ready")[0] == 503

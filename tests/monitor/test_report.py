@@ -9,9 +9,9 @@ import pytest
 from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, joined, lease, lost, metrics
 
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.status import MixtureMetrics, ShardMetrics
+from planetary.fleet.protocol.kind_reader import FORMAT
+from planetary.monitor.folder_status import status_of
 from planetary.monitor.picture import draw, tokens_at_losses, write_picture
-from planetary.monitor.replay import status_of
 from planetary.monitor.report import Loss, Spread, build_report, losses, recoveries, spread, write_report
 from planetary.monitor.run_folder import (
     RunHistory,
@@ -22,6 +22,7 @@ from planetary.monitor.run_folder import (
     write_facts,
 )
 from planetary.monitor.screen import plain_lines
+from planetary.runs.mixture.status import MixtureMetrics, MixtureReport, MixtureStatus, ShardMetrics
 
 
 def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
@@ -236,7 +237,7 @@ def test_the_status_in_the_middle_of_a_round() -> None:
     shown = status_of(history(events=EVENTS[:cut], metrics=METRICS[:1]))
     assert (shown.state, shown.round, shown.rounds_finished) == ("training", 2, 1)
     assert [w.state for w in shown.workers] == ["training", "lost"]
-    assert shown.message == "n/1 was lost: its process was killed by signal 9"
+    assert shown.message == "worker n/1 lost: its process was killed by signal 9"
     assert shown.seconds_left == pytest.approx(20.0)
     assert shown.ended_at is None
 
@@ -248,7 +249,7 @@ def test_a_worker_that_left_in_good_order_is_not_lost(kind: str) -> None:
     before = history(events=[*EVENTS[:cut], asked], metrics=METRICS[:1])
     shown = status_of(before)
     assert [(w.state, w.lost_count) for w in shown.workers] == [(kind, 0), ("training", 0)]
-    assert shown.message == f"n/0 was {kind}: the operator asked"
+    assert shown.message == f"worker n/0 was {kind}: the operator asked"
     report = build_report(before)
     assert (report.faults.workers_lost, report.faults.left_by_kind, report.faults.each) == (0, {kind: 1}, ())
     assert tokens_at_losses(before.events, METRICS[:1]) == []
@@ -256,9 +257,33 @@ def test_a_worker_that_left_in_good_order_is_not_lost(kind: str) -> None:
     assert plain_lines(without, shown)[0] == f"worker n/0 was {kind}"
 
 
-def test_an_event_of_a_newer_version_is_passed_over() -> None:
+def test_an_event_that_is_no_record_of_the_kind_is_refused() -> None:
     events = [*EVENTS, event(123.5, "comet_sighted", worker="n/0", tail=3)]
-    assert status_of(history(events=events)) == status_of(history(events=EVENTS))
+    with pytest.raises(UserError, match="Invalid value 'comet_sighted'"):
+        status_of(history(events=events))
+
+
+def test_events_that_cannot_follow_each_other_are_refused() -> None:
+    """The folder's status is folded as a resume folds it, so a lost line is found by both."""
+    lost_line = [one for one in EVENTS if one.get("lease") != 0 or one["event"] != "lease_assigned"]
+    with pytest.raises(UserError, match="line 5: the record lease_assigned cannot follow"):
+        status_of(history(events=lost_line))
+
+
+@pytest.mark.parametrize(("written", "which"), [(None, "an older"), (FORMAT - 1, "an older"), (FORMAT + 1, "a newer")])
+def test_a_folder_of_another_version_is_refused_in_a_sentence(tmp_path: Path, written: int | None, which: str) -> None:
+    folder = write_folder(tmp_path)
+    first, *others = (folder / "events.jsonl").read_text().splitlines()
+    began = {key: value for key, value in {**json.loads(first), "format": written}.items() if value is not None}
+    (folder / "events.jsonl").write_text("\n".join([json.dumps(began), *others]) + "\n")
+    with pytest.raises(UserError, match=f"was written by {which} planetary .* begin another run"):
+        load_history(folder)
+
+
+def test_a_kind_of_run_that_is_not_installed_is_named() -> None:
+    events = [{**EVENTS[0], "kind": "comet"}]
+    with pytest.raises(UserError, match=r"the kind of run 'comet' is not known here; known are .*rounds"):
+        status_of(history(events=events))
 
 
 # --- picture
@@ -299,9 +324,10 @@ def test_overlapping_rounds_in_the_journal() -> None:
     events = [EVENTS[0], *started]
     shown = status_of(history(events=events, metrics=[]))
     assert (shown.round, shown.reducing) == (2, 1)
-    finished = event(14.0, "round_finished", round=1, tokens_total=200)
-    assert status_of(history(events=[*events, finished], metrics=[])).reducing == 0
-    back = event(14.0, "rolled_back", mark={"round": 0}, reason="gone")
+    sizes = {"workers": 2, "tokens": 0, "tokens_total": 0, "durable": False}
+    over = event(14.0, "round_finished", round=1, **sizes, loss=2.0, seconds=10.0, compute_fraction=0.9)
+    assert status_of(history(events=[*events, over], metrics=[])).reducing == 0
+    back = event(14.0, "rolled_back", mark={"round": 0, "tokens_total": 0, "next_task": 1, "ledger": {}}, reason="gone")
     assert status_of(history(events=[*events, back], metrics=[])).reducing == 0
 
 
@@ -323,12 +349,14 @@ def test_mixture_report_has_rates_and_composers_last_words() -> None:
         )
 
     rounds = [of_round(1.5, 0.75), of_round(None, None)]
-    lines = tuple(msgspec.structs.replace(metrics(n, 2.0), mixture=one) for n, one in enumerate(rounds, 1))
-    found = build_report(history(metrics=lines)).mixture
-    assert found is not None
-    ended = status_of(history(metrics=lines)).mixture  # which the page of a run that has ended shows
-    assert ended == msgspec.structs.replace(rounds[0], routing_overlap=0.75, routing_divergence=0.75)
-    assert status_of(history()).mixture is None
+    lines = tuple(msgspec.structs.replace(metrics(n, 2.0), own=one) for n, one in enumerate(rounds, 1))
+    began = [{**EVENTS[0], "kind": "mixture"}, *EVENTS[1:3]]
+    found = build_report(history(events=began, metrics=lines)).own
+    assert isinstance(found, MixtureReport)
+    ended = status_of(history(events=began, metrics=lines)).own  # which the page of a run that has ended shows
+    newest = msgspec.structs.replace(rounds[0], routing_overlap=0.75, routing_divergence=0.75)
+    assert ended == MixtureStatus(newest=newest)
+    assert status_of(history()).own is None
     assert found.updates_per_s == {"accepted": 3.0, "stale": 0.5}
     assert found.refused_sketches == {"stale": 4}
     assert found.mixed_losses == found.surrogate_losses == (1.5, 1.5)

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from planetary.fleet.protocol.messages import FABRIC, Shutdown
+from planetary.fleet.protocol.messages import Shutdown
 from planetary.net import Authority, Connection, Server, ServerLimits, Trust, Tuning, connect, serve
 from planetary.net.invite import mint
+from planetary.runs.rounds.messages import ROUNDS
 from planetary.wire import Allocate, allocate_any
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ async def listening(
         await over.wait()
 
     server = await serve(
-        "127.0.0.1", 0, on_connection, FABRIC, tls=tls, limits=limits, tuning=tuning, allocate=allocate
+        "127.0.0.1", 0, on_connection, ROUNDS, tls=tls, limits=limits, tuning=tuning, allocate=allocate
     )
     try:
         yield server, taken
@@ -78,7 +79,7 @@ async def connected(
     tls = authority.server_context() if authority is not None else None
     trust = Trust(token_for(authority)) if authority is not None else Trust.plain_loopback()
     async with listening(tls, tuning=tuning, allocate=allocate) as (server, taken):
-        client = await connect(server.host, server.port, trust, FABRIC)
+        client = await connect(server.host, server.port, trust, ROUNDS)
         try:
             await client.send(Shutdown(reason="first"))
             other = await taken.get()

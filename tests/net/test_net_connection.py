@@ -11,14 +11,15 @@ from net_support import connected, listening, open_authority, run, until
 
 from planetary.core.errors import ClosedError, LocalProtocolError, PeerError, RemoteProtocolError
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters, Shutdown, WorkerStarted
+from planetary.fleet.protocol.messages import Goodbye, Heartbeat, Shutdown, WorkerStarted
 from planetary.net import Trust, Tuning, connect
+from planetary.runs.rounds.messages import ROUNDS, Parameters
 from planetary.wire import Inbox, Outbox, expect_tensors
 
 MIB = 1 << 20
 
 
-START = b"PLNT" + bytes([FABRIC.version, 2, 0, 0])
+START = b"PLNT" + bytes([ROUNDS.version, 2, 0, 0])
 
 
 def noise(nbytes: int) -> np.ndarray:
@@ -137,7 +138,7 @@ def test_a_peer_that_stops_reading_is_lost() -> None:
     async def talk() -> None:
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             client = await connect(
-                *deaf.getsockname(), Trust.plain_loopback(), FABRIC, tuning=Tuning(write_stall_s=0.05)
+                *deaf.getsockname(), Trust.plain_loopback(), ROUNDS, tuning=Tuning(write_stall_s=0.05)
             )
             with pytest.raises(PeerError, match=r"took no bytes for 0\.05 s"):
                 await client.send(Parameters(version=1), {"w": noise(64 * MIB)})
@@ -318,7 +319,7 @@ def test_a_stranger_may_not_send_tensors() -> None:
 
 
 def frames(*messages: object) -> bytes:
-    outbox = Outbox(FABRIC)
+    outbox = Outbox(ROUNDS)
     for message in messages:
         outbox.add(message)  # type: ignore[arg-type]
     data = b""
@@ -340,7 +341,7 @@ def frames(*messages: object) -> bytes:
 def test_bad_bytes_cost_their_sender_its_connection_only(bad: bytes, text: str) -> None:
     async def talk() -> None:
         async with listening() as (server, taken):
-            good = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
+            good = await connect(server.host, server.port, Trust.plain_loopback(), ROUNDS)
             await good.send(Shutdown(reason="first"))
             good_end = await taken.get()
             reader, writer = await asyncio.open_connection(server.host, server.port)
@@ -349,7 +350,7 @@ def test_bad_bytes_cost_their_sender_its_connection_only(bad: bytes, text: str) 
             await bad_end.receive(5)
             with pytest.raises(RemoteProtocolError, match=text):
                 await bad_end.receive(5)
-            (told,) = Inbox(FABRIC).feed(await reader.read())  # the farewell arrives although much was left unread
+            (told,) = Inbox(ROUNDS).feed(await reader.read())  # the farewell arrives although much was left unread
             assert isinstance(told.message, Goodbye)
             assert text in told.message.reason
             writer.close()

@@ -11,10 +11,11 @@ import pytest
 from net_support import listening, open_authority, run, token_for, until
 
 from planetary.core.errors import ClosedError, PeerError
-from planetary.fleet.protocol.messages import FABRIC, Hello, Parameters, Refused, Shutdown, Welcome
+from planetary.fleet.protocol.messages import Hello, Refused, Shutdown, Welcome
 from planetary.net import Connection, ThreadedConnection, Trust, answer_hello, receive_hello
+from planetary.runs.rounds.messages import ROUNDS, Parameters
 
-HELLO = Hello(role="worker", protocol=FABRIC.version, software="1", token="", worker="a/0", node="a", pid=1)
+HELLO = Hello(role="worker", protocol=ROUNDS.version, software="1", token="", worker="a/0", node="a", pid=1)
 
 
 @asynccontextmanager
@@ -30,7 +31,7 @@ async def gateway(
     async with listening(authority.server_context() if authority else None) as (server, taken):
 
         def client() -> object:
-            with ThreadedConnection(server.host, server.port, trust, FABRIC, HELLO, timeout_s=5) as connection:
+            with ThreadedConnection(server.host, server.port, trust, ROUNDS, HELLO, timeout_s=5) as connection:
                 return work(connection)
 
         working = asyncio.create_task(asyncio.to_thread(client))
@@ -96,7 +97,7 @@ def test_the_silence_of_the_gateway_surfaces() -> None:
             plain = Trust.plain_loopback()
 
             def client() -> None:
-                with ThreadedConnection(server.host, server.port, plain, FABRIC, HELLO) as connection:
+                with ThreadedConnection(server.host, server.port, plain, ROUNDS, HELLO) as connection:
                     work(connection)
 
             working = asyncio.create_task(asyncio.to_thread(client))
@@ -124,7 +125,7 @@ def test_a_refusal_is_kept_and_the_connection_closed() -> None:
 def test_nobody_there_surfaces_and_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(PeerError, match="is the server up"):
-        ThreadedConnection("127.0.0.1", 1, Trust.plain_loopback(), FABRIC, HELLO)
+        ThreadedConnection("127.0.0.1", 1, Trust.plain_loopback(), ROUNDS, HELLO)
     assert threading.active_count() == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,10 @@ from toy_kind import PROTOCOL, Present, RollCall, Toy
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.protocol import kind_table
 from planetary.fleet.protocol import messages as m
+from planetary.monitor.folder_status import status_of
+from planetary.monitor.run_folder import load_history
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
@@ -24,6 +28,8 @@ from planetary.version import __version__
 def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (Toy(), *kinds.all_kinds())
     monkeypatch.setattr(kinds, "all_kinds", lambda: found)
+    reader = EntryPoint("toy", "toy_kind:READER", kind_table.GROUP)
+    monkeypatch.setattr(kind_table, "entry_points", lambda group: [reader] if group == kind_table.GROUP else [])
 
 
 def test_configuration_belongs_to_the_first_claiming_kind(with_toy: None) -> None:
@@ -110,3 +116,5 @@ def test_toy_kind_runs_to_its_end_on_real_connections(with_toy: None, tmp_path: 
     assert (events[0], events[-1]) == ("run_started", "run_finished")
     assert sorted(record["name"] for record in journal if record["event"] == "answered") == ["a/0", "b/0"]
     assert events.count("worker_joined") == 2
+    status = status_of(load_history(tmp_path / "run"))  # by the reader that the kind's package declares
+    assert (status.state, [worker.name for worker in status.workers]) == ("finished", ["a/0", "b/0"])

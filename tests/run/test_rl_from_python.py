@@ -16,12 +16,13 @@ import planetary
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.extend import Task
-from planetary.fleet.protocol.status import PolicyMetrics, RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.run import handle
 from planetary.run.metrics import rewards_of
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
 from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.environments.judging import task_of
+from planetary.runs.rl.status import PolicyMetrics
 
 
 def line(round_: int, loss: float) -> RoundMetrics:
@@ -103,7 +104,7 @@ def test_example_of_the_page_of_rl_runs(fake: type[FakeRun], tmp_path: Path) -> 
 
 def test_rewards_are_those_of_rounds_that_sampled() -> None:
     lines = [line(1, 3.0), line(2, 2.0)]
-    lines.append(msgspec.structs.replace(lines[1], round=3, policy=PolicyMetrics(reward=0.25, held_out_reward=0.5)))
+    lines.append(msgspec.structs.replace(lines[1], round=3, own=PolicyMetrics(reward=0.25, held_out_reward=0.5)))
     assert rewards_of(lines) == (planetary.RoundRewards(3, 0.25, 0.5),)
 
 

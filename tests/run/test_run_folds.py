@@ -9,13 +9,8 @@ import pytest
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.protocol.records import (
-    DeltaAccepted,
     EvalFinished,
-    LeaseAssigned,
-    LeaseStarted,
-    RoundClosed,
     RoundFinished,
-    RoundStarted,
     RunFinished,
     RunStarted,
     WorkerJoined,
@@ -25,6 +20,7 @@ from planetary.fleet.protocol.records import (
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record, replay
 from planetary.runs.mixture.records import MixtureState
+from planetary.runs.rounds.records import DeltaAccepted, LeaseAssigned, LeaseStarted, RoundClosed, RoundStarted
 from planetary.runs.rounds.state import ControllerState
 
 STARTED = RunStarted(run="r", rounds=3, config_hash="", model="", params=0)

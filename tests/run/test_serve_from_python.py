@@ -18,11 +18,12 @@ import pytest
 import planetary
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, CompileError, TrustError, UserError
-from planetary.fleet.protocol.status import RunStatus, ServingStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.run import serve as module
 from planetary.run.processes.announcement import Announcement
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
 from planetary.runs.serve.config import ServeConfig
+from planetary.runs.serve.status import ServingStatus
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -33,7 +34,7 @@ class Endpoint(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         url = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
         serving = ServingStatus(endpoint=url, model="noise", version=1, running=0, waiting=0, cache_used=0.0)
-        self._answer(200, msgspec.json.encode(RunStatus(run="x", state="serving", serving=serving)))
+        self._answer(200, msgspec.json.encode(RunStatus(run="x", state="serving", own=serving)))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

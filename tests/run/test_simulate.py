@@ -15,7 +15,7 @@ import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.data.reader import read_slice
-from planetary.fleet.protocol import messages as m
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import batches_of, inner_steps
@@ -57,7 +57,7 @@ def test_one_worker_with_plain_outer_steps_is_plain_training(tables: dict[str, A
     losses = []
     for round_ in range(3):
         piece = prepared.data.order(config).locate(round_)
-        task = m.TrainTask(
+        task = rm.TrainTask(
             task=1, round=round_ + 1, version=round_, lease=round_, slice=piece, steps=3, first_step=3 * round_
         )
         steps = inner_steps(

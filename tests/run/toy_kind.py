@@ -22,8 +22,9 @@ from planetary.fleet.gateway.status import base_status
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.kind_reader import FORMAT, KindReader
 from planetary.fleet.protocol.policy import FabricPolicy
-from planetary.fleet.protocol.records import EndKind, RunStarted
+from planetary.fleet.protocol.records import AnyRecord, EndKind, RunStarted
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics, RunStatus
@@ -60,6 +61,9 @@ class ToyState(RunFold):
     def _apply_own(self, record: Record) -> None:
         if isinstance(record, Answered):
             self.names.append(record.name)
+
+
+READER = KindReader(name="toy", records=AnyRecord | Answered, fold=ToyState)
 
 
 class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -116,7 +120,9 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
 
     def _begin(self, prepared: Any) -> ToyStart:
         write_config(self.options.folder, self.config, self._system.files)
-        return ToyStart([RunStarted(run="toy", rounds=0, config_hash="", model="", params=0)])
+        return ToyStart(
+            [RunStarted(kind="toy", format=FORMAT, run="toy", rounds=0, config_hash="", model="", params=0)]
+        )
 
     def _control(self, prepared: Any, start: ToyStart) -> ToyController:
         timings = self.config.timings

@@ -17,6 +17,7 @@ from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello, receive_hello
 from planetary.net.server import serve
+from planetary.runs.rounds import messages as rm
 from planetary.simulation.process import Process
 from planetary.simulation.simulated_network import HOST, SimulatedLink
 from planetary.simulation.world import World
@@ -35,7 +36,7 @@ class Echo:
         self.process = world.start("echo", node, self._main)
 
     async def _main(self, process: Process) -> int:
-        async with await serve(HOST, PORT, self._attend, m.FABRIC, network=self.world.network.of(process)):
+        async with await serve(HOST, PORT, self._attend, rm.ROUNDS, network=self.world.network.of(process)):
             await asyncio.Event().wait()
         return 0
 
@@ -74,7 +75,7 @@ class PingMachine:
                     self._session, self._at = self._session + 1, None
                     return [e.Dial(self._session)]
                 self._sent, self._at = self._sent + 1, now + self.every_s
-                return [e.Send(self._session, m.Progress(task=self._sent, round=1, step=0, loss=None))]
+                return [e.Send(self._session, rm.Progress(task=self._sent, round=1, step=0, loss=None))]
         return []
 
     def next_deadline(self) -> float | None:
@@ -94,7 +95,7 @@ class Pinger:
     async def _main(self, process: Process) -> int:
         hello = m.Hello(
             role="worker",
-            protocol=m.FABRIC.version,
+            protocol=rm.ROUNDS.version,
             software="0",
             token="",
             worker=process.node,
@@ -106,7 +107,7 @@ class Pinger:
             lambda instruction: pytest.fail(f"asked for {instruction}"),
             self.world.clock,
             address=Address(HOST, PORT, "", 4.0),
-            protocol=m.FABRIC,
+            protocol=rm.ROUNDS,
             hello=hello,
             received=lambda session, item: shell.post(e.Received(session, item.message)),
             network=self.world.network.of(process),
@@ -253,16 +254,16 @@ def test_a_large_message_waits_for_its_reader(make_world: Callable[[int], World]
             while True:
                 got.append((await connection.receive()).tensors["w"])
 
-        async with await serve(HOST, PORT, attend, m.FABRIC, network=world.network.of(process)):
+        async with await serve(HOST, PORT, attend, rm.ROUNDS, network=world.network.of(process)):
             await asyncio.Event().wait()
         return 0
 
     async def client(process: Process) -> int:
-        connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, network=world.network.of(process))
+        connection = await connect(HOST, PORT, Trust.plain_loopback(), rm.ROUNDS, network=world.network.of(process))
         await connection.send(m.Shutdown(reason="first"))
         for number in range(4):
             values = np.full(1 << 20, number, np.float32)
-            await connection.send(m.Parameters(version=number), {"w": values})
+            await connection.send(rm.Parameters(version=number), {"w": values})
             sent.append(world.now)
         await connection.close("done")
         return 0
@@ -290,15 +291,15 @@ def test_connections_of_a_machine_share_its_link(make_world: Callable[[int], Wor
             await connection.receive()
             arrived[item.message.reason] = world.now
 
-        async with await serve(HOST, PORT, attend, m.FABRIC, network=world.network.of(process)):
+        async with await serve(HOST, PORT, attend, rm.ROUNDS, network=world.network.of(process)):
             await asyncio.Event().wait()
         return 0
 
     def sending(name: str) -> Callable[[Process], Coroutine[Any, Any, int]]:
         async def send(process: Process) -> int:
-            connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, network=world.network.of(process))
+            connection = await connect(HOST, PORT, Trust.plain_loopback(), rm.ROUNDS, network=world.network.of(process))
             await connection.send(m.Shutdown(reason=name))
-            await connection.send(m.Parameters(version=1), {"w": np.zeros(1_000_000, np.float32)})
+            await connection.send(rm.Parameters(version=1), {"w": np.zeros(1_000_000, np.float32)})
             await asyncio.sleep(60.0)
             return 0
 
@@ -325,10 +326,10 @@ def test_a_dial_is_refused_silent_or_late(make_world: Callable[[int], World]) ->
         network = world.network.of(process)
         for _ in range(2):
             with pytest.raises(PeerError) as caught:
-                await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, timeout_s=2.0, network=network)
+                await connect(HOST, PORT, Trust.plain_loopback(), rm.ROUNDS, timeout_s=2.0, network=network)
             said.append(str(caught.value))
             await asyncio.sleep(1.0)
-        connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, timeout_s=9.0, network=network)
+        connection = await connect(HOST, PORT, Trust.plain_loopback(), rm.ROUNDS, timeout_s=9.0, network=network)
         connection.abort()
         with pytest.raises(ClosedError):
             await connection.send(m.Shutdown(reason="late"))

@@ -16,13 +16,13 @@ from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.gateway import Security
-from planetary.fleet.protocol.status import PLACED_STATES, HubSiteStatus, PlacedJobStatus
 from planetary.fleet.shell.shell import Address
 from planetary.net.authority import Authority
 from planetary.net.identity import Identity
 from planetary.site.config import Controllers, SitePolicy
 from planetary.site.placement.hub_link import HubLinkOptions
 from planetary.site.placement.placed_jobs import PlacementState
+from planetary.site.placement.status import PLACED_STATES, HubSiteStatus, PlacedJobStatus
 from planetary.site.submission import config_of_tables
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
@@ -111,7 +111,7 @@ def test_jobs_are_managed_over_the_api_of_the_hub(tmp_path: Path) -> None:
             await found.submit("toy")
             waiting = await found.until("toy-2", state="waiting")
             assert "paris: its controller training has 1 jobs and runs 1 at once" in waiting["why"]
-            page = (await found.hub.get("/status.json")).json()["hub"]
+            page = (await found.hub.get("/status.json")).json()["own"]
             assert [(one["job_id"], one["site"]) for one in page["jobs"]] == [("toy", "paris"), ("toy-2", "")]
             assert page["sites"][0]["jobs"] == ["toy"]
             listed = (await found.hub.get(f"{PATH}?state=waiting")).json()["jobs"]

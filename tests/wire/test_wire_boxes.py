@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
-from planetary.fleet.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters
+from planetary.fleet.protocol.messages import Goodbye, Heartbeat
+from planetary.runs.rounds.messages import ROUNDS, Parameters
 from planetary.wire import Inbox, Limits, Outbox, ReceivedMessage, expect_tensors, refuse_tensors
 from planetary.wire.frames import Kind, TensorHeader, encode_prefix, encode_tensor_header
 from planetary.wire.message import Message, stamp
@@ -33,7 +34,7 @@ def drain(outbox: Outbox) -> list[bytes]:
 
 def chunk(message: int, tensor: int, offset: int, data: bytes) -> bytes:
     header = encode_tensor_header(TensorHeader(message, tensor, offset))
-    return encode_prefix(FABRIC.version, Kind.CHUNK, header, data) + header + data
+    return encode_prefix(ROUNDS.version, Kind.CHUNK, header, data) + header + data
 
 
 def same(received: ReceivedMessage, message: Message, tensors: dict[str, np.ndarray]) -> bool:
@@ -58,7 +59,7 @@ WEIGHTS = {
 
 
 def test_arrays_of_every_kind_arrive_whole() -> None:
-    outbox, inbox = Outbox(FABRIC, chunk_bytes=64), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS, chunk_bytes=64), Inbox(ROUNDS)
     outbox.add(Parameters(version=3), WEIGHTS)
     frames = drain(outbox)
     assert len(frames) > 6
@@ -71,7 +72,7 @@ def test_arrays_of_every_kind_arrive_whole() -> None:
 
 
 def test_a_message_with_only_empty_tensors_is_whole_at_once() -> None:
-    outbox, inbox = Outbox(FABRIC), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS), Inbox(ROUNDS)
     outbox.add(Parameters(version=0), {"e": np.zeros((3, 0), "<f4")})
     (frame,) = drain(outbox)
     (received,) = inbox.feed(frame)
@@ -80,7 +81,7 @@ def test_a_message_with_only_empty_tensors_is_whole_at_once() -> None:
 
 def test_bytes_land_in_the_array_the_hook_gave() -> None:
     target = np.zeros(100, "<f4")
-    outbox, inbox = Outbox(FABRIC, chunk_bytes=128), Inbox(FABRIC, allocate=lambda _message, _spec: target)
+    outbox, inbox = Outbox(ROUNDS, chunk_bytes=128), Inbox(ROUNDS, allocate=lambda _message, _spec: target)
     sent = np.arange(100, dtype="<f4")
     outbox.add(Parameters(version=1), {"w": sent})
     frames = drain(outbox)
@@ -95,13 +96,13 @@ def test_bytes_land_in_the_array_the_hook_gave() -> None:
 
 
 def test_every_split_of_the_stream_gives_the_same_messages() -> None:
-    outbox = Outbox(FABRIC, chunk_bytes=16)
+    outbox = Outbox(ROUNDS, chunk_bytes=16)
     outbox.add(Heartbeat())
     outbox.add(Parameters(version=1), {"w": np.arange(9, dtype="<f4"), "s": np.array(1, "<i8")})
     outbox.add(Goodbye(reason="done"))
     stream = b"".join(drain(outbox))
     for cut in range(len(stream) + 1):
-        inbox = Inbox(FABRIC)
+        inbox = Inbox(ROUNDS)
         received = inbox.feed(stream[:cut])
         assert (inbox.unfinished() is None) == (cut in message_ends(stream))
         received += inbox.feed(stream[cut:])
@@ -111,7 +112,7 @@ def test_every_split_of_the_stream_gives_the_same_messages() -> None:
             Parameters(version=1, id=2),
             {"w": np.arange(9, dtype="<f4"), "s": np.array(1, "<i8")},
         )
-    one_by_one = Inbox(FABRIC)
+    one_by_one = Inbox(ROUNDS)
     assert len([r for byte in stream for r in one_by_one.feed(bytes([byte]))]) == 3
 
 
@@ -122,7 +123,7 @@ def message_ends(stream: bytes) -> set[int]:
 
 
 def test_control_overtakes_chunks_and_large_messages_take_turns() -> None:
-    outbox = Outbox(FABRIC, chunk_bytes=10)
+    outbox = Outbox(ROUNDS, chunk_bytes=10)
     first = outbox.add(Parameters(version=1), {"w": np.zeros(30, "u1")})
     second = outbox.add(Parameters(version=2), {"w": np.zeros(30, "u1")})
     order = []
@@ -135,7 +136,7 @@ def test_control_overtakes_chunks_and_large_messages_take_turns() -> None:
 
 
 def test_a_withdrawn_message_is_dropped_on_both_sides() -> None:
-    outbox, inbox = Outbox(FABRIC, chunk_bytes=10), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS, chunk_bytes=10), Inbox(ROUNDS)
     unsent = outbox.add(Goodbye(reason="never"))
     outbox.withdraw(unsent)
     large = outbox.add(Parameters(version=1), {"w": np.zeros(30, "u1")})
@@ -153,17 +154,17 @@ def test_a_withdrawn_message_is_dropped_on_both_sides() -> None:
 
 
 def test_what_cannot_be_sent_leaves_no_trace() -> None:
-    outbox = Outbox(FABRIC)
+    outbox = Outbox(ROUNDS)
     with pytest.raises(LocalProtocolError, match="numpy type"):
         outbox.add(Parameters(version=1), {"w": np.zeros(2, ">f4")})
     assert not outbox
     assert outbox.add(Heartbeat()).message.id == 1
     with pytest.raises(LocalProtocolError, match="chunk has"):
-        Outbox(FABRIC, chunk_bytes=5 << 20)
+        Outbox(ROUNDS, chunk_bytes=5 << 20)
 
 
 def test_a_cleared_outbox_goes_on_counting() -> None:
-    outbox = Outbox(FABRIC)
+    outbox = Outbox(ROUNDS)
     outbox.add(Parameters(version=1), {"w": np.zeros(3)})
     outbox.next_frame()
     outbox.add(Heartbeat())
@@ -176,7 +177,7 @@ def test_a_cleared_outbox_goes_on_counting() -> None:
 
 
 def test_a_repeated_id_is_dropped_and_counted() -> None:
-    outbox, inbox = Outbox(FABRIC, chunk_bytes=16), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS, chunk_bytes=16), Inbox(ROUNDS)
     outbox.add(Parameters(version=1), {"w": np.arange(10, dtype="<f4")})
     outbox.add(Heartbeat())
     frames = drain(outbox)
@@ -191,7 +192,7 @@ def test_a_repeated_id_is_dropped_and_counted() -> None:
 
 
 def test_a_repetition_of_a_message_under_way_is_refused() -> None:
-    outbox, inbox = Outbox(FABRIC), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS), Inbox(ROUNDS)
     outbox.add(Parameters(version=1), {"w": np.arange(10, dtype="<f4")})
     declared, _ = drain(outbox)
     inbox.feed(declared)
@@ -212,7 +213,7 @@ def test_a_repetition_of_a_message_under_way_is_refused() -> None:
     ],
 )
 def test_runs_that_belong_nowhere_are_refused(frames: list[bytes], text: str) -> None:
-    outbox, inbox = Outbox(FABRIC), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS), Inbox(ROUNDS)
     outbox.add(Parameters(version=1), {"w": np.arange(10, dtype="<f4")})
     inbox.feed(drain(outbox)[0])
     with pytest.raises(RemoteProtocolError, match=text) as caught:
@@ -226,26 +227,26 @@ def test_runs_that_belong_nowhere_are_refused(frames: list[bytes], text: str) ->
 def test_a_withdrawal_of_nothing_is_refused() -> None:
     header = encode_tensor_header(TensorHeader(4, 0, 0))
     with pytest.raises(RemoteProtocolError, match="message 4 has no tensors"):
-        Inbox(FABRIC).feed(encode_prefix(FABRIC.version, Kind.WITHDRAW, header, b"") + header)
+        Inbox(ROUNDS).feed(encode_prefix(ROUNDS.version, Kind.WITHDRAW, header, b"") + header)
 
 
 def test_hooks_refuse_before_a_byte_is_accepted() -> None:
     wanted = [TensorSpec("w", "f32", (10,)), TensorSpec("b", "bf16", (2,))]
     good = {"w": np.zeros(10, "<f4"), "b": np.zeros(2, "<u2")}
-    assert declared_to(Inbox(FABRIC, allocate=expect_tensors(wanted)), good) is None
+    assert declared_to(Inbox(ROUNDS, allocate=expect_tensors(wanted)), good) is None
     for bad, text in (
         ({"v": np.zeros(10, "<f4")}, "named 'v' is not expected"),
         ({"w": np.zeros(11, "<f4")}, r"must be f32\[10\], declared was f32\[11\]"),
         ({"w": np.zeros(10, "<f8")}, r"declared was f64\[10\]"),
     ):
         with pytest.raises(RemoteProtocolError, match=text):
-            declared_to(Inbox(FABRIC, allocate=expect_tensors(wanted)), bad)
+            declared_to(Inbox(ROUNDS, allocate=expect_tensors(wanted)), bad)
     with pytest.raises(RemoteProtocolError, match="may have no tensors"):
-        declared_to(Inbox(FABRIC, allocate=refuse_tensors), good)
+        declared_to(Inbox(ROUNDS, allocate=refuse_tensors), good)
 
 
 def declared_to(inbox: Inbox, tensors: dict[str, np.ndarray]) -> None:
-    outbox = Outbox(FABRIC)
+    outbox = Outbox(ROUNDS)
     outbox.add(Parameters(version=1), tensors)
     inbox.feed(drain(outbox)[0])
 
@@ -256,7 +257,7 @@ def declared_to(inbox: Inbox, tensors: dict[str, np.ndarray]) -> None:
 )
 def test_a_hook_that_gives_the_wrong_array_is_a_bug_here(array: np.ndarray) -> None:
     with pytest.raises(LocalProtocolError, match="allocation hook gave"):
-        declared_to(Inbox(FABRIC, allocate=lambda _message, _spec: array), {"w": np.zeros(10, "<f4")})
+        declared_to(Inbox(ROUNDS, allocate=lambda _message, _spec: array), {"w": np.zeros(10, "<f4")})
 
 
 def test_no_memory_is_named_as_that() -> None:
@@ -264,11 +265,11 @@ def test_no_memory_is_named_as_that() -> None:
         raise MemoryError
 
     with pytest.raises(ResourceError, match="no memory for the 40 bytes of 'w'"):
-        declared_to(Inbox(FABRIC, allocate=full), {"w": np.zeros(10, "<f4")})
+        declared_to(Inbox(ROUNDS, allocate=full), {"w": np.zeros(10, "<f4")})
 
 
 def test_tensors_under_way_are_capped_together() -> None:
-    inbox, outbox = Inbox(FABRIC, Limits(tensor_bytes=100)), Outbox(FABRIC)
+    inbox, outbox = Inbox(ROUNDS, Limits(tensor_bytes=100)), Outbox(ROUNDS)
     for version in range(3):
         outbox.add(Parameters(version=version), {"w": np.zeros(40, "u1")})
     frames = drain(outbox)
@@ -276,27 +277,27 @@ def test_tensors_under_way_are_capped_together() -> None:
     inbox.feed(frames[1])
     with pytest.raises(RemoteProtocolError, match="100 bytes together, they would have 120"):
         inbox.feed(frames[2])
-    inbox = Inbox(FABRIC, Limits(messages_under_way=1))
+    inbox = Inbox(ROUNDS, Limits(messages_under_way=1))
     inbox.feed(frames[0])
     with pytest.raises(RemoteProtocolError, match="at most 1 messages"):
         inbox.feed(frames[1])
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    outbox = Outbox(FABRIC, chunk_bytes=24)
+    outbox = Outbox(ROUNDS, chunk_bytes=24)
     outbox.add(Parameters(version=1), {"w": np.arange(9, dtype="<f4")})
     stream = b"".join(drain(outbox))
     for bit in range(8 * len(stream)):
         bad = bytearray(stream)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RemoteProtocolError):
-            Inbox(FABRIC).feed(bad)
+            Inbox(ROUNDS).feed(bad)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary(max_size=400))
 def test_garbage_is_refused_or_waited_for(data: bytes) -> None:
-    inbox = Inbox(FABRIC)
+    inbox = Inbox(ROUNDS)
     if len(data) >= 5 or (len(data) == 4 and data != b"PLNT"):
         with pytest.raises(RemoteProtocolError):
             inbox.feed(data)
@@ -313,17 +314,17 @@ def test_garbage_is_refused_or_waited_for(data: bytes) -> None:
     whole=st.booleans(),
 )
 def test_well_framed_garbage_is_refused(kind: int, header: bytes, payload: bytes, whole: bool) -> None:
-    outbox, inbox = Outbox(FABRIC), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS), Inbox(ROUNDS)
     outbox.add(Parameters(version=1), {"w": np.arange(10, dtype="<f4")})
     inbox.feed(drain(outbox)[0])
-    data = encode_prefix(FABRIC.version, Kind(kind), header, payload) + header + payload
+    data = encode_prefix(ROUNDS.version, Kind(kind), header, payload) + header + payload
     with pytest.raises(RemoteProtocolError):
         inbox.feed(data if whole else data + bytes(28))
 
 
 def test_hostile_length_with_right_checksum_allocates_nothing() -> None:
-    fields = struct.pack("<4sBBHIIII", b"PLNT", FABRIC.version, 2, 0, 40, 2**32 - 1, 0, 0)
-    inbox = Inbox(FABRIC)
+    fields = struct.pack("<4sBBHIIII", b"PLNT", ROUNDS.version, 2, 0, 40, 2**32 - 1, 0, 0)
+    inbox = Inbox(ROUNDS)
     with pytest.raises(RemoteProtocolError, match="may have 1 to 4194304 bytes, it has 4294967295"):
         inbox.feed(fields + struct.pack("<I", zlib.crc32(fields)))
 
@@ -358,7 +359,7 @@ sends = st.lists(
 def test_any_interleaving_round_trips(
     sends: list[dict[str, np.ndarray] | None], chunk_bytes: int, pieces: list[int], data: st.DataObject
 ) -> None:
-    outbox, inbox = Outbox(FABRIC, chunk_bytes=chunk_bytes), Inbox(FABRIC)
+    outbox, inbox = Outbox(ROUNDS, chunk_bytes=chunk_bytes), Inbox(ROUNDS)
     expected: dict[int, tuple[Message, dict[str, np.ndarray]]] = {}
     stream = bytearray()
     take: Callable[[], Frame | None] = outbox.next_frame

@@ -13,7 +13,8 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.fleet.protocol import messages
-from planetary.fleet.protocol.messages import FABRIC
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.messages import ROUNDS
 from planetary.wire.frames import declare, decode_declaration, encode_declaration
 from planetary.wire.limits import Limits
 from planetary.wire.message import stamp
@@ -33,7 +34,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Refused(code="token", reason="expired"),
     messages.Heartbeat(),
     messages.WorkerExited(pid=3, code=-9, restart_in_s=None, reason="killed"),
-    messages.TrainingJob(
+    rm.TrainingJob(
         run="r",
         artifact="a" * 64,
         buffers="",
@@ -41,12 +42,12 @@ EXAMPLES: list[messages.Message] = [
         inner_state="persist",
         schedule=Schedule(kind="wsd", peak=0.01),
     ),
-    messages.TrainTask(
+    rm.TrainTask(
         task=1,
         round=2,
         version=1,
         lease=5,
-        slice=messages.Slice("file:///t.u16", "ui16", 10, 20),
+        slice=rm.Slice("file:///t.u16", "ui16", 10, 20),
         steps=4,
         first_step=8,
     ),
@@ -57,9 +58,9 @@ EXAMPLES: list[messages.Message] = [
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
 def test_messages_round_trip_as_tagged_json(message: messages.Message) -> None:
     stamped = stamp(message, 12)
-    data = FABRIC.encode(stamped, Limits())
+    data = ROUNDS.encode(stamped, Limits())
     assert json.loads(data)["type"] == type(message).__name__
-    assert FABRIC.decode(data) == stamped
+    assert ROUNDS.decode(data) == stamped
 
 
 @pytest.mark.parametrize(
@@ -87,30 +88,30 @@ def test_messages_round_trip_as_tagged_json(message: messages.Message) -> None:
 )
 def test_malformed_messages_are_protocol_errors(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="reading"):
-        FABRIC.decode(data)
+        ROUNDS.decode(data)
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_never_another_error(data: bytes) -> None:
-    for decode in (FABRIC.decode, lambda d: decode_declaration(d or b"{", Limits())):
+    for decode in (ROUNDS.decode, lambda d: decode_declaration(d or b"{", Limits())):
         with pytest.raises(RemoteProtocolError):
             decode(data)
 
 
 def test_a_field_of_a_newer_peer_is_ignored() -> None:
-    assert FABRIC.decode(b'{"type":"Heartbeat","id":3,"mood":"good"}') == messages.Heartbeat(id=3)
+    assert ROUNDS.decode(b'{"type":"Heartbeat","id":3,"mood":"good"}') == messages.Heartbeat(id=3)
 
 
 def test_a_message_over_the_cap_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="may have 1048576 bytes, it has"):
-        FABRIC.encode(messages.Goodbye(reason="x" * (1 << 20)), Limits())
+        ROUNDS.encode(messages.Goodbye(reason="x" * (1 << 20)), Limits())
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_number_without_json_form_is_not_sent(loss: float) -> None:
     with pytest.raises(LocalProtocolError, match="'loss'"):
-        FABRIC.encode(messages.Progress(task=1, round=1, step=1, loss=loss), Limits())
+        ROUNDS.encode(rm.Progress(task=1, round=1, step=1, loss=loss), Limits())
 
 
 def test_every_host_type_is_declared() -> None:

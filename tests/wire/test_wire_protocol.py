@@ -7,8 +7,9 @@ from typing import ClassVar
 import pytest
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
-from planetary.fleet.protocol.messages import FABRIC, Progress
+from planetary.fleet.protocol.messages import FABRIC
 from planetary.runs.mixture.messages import MIXTURES, StepTaken
+from planetary.runs.rounds.messages import ROUNDS, Progress
 from planetary.wire import Inbox, Limits, Message, Order, Outbox, Protocol
 
 
@@ -77,10 +78,13 @@ def test_sending_order_is_declared_on_the_class_unsent() -> None:
     assert b"order" not in LARGE.encode(Pong(text="b", id=1), Limits())
     declared = {kind.__name__: kind.order for kind in MIXTURES.messages if kind.order is not Order.IN_TURN}
     assert declared == {
-        **dict.fromkeys(
-            ("CountIn", "Progress", "EvalResult", "StepTaken", "RunProgress", "RequestTokens"), Order.AHEAD
-        ),
+        **dict.fromkeys(("MixtureEvaluated", "StepTaken", "RunProgress", "RequestTokens"), Order.AHEAD),
         **dict.fromkeys(("SaveShard", "ViewModel"), Order.BESIDE),
     }
-    assert Progress in FABRIC.messages
+    assert [kind.__name__ for kind in ROUNDS.messages if kind.order is Order.AHEAD] == [
+        "CountIn",
+        "Progress",
+        "EvalResult",
+    ]
+    assert Progress in ROUNDS.messages
     assert StepTaken not in FABRIC.messages

@@ -12,6 +12,7 @@ from planetary.core.errors import PeerError
 from planetary.fleet.protocol.status import RunStatus
 from planetary.run.processes.announcement import Announcement
 from planetary.run.status_source import status_source
+from planetary.runs.serve.status import ServingStatus
 
 
 class ServingLines:
@@ -53,8 +54,8 @@ class ServingLines:
                 self._told = t
                 self._print(text)
         ready = status.state == "serving"
-        if ready and not self._ready and status.serving is not None:
-            url, name = status.serving.endpoint, status.serving.model
+        if ready and not self._ready and isinstance(status.own, ServingStatus):
+            url, name = status.own.endpoint, status.own.model
             count = sum(worker.state in {"ready", "serving"} for worker in status.workers)
             self._print(f"serving at {url}/v1 with {count} worker{'' if count == 1 else 's'}. Try it:")
             self._print(example_request(url, name, self._keys))

@@ -25,6 +25,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
     t: float = 0.0
 
+    @property
+    def news(self) -> str:
+        """The record as a sentence, for logs and displays; "": it is not news."""
+        return ""
+
+    @property
+    def lasting_news(self) -> str:
+        """The same, of a record that stays important when the next round makes others old; ""."""
+        return ""
+
 
 class Fold(Protocol[RecordT_contra]):
     """State a journal determines."""

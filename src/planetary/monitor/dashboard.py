@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from planetary.core.errors import PlanetaryError, ResourceError, UserError
 from planetary.core.redaction import redacted_toml
-from planetary.fleet.protocol.status import PLACED_STATES, HubStatus, RunState, RunStatus, WorkerState
+from planetary.fleet.protocol.status import KindStatus, RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_local_name
 from planetary.web.access import Access, Scope
 from planetary.web.api_errors import json_response
@@ -108,34 +108,18 @@ def _families(status: RunStatus) -> Iterator[Any]:
         counts.add_metric([status.run, state], sum(worker.state == state for worker in status.workers))
     yield counts
     yield from _of_workers(status)
-    if status.hub is not None:
-        yield from _of_hub(status.run, status.hub)
+    if status.own is not None:
+        yield from _of_kind(status.run, status.own)
 
 
-_THERE = ("offered", "queued", "running", "cancelling")
-"""States of a hub's job at the site, as last reported; offered: it has not answered yet."""
-
-
-def _of_hub(run: str, hub: HubStatus) -> Iterator[Any]:
+def _of_kind(run: str, own: KindStatus) -> Iterator[Any]:
     from prometheus_client.core import GaugeMetricFamily
 
-    jobs = GaugeMetricFamily("planetary_hub_jobs", "Jobs of the hub by state.", labels=["run", "state"])
-    for state in PLACED_STATES:
-        jobs.add_metric([run, state], sum(job.state == state for job in hub.jobs))
-    yield jobs
-    text = "Jobs of the hub at a site by their state there."
-    there = GaugeMetricFamily("planetary_hub_site_jobs", text, labels=["run", "site", "state"])
-    text = "1 for a site that is connected to the hub."
-    here = GaugeMetricFamily("planetary_hub_site_connected", text, labels=["run", "site"])
-    text = "Bytes that the site's line has carried today, both ways."
-    carried = GaugeMetricFamily("planetary_hub_site_line_bytes", text, labels=["run", "site"])
-    for site in hub.sites:
-        states = [job.state_there or "offered" for job in hub.jobs if job.job_id in site.jobs]
-        for state in _THERE:
-            there.add_metric([run, site.name, state], states.count(state))
-        here.add_metric([run, site.name], float(site.connected))
-        carried.add_metric([run, site.name], site.gb_today * 1e9)
-    yield from (there, here, carried)
+    for one in own.gauges():
+        family = GaugeMetricFamily(f"planetary_{one.name}", one.text, labels=["run", *one.labels])
+        for labels, value in one.values.items():
+            family.add_metric([run, *labels], value)
+        yield family
 
 
 def _of_workers(status: RunStatus) -> Iterator[Any]:
@@ -162,8 +146,6 @@ def _last(points: tuple[tuple[int, float], ...]) -> float | None:
     return points[-1][1] if points else None
 
 
-READY: frozenset[RunState] = frozenset({"waiting", "training", "serving", "finishing"})
-"""States in which workers can take part."""
 LINES = "application/x-ndjson"
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -253,8 +235,7 @@ class PageOperations:
             return json_response({"status": "not ready" if why else "ok", "why": why}, 503 if why else 200)
         with _unavailable():
             status = await self._read_status(job)
-        # A served model without a worker answers nothing, and a training without one waits for workers to join.
-        taking = status.state == "serving" if status.serving is not None else status.state in READY
+        taking = (status.own or KindStatus()).takes_part(status.state)
         answer = {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
         return json_response(answer, 200 if taking else 503)
 

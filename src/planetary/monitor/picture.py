@@ -1,4 +1,4 @@
-"""`loss.png` and `reward.png`: losses of a run and the workers over tokens, and the rewards of a policy by round."""
+"""`loss.png`, losses of a run and the workers over tokens; or the picture of the figures of the run's kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.status import KindPicture, RoundMetrics, figures_of
 from planetary.monitor import human_numbers as human
 from planetary.monitor.run_folder import Event, RunHistory
 
@@ -145,24 +145,27 @@ def _title(history: RunHistory) -> str:
     if history.metrics:
         last = history.metrics[-1]
         most = max(m.workers for m in history.metrics)
-        word = "worker" if last.mixture is None else "composer"
+        word = "worker" if last.own is None else last.own.worker
         parts.append(f"{most} {word if most == 1 else word + 's'}, {last.round} rounds of {last.inner_steps} steps")
     return "  ·  ".join(parts)
 
 
-def write_reward_picture(folder: str | os.PathLike[str], history: RunHistory) -> Path:
-    """Draw `reward.png` into the run folder and return the path. Raises `ResourceError` when it cannot be written."""
+def write_figures(folder: str | os.PathLike[str], history: RunHistory, picture: KindPicture) -> Path:
+    """Draw the figures of the run's kind into the run folder and return the path.
+
+    Raises `ResourceError` when it cannot be written.
+    """
     import io
 
     buffer = io.BytesIO()
-    draw_rewards(history).savefig(buffer, format="png", dpi=160, facecolor="white")
-    path = Path(folder) / "reward.png"
+    draw_figures(history, picture).savefig(buffer, format="png", dpi=160, facecolor="white")
+    path = Path(folder) / picture.file
     write_atomically(path, buffer.getvalue())
     return path
 
 
-def draw_rewards(history: RunHistory) -> Any:
-    """Return the picture as a matplotlib `Figure`: rewards of sampled and of held-out completions, over minutes."""
+def draw_figures(history: RunHistory, picture: KindPicture) -> Any:
+    """Return a picture as a matplotlib `Figure`: two figures of every round over the minutes of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
@@ -171,31 +174,20 @@ def draw_rewards(history: RunHistory) -> Any:
     for line in history.metrics:
         elapsed += line.seconds / 60
         minutes[line.round] = elapsed
-    policies = [(minutes[line.round], line.policy) for line in history.metrics if line.policy is not None]
-    sampled = [(at, one.reward) for at, one in policies if one.reward is not None]
-    held_out = [(at, one.held_out_reward) for at, one in policies if one.held_out_reward is not None]
-    if sampled:
-        axes.plot(
-            *zip(*sampled, strict=True),
-            color=TRAIN,
-            lw=1.2,
-            label="sampled completions, training prompts (mean of the round)",
-        )
-    if held_out:
-        axes.plot(
-            *zip(*held_out, strict=True),
-            color=HELD_OUT,
-            lw=2,
-            marker="o",
-            markersize=4,
-            label="greedy completions, held-out prompts",
-        )
+    points = {
+        one.name: [(minutes[number], value) for number, value in one.points] for one in figures_of(history.metrics)
+    }
+    (each, each_label), (last, last_label) = picture.each_round, picture.held_out
+    if each in points:
+        axes.plot(*zip(*points[each], strict=True), color=TRAIN, lw=1.2, label=each_label)
+    if held_out := points.get(last, []):
+        axes.plot(*zip(*held_out, strict=True), color=HELD_OUT, lw=2, marker="o", markersize=4, label=last_label)
         axes.annotate(
             f"{held_out[-1][1]:.3f}", held_out[-1], xytext=(6, -3), textcoords="offset points", color=HELD_OUT
         )
-    imitated = [at for at, one in policies if one.imitates]
-    if imitated:
-        axes.axvspan(0, imitated[-1], color="#F0F0F0", zorder=0, label="imitation of answers")
+    shaded = [minutes[line.round] for line in history.metrics if line.own is not None and line.own.is_shaded]
+    if shaded:
+        axes.axvspan(0, shaded[-1], color="#F0F0F0", zorder=0, label=picture.shaded)
     began = float(history.events[0].get("t", 0.0)) if history.events else 0.0
     lost = [(float(e["t"]) - began) / 60 for e in history.events if e.get("event") == "worker_lost"]
     if lost:
@@ -203,7 +195,7 @@ def draw_rewards(history: RunHistory) -> Any:
     style(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel("minutes of training", color=INK)
-    axes.set_ylabel("mean reward", color=INK)
+    axes.set_ylabel(picture.axis, color=INK)
     axes.set_title(history.name, loc="left", color=INK, fontsize=12, fontweight="bold", pad=12)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(framealpha=1.0, edgecolor="none", fontsize=9, labelcolor=INK, loc="lower right")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.status import ContributionMetrics, RoundMetrics, newest_mixture
+from planetary.fleet.protocol.status import ContributionMetrics, KindReport, RoundMetrics
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 
 
@@ -276,24 +276,6 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     each: tuple[Recovery, ...]
 
 
-class MixtureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture, summed over all rounds unless noted otherwise."""
-
-    shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
-    surrogate_error: float | None  # mean relative error in the last round
-    merges: dict[str, int]  # merges by tier
-    refused: dict[str, int]  # messages of composers that did not count, by reason
-    updates: dict[str, int]  # expert updates by expert workers: "accepted", and reasons of refusals
-    refused_sketches: dict[str, int]  # composers' refused sketches by reason
-    sketch_bytes: int
-    updates_per_s: dict[str, float]  # rate over the time in rounds
-    # Held-out, where composers were last asked: with own experts and others' surrogates, and with surrogates only
-    mixed_losses: tuple[float | None, ...]
-    surrogate_losses: tuple[float | None, ...]
-    routing_overlap: float | None  # agreement of two composers' choices in the newest comparison
-    routing_divergence: float | None  # KL, nats
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report."""
 
@@ -304,7 +286,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     traffic: TrafficReport
     faults: Faults
     workers: tuple[WorkerPart, ...]  # workers by name; empty where the kind of run does not measure them
-    mixture: MixtureReport | None
+    own: KindReport | None  # part of the kind of run; None: it has none
     setup: RunFacts | None
 
 
@@ -321,7 +303,7 @@ def build_report(history: RunHistory) -> Report:
         traffic=_traffic(history.metrics, params),
         faults=_faults(history.events, steps),
         workers=workers_of(history.events, history.metrics),
-        mixture=_mixture(history.metrics),
+        own=None if history.reader is None else history.reader.report_of(history.metrics),
         setup=facts,
     )
 
@@ -410,33 +392,6 @@ def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> TrafficRepo
         per_round_and_worker=each,
         dense_float32=dense,
         ratio_to_dense=each / dense if each is not None and dense else None,
-    )
-
-
-def _mixture(metrics: Sequence[RoundMetrics]) -> MixtureReport | None:
-    known = [line.mixture for line in metrics if line.mixture is not None]
-    newest = newest_mixture(metrics)
-    if newest is None:
-        return None
-
-    def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-        return dict(sum((Counter(one) for one in counts), Counter()))
-
-    updates, seconds = total(one.updates for one in known), sum(one.seconds for one in known)
-    errors = [shard.surrogate_error for shard in newest.shards if shard.surrogate_error is not None]
-    return MixtureReport(
-        shard_losses=tuple(shard.loss for shard in newest.shards),
-        surrogate_error=sum(errors) / len(errors) if errors else None,
-        merges=total(one.merges for one in known),
-        refused=total(one.refused for one in known),
-        updates=updates,
-        refused_sketches=total(one.refused_sketches for one in known),
-        updates_per_s={what: count / seconds for what, count in updates.items()} if seconds else {},
-        sketch_bytes=sum(one.sketch_bytes for one in known),
-        mixed_losses=tuple(shard.mixed_loss for shard in newest.shards),
-        surrogate_losses=tuple(shard.surrogate_loss for shard in newest.shards),
-        routing_overlap=newest.routing_overlap,
-        routing_divergence=newest.routing_divergence,
     )
 
 

@@ -18,7 +18,9 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
+from planetary.fleet.protocol.kind_reader import KindReader, journal_reader, kind_reader
 from planetary.fleet.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
 from planetary.runtime.host import usable_cores
 from planetary.version import __version__
 
@@ -62,12 +64,33 @@ class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
     baseline: Sequence[RoundMetrics] = ()  # the same tokens on one worker without DiLoCo; empty: not trained
     facts: RunFacts | None = None
 
+    @property
+    def reader(self) -> KindReader[Any] | None:
+        """What is known of the kind of run; None before it began. Raises `UserError` for an unknown kind."""
+        kinds = (event.get("kind", "") for event in self.events if event.get("event") == "run_started")
+        kind = next(kinds, None)
+        return None if kind is None else kind_reader(str(kind))
+
+    @property
+    def records(self) -> list[Record]:
+        """The events as records of the run's kind; empty before it began.
+
+        Raises:
+            UserError: an event is no record of this kind.
+        """
+        if self.reader is None:
+            return []
+        try:
+            return msgspec.convert(self.events, list[self.reader.records])
+        except msgspec.ValidationError as error:
+            raise UserError(f"the journal of {self.name} is damaged: {error}") from error
+
 
 def load_history(folder: str | os.PathLike[str]) -> RunHistory:
     """Read a run folder, of a run that ended or is under way.
 
     Raises:
-        UserError: it is no run folder, or a file is damaged; the text names file and line.
+        UserError: it is no run folder, of another version, or a file is damaged; the text names file and line.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -77,6 +100,7 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
             f"{folder} is not a run folder: expected {EVENTS} in it, as `planetary train` writes it"
             f"{_runs_beside(folder / 'x')}"
         )
+    journal_reader(folder / EVENTS)
     return RunHistory(
         name=folder.resolve().name,
         events=list(read_json_lines(folder / EVENTS, dict[str, Any])),

@@ -49,12 +49,7 @@ def _numbers(status: RunStatus, now: float) -> list[str]:
         speed = f", {human.count(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
         traffic = f", up {human.size(status.bytes_up)}, down {human.size(status.bytes_down)}"
         lines.append(f"{human.count(status.tokens_total)} tokens{speed}{traffic}")
-    if status.serving is not None:
-        one = status.serving
-        used = human.percent(one.cache_used)
-        lines.append(
-            f"{one.running} texts running, {one.waiting} waiting, {used} of the cache in use at {one.endpoint}"
-        )
+    lines += [] if status.own is None else status.own.lines
     if status.checkpoint_round:
         age = ""
         if status.checkpoint_at is not None:

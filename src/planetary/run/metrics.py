@@ -21,10 +21,12 @@ class RoundRewards(msgspec.Struct, frozen=True):
 
 def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[RoundRewards, ...]:
     """Return the rewards of rounds; of rounds that train on data there are none."""
+    from planetary.runs.rl.status import PolicyMetrics
+
     return tuple(
-        RoundRewards(line.round, line.policy.reward, line.policy.held_out_reward)
+        RoundRewards(line.round, line.own.reward, line.own.held_out_reward)
         for line in metrics
-        if line.policy is not None
+        if isinstance(line.own, PolicyMetrics)
     )
 
 

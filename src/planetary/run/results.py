@@ -45,15 +45,15 @@ def write_results(folder: Path) -> None:
 
 
 def picture_run(folder: Path, history: RunHistory) -> Path:
-    """Draw reward.png of a run that learns from rewards, loss.png of any other; return the path.
+    """Draw the picture of the run's kind, or loss.png; return the path.
 
     Raises:
         ResourceError: it cannot be written.
     """
-    from planetary.monitor.picture import write_picture, write_reward_picture
+    from planetary.monitor.picture import write_figures, write_picture
 
-    learns = any(line.policy is not None for line in history.metrics)
-    return write_reward_picture(folder, history) if learns else write_picture(folder, history)
+    picture = None if history.reader is None else history.reader.picture
+    return write_picture(folder, history) if picture is None else write_figures(folder, history, picture)
 
 
 async def results_after(running: Awaitable[Finish], folder: Path, again: str = "") -> Finish:

@@ -16,7 +16,7 @@ from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import ClosedError, PeerError, UserError
 from planetary.core.printable import command_line
-from planetary.fleet.protocol.status import RunStatus, ServingStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.run.choice import settings
 from planetary.run.handle import EXIT_LIMIT_S, BackgroundRun, Run
 from planetary.run.kinds import kind_of
@@ -26,6 +26,7 @@ from planetary.run.processes.local_run import LocalRun, LocalRunOptions, Outcome
 from planetary.run.status_source import status_source
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.keys import KeyFile
+from planetary.runs.serve.status import ServingStatus
 from planetary.web.gateway_client import GatewayClient
 
 USUAL_LIMIT_S = 600.0  # time limit of an answer: it may wait for others, and for a worker that starts again
@@ -73,8 +74,8 @@ class _Readiness:
             return
         with contextlib.suppress(PeerError):  # a busy gateway may answer late; the next look shows more
             self.status = await asyncio.to_thread(self._read)
-        if self.status.state == "serving" and self.status.serving is not None and not self.ready.done():
-            self.ready.set_result(self.status.serving)
+        if self.status.state == "serving" and isinstance(self.status.own, ServingStatus) and not self.ready.done():
+            self.ready.set_result(self.status.own)
 
     async def ended(self) -> None: ...
 
@@ -135,7 +136,7 @@ class Server:
 
     @property
     def status(self) -> RunStatus:
-        """The gateway a moment ago: state, stage, workers, events; `status.serving` has texts and the served round."""
+        """The gateway a moment ago: state, stage, workers, events; `status.own` has texts and the served round."""
         return self._readiness.status
 
     def wait(self, timeout: float | None = None) -> Server:

@@ -13,7 +13,7 @@ import msgspec
 
 from planetary.core.errors import PeerError, UserError
 from planetary.fleet.protocol.status import RunStatus
-from planetary.monitor.replay import status_of
+from planetary.monitor.folder_status import status_of
 from planetary.monitor.run_folder import EVENTS, METRICS, load_history
 from planetary.net.http_opener import opener_for
 

@@ -13,13 +13,13 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError, UserError
 from planetary.fleet.protocol import events as e
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.child import ChildProcess
 from planetary.fleet.shell.shell import Address, ClientShell, TensorSource
 from planetary.fleet.shell.system import System
 from planetary.fleet.supervisor.supervisor import SupervisorOptions, SupervisorShell
 from planetary.fleet.worker.role import Roles, WorkerOptions
 from planetary.fleet.worker.worker import WorkerShell
+from planetary.runs.rounds import messages as rm
 from planetary.simulation.disk import SimulatedDisk
 from planetary.simulation.executors import Health
 from planetary.simulation.forgeries import Forgery
@@ -62,7 +62,7 @@ class DoubtfulShell(ClientShell):
             self.forgery.observe(self.worker, message)
             message = self.forgery.falsified(self.worker, message)
             tensors = None if tensors is None else self.forgery.observed(message, tensors)
-        if isinstance(message, m.TrainResult):
+        if isinstance(message, rm.TrainResult):
             self.send_again = partial(super().send, message, tensors)
         super().send(message, tensors)
         for forged in () if self.forgery is None else self.forgery.forge(self.worker):

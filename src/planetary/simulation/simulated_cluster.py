@@ -24,6 +24,7 @@ from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions
 from planetary.fleet.gateway.run_files import EVENTS, METRICS
 from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.kind_reader import journal_reader
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
@@ -81,7 +82,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     """A gateway and some nodes, with faults.
 
     Attributes:
-        records: type of the journal's lines.
         protocol: of the run.
         config: of the run.
         world: they are in.
@@ -98,7 +98,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         forgery: of the workers.
     """
 
-    records: ClassVar[Any]
     protocol: ClassVar[Protocol]
     local_threads: int | None = None
 
@@ -171,7 +170,8 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
     def journal(self) -> list[Any]:
         """All records; `t` in simulated seconds since the start."""
         path, start = self.run_folder / EVENTS, self.world.clock.wall() - self.world.now
-        records = read_json_lines(path, self.records) if path.exists() else ()
+        reader = journal_reader(path)
+        records = () if reader is None else read_json_lines(path, reader.records)
         return [msgspec.structs.replace(record, t=record.t - start) for record in records]
 
     @property

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.shell import SendQueues
 from planetary.net import Connection, Trust, connect, serve
 from planetary.runs.mixture import messages as mm
+from planetary.runs.rounds import messages as rm
 from planetary.wire.message import Order
 
 OF = {"shard": 1, "epoch": 1, "step": 5}
@@ -105,6 +105,6 @@ def test_what_a_composer_is_told_keeps_its_order() -> None:
     message = mm.GrantShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
     later = (FRAGMENT, mm.AssignSpeaker(shards=(0,)), mm.TokensReady(shard=-1, first=0, count=1))
     assert {one.sending_order() for one in (message, *later)} == {Order.IN_TURN}
-    assert m.Progress(task=1, round=1, step=1, loss=None).sending_order() is Order.AHEAD
+    assert rm.Progress(task=1, round=1, step=1, loss=None).sending_order() is Order.AHEAD
     assert mm.RunProgress(steps=(1, 1)).sending_order() is Order.AHEAD  # the answer to one who has his shard
     assert mm.TokensReady(shard=0, first=0, count=1).sending_order() is Order.BESIDE

@@ -15,11 +15,12 @@ from planetary.fleet.worker.role import NothingToDo, loader_of
 from planetary.run.kinds import worker_roles
 from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.messages import MixtureJob
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_candidate import candidate_roles
 from planetary.runs.rounds.worker.role import TrainingLoader
 from planetary.simulation.rounds.small_training import SPEC
 
-JOB = m.TrainingJob(
+JOB = rm.TrainingJob(
     run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule()
 )
 MIXTURE = MixtureJob(run="r", artifact="a", reference="c", plan="{}", functions={})
@@ -41,7 +42,7 @@ def test_every_kind_of_run_says_what_makes_the_role_of_its_jobs() -> None:
 
 
 def test_a_lengthened_run_loads_nothing_and_another_plan_does() -> None:
-    longer = m.TrainingJob(**{**_fields(JOB), "schedule": Schedule(total_steps=99)})
+    longer = rm.TrainingJob(**{**_fields(JOB), "schedule": Schedule(total_steps=99)})
     assert longer.loads == JOB.loads
     assert MixtureJob(**{**_fields(MIXTURE), "plan": "{1}"}).loads != MIXTURE.loads
 
@@ -55,7 +56,7 @@ def test_a_candidate_of_a_backends_choice_has_no_role(tmp_path: Path) -> None:
     roles = candidate_roles(tmp_path)
     assert loader_of(roles, JOB).blobs(JOB) == ("a", "b", "c")
     assert SPEC.stablehlo_digest in (tmp_path / "job").read_text()
-    for job in (MIXTURE, m.TrainingJob(**{**_fields(JOB), "reference": ""})):
+    for job in (MIXTURE, rm.TrainingJob(**{**_fields(JOB), "reference": ""})):
         with pytest.raises(NothingToDo, match=r"no step in a .*Job that could be timed"):
             loader_of(roles, job).blobs(job)
         assert (tmp_path / "job").read_text() == '{"step":""}'

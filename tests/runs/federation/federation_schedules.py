@@ -12,14 +12,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.configuration.schema import OuterConfig
-from planetary.fleet.protocol.records import (
-    AnyRecord,
-    DeltaAccepted,
-    DeltaWithdrawn,
-    RoundFinished,
-    VersionAdopted,
-)
 from planetary.runs.federation.config import SiteEntry
+from planetary.runs.federation.records import VersionAdopted
+from planetary.runs.rounds.records import DeltaAccepted, DeltaWithdrawn, RoundMerged, RoundsRecord
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
@@ -166,7 +161,7 @@ def check_tokens_count_once(federation: SimFederation) -> None:
     assert max(collections.Counter(leases).values()) == 1
 
 
-def merged_tokens(hub_journal: Sequence[AnyRecord]) -> dict[str, int]:
+def merged_tokens(hub_journal: Sequence[RoundsRecord]) -> dict[str, int]:
     """Return how many tokens of each site the hub merged, and assert that they are unbroken runs from the first on."""
     history = history_of(hub_journal)
     withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
@@ -200,7 +195,7 @@ class Replayed:
         self._ends: dict[tuple[str, int], OuterState] = {}
         self._starts: dict[tuple[str, int], OuterState] = {}
         self._tokens = {
-            name: {0: 0} | {r.round: r.tokens_total for r in history if isinstance(r, RoundFinished)}
+            name: {0: 0} | {r.round: r.tokens_total for r in history if isinstance(r, RoundMerged)}
             for name, history in self._history.items()
         }
 
@@ -278,12 +273,12 @@ class Replayed:
         return next(round_ for round_, total in self._tokens[name].items() if total == tokens)
 
 
-def accepted(history: Sequence[AnyRecord], round_: int) -> list[DeltaAccepted]:
+def accepted(history: Sequence[RoundsRecord], round_: int) -> list[DeltaAccepted]:
     withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
     return [r for r in history if isinstance(r, DeltaAccepted) and r.round == round_ and r.task not in withdrawn]
 
 
-def history_of(journal: Iterable[AnyRecord]) -> list[AnyRecord]:
+def history_of(journal: Iterable[RoundsRecord]) -> list[RoundsRecord]:
     """The journal without what was voided by resumes; what a site adopted outlasts them with its file."""
     return surviving(journal, outlasts=lambda record, mark: isinstance(record, VersionAdopted) and record.round == mark)
 

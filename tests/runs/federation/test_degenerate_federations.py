@@ -15,8 +15,9 @@ from planetary.core.configuration.schema import OuterConfig
 from planetary.core.quantisers import from_bfloat16, to_bfloat16
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted
 from planetary.runs.federation.config import SiteEntry
+from planetary.runs.federation.records import ContributionOffered, VersionAdopted
+from planetary.runs.rounds.records import DeltaAccepted
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallExecutor, SmallTraining, small_training

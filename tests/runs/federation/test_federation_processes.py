@@ -15,14 +15,9 @@ import pytest
 from federation_schedules import history_of, merged_tokens
 
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fleet.protocol.records import (
-    AnyRecord,
-    RoundFinished,
-    RunResumed,
-    VersionAdopted,
-    WentAlone,
-    WorkerJoined,
-)
+from planetary.fleet.protocol.records import WorkerJoined
+from planetary.runs.federation.records import VersionAdopted, WentAlone
+from planetary.runs.rounds.records import RoundMerged, RoundsRecord, RoundsResumed
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 
 ROOT = Path(__file__).parents[3]
@@ -59,11 +54,11 @@ class Member:
             )
 
     @property
-    def journal(self) -> list[AnyRecord]:
+    def journal(self) -> list[RoundsRecord]:
         path = self.folder / "events.jsonl"
-        return list(read_json_lines(path, AnyRecord)) if path.exists() else []
+        return list(read_json_lines(path, RoundsRecord)) if path.exists() else []
 
-    def wait_for(self, wanted: Callable[[AnyRecord], bool], within_s: float = 120.0) -> None:
+    def wait_for(self, wanted: Callable[[RoundsRecord], bool], within_s: float = 120.0) -> None:
         """Wait until the journal has such a record."""
         deadline = time.monotonic() + within_s
         while not any(map(wanted, self.journal)):
@@ -71,8 +66,8 @@ class Member:
             assert time.monotonic() < deadline, f"{self.journal[-3:]}\n{self._log.read_text()[-3000:]}"
             time.sleep(0.1)  # another process writes the file: there is no event to wait for
 
-    def finished(self, round_: int) -> Callable[[AnyRecord], bool]:
-        return lambda record: isinstance(record, RoundFinished) and record.round >= round_
+    def finished(self, round_: int) -> Callable[[RoundsRecord], bool]:
+        return lambda record: isinstance(record, RoundMerged) and record.round >= round_
 
     def finish(self, within_s: float = 180.0) -> None:
         assert self.process.wait(within_s) == 0, self._log.read_text()[-3000:]
@@ -191,14 +186,14 @@ def test_three_sites_lose_the_hub_twice_and_one_is_cut_off(tmp_path: Path) -> No
             site.finish()
 
         journal = hub.journal
-        assert sum(isinstance(record, RunResumed) for record in journal) == 2
-        rounds = [r for r in history_of(journal) if isinstance(r, RoundFinished)]
+        assert sum(isinstance(record, RoundsResumed) for record in journal) == 2
+        rounds = [r for r in history_of(journal) if isinstance(r, RoundMerged)]
         assert [r.round for r in rounds] == list(range(1, ROUNDS + 1))
         merged = merged_tokens(journal)
         assert sorted(merged) == list(SITES)
         assert rounds[-1].tokens_total == sum(merged.values())
         for name, site in federation.sites.items():
-            own = [r for r in site.journal if isinstance(r, RoundFinished)]
+            own = [r for r in site.journal if isinstance(r, RoundMerged)]
             assert merged[name] <= own[-1].tokens_total
             assert own[-1].tokens_total == own[-1].round * WORKERS * 40 * 2 * 16
         carried = [r for r in away.journal if isinstance(r, VersionAdopted) and r.carried > 0]

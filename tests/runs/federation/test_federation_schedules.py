@@ -8,8 +8,9 @@ import pytest
 from federation_schedules import SCHEDULES, federation_of, history_of
 
 from planetary.core.configuration.schema import OuterConfig
-from planetary.fleet.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
 from planetary.runs.federation.config import SiteEntry
+from planetary.runs.federation.records import ContributionOffered, VersionAdopted, WentAlone
+from planetary.runs.rounds.records import DeltaAccepted
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 

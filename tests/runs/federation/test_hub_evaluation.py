@@ -9,8 +9,9 @@ from federation_schedules import federation_of
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.fleet.protocol.records import DeltaAccepted, EvalFinished, RolledBack, RoundFinished, WorkerJoined
+from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
 from planetary.runs.federation.config import SiteEntry
+from planetary.runs.rounds.records import DeltaAccepted, RolledBack, RoundMerged
 from planetary.runtime.executor import StepResult
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import (
@@ -59,7 +60,7 @@ def test_a_hub_that_loses_its_worker_goes_on_without_losses() -> None:
     node = federation.hub.add_node("judge")
     federation.world.at(9.0, lambda: federation.world.network.partition(node.node, 1e6))
     journal = finish(federation)
-    assert [record.round for record in journal if isinstance(record, RoundFinished)] == [1, 2, 3, 4, 5, 6]
+    assert [record.round for record in journal if isinstance(record, RoundMerged)] == [1, 2, 3, 4, 5, 6]
     evaluated = [record.version for record in journal if isinstance(record, EvalFinished)]
     assert 0 < len(evaluated) < 6
 
@@ -98,5 +99,5 @@ def test_the_guard_of_a_hub_sees_damage_that_sites_do_not_show() -> None:
     [back] = [record for record in journal if isinstance(record, RolledBack)]
     assert "the held-out loss of round" in back.reason
     assert back.bad == back.mark.round + 1
-    losses = [record.loss for record in journal if isinstance(record, RoundFinished)]
+    losses = [record.loss for record in journal if isinstance(record, RoundMerged)]
     assert max(losses) < 30  # what the site said of itself

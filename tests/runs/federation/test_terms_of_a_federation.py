@@ -17,13 +17,14 @@ from planetary.core.config import Config, apply_overrides, config_hash, to_toml
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.protocol.records import RoundFinished, WorkerBanned, WorkerJoined, WorkerRefused
+from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined, WorkerRefused
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.facts import differences, facts_of
 from planetary.runs.federation.hub_gateway import HubGateway
 from planetary.runs.federation.hub_policy import terms_of
 from planetary.runs.federation.site_gateway import SiteGateway
 from planetary.runs.federation.status import FederationStanding
+from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
@@ -119,7 +120,7 @@ def test_a_site_trains_as_many_rounds_as_its_terms_say() -> None:
 def test_no_site_weighs_more_than_its_share() -> None:
     """Six times the tokens, and half of the weight: the hub's step is then that of equal weights."""
     made = run(federation({"a": {}, "b": {"every_rounds": 6, "most_share": 0.5}}, rounds=1))
-    norms = [r.contributions for r in made.hub.journal if isinstance(r, RoundFinished)]
+    norms = [r.contributions for r in made.hub.journal if isinstance(r, RoundMerged)]
     assert len(norms[0]) == 2
     assert made.hub.controller.state.counted == {"a": 32, "b": 192}
     gateways = [made.hub.gateway, *(site.gateway for site in made.sites.values())]

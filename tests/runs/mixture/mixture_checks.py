@@ -52,7 +52,7 @@ def check_streams(cluster: MixtureStage, *, all_moved: bool = True) -> None:
     `all_moved`: and every expert has learned something.
     """
     records = cluster.records_so_far
-    replay(records, MixtureState(steps_per_round=cluster.plan.steps_per_round))  # of fragments
+    replay(records, MixtureState())  # of fragments
     streams = expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas)
     assert streams
     assert all(streams.values()) or not all_moved
@@ -113,7 +113,7 @@ def stale(cluster: MixtureStage) -> int:
     rounds = cluster.controller.rounds
     counts = [rounds.updates, rounds.refused_sketches]
     for line in cluster.lines:
-        counts += [line.mixture.updates, line.mixture.refused_sketches] if line.mixture else []
+        counts += [line.own.updates, line.own.refused_sketches] if line.own else []
     return sum(count.get("stale", 0) for count in counts)
 
 

@@ -92,7 +92,7 @@ def check_no_finished_round_was_lost(cluster: MixtureCluster) -> None:
 def check_the_journal_replays(cluster: MixtureCluster) -> None:
     """The journal folds to the live state, with its digests; the store has every payload that these name."""
     live = cluster.controller.state
-    empty = MixtureState(steps_per_round=cluster.training.prepared.plan.steps_per_round)
+    empty = MixtureState()
     found = replay(cluster.journal, empty)
     assert untimed(found) == untimed(live)
     for name in sorted(found.needed()):

@@ -194,7 +194,7 @@ def test_false_gains_change_nothing_and_end_after_three(tmp_path: Path) -> None:
     cluster.start("x")
     assert cluster.finish().ok
     assert {r.worker for r in of_kind(cluster, ExpertsAdvanced) if r.accepted} == {"x"}
-    assert sum(line.mixture.updates.get("false claim", 0) for line in cluster.lines) > 0
+    assert sum(line.own.updates.get("false claim", 0) for line in cluster.lines) > 0
     check_streams(cluster)
 
 

@@ -69,7 +69,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer(tmp_path: Path, form: For
             check_equal(held.moments, composer.expert_moments[layer])
             check_equal(held.residuals, composer.residuals[layer])
         check_equal(found.dense, composer.dense)
-    updates = cluster.lines[-1].mixture.updates
+    updates = cluster.lines[-1].own.updates
     assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
     assert updates["accepted"] > 0
     changes = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.base >= 0 and s.payload]
@@ -114,7 +114,7 @@ def test_surrogates_fitted_by_expert_workers_are_the_trainers(
         assert not found.rows[0].gates.any()  # it remembers none
     fits = [s for s in cluster.told if isinstance(s, mm.ImproveExperts) and s.fits]
     assert {s.progress for s in fits} == {1, 3, 5, 7}
-    shards = cluster.lines[-1].mixture.shards
+    shards = cluster.lines[-1].own.shards
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
 
 
@@ -428,7 +428,7 @@ def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None
     assert cluster.gateway is not None
     assert not cluster.gateway.kept_results
     assert cluster.finish().ok
-    assert "unusable" not in {why for line in cluster.lines for why in line.mixture.updates}
+    assert "unusable" not in {why for line in cluster.lines for why in line.own.updates}
 
 
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:

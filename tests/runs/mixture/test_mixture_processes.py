@@ -85,7 +85,7 @@ def check_finished(
     assert lines[-1]["eval_loss"] is not None
     records = list(read_json_lines(run.folder / "events.jsonl", MixtureRecord))
     assert all(expert_streams(records, round_robin(1, 3, composers).tolist(), replicas).values())
-    state = replay(records, MixtureState(steps_per_round=per_round))
+    state = replay(records, MixtureState())
     assert state.ended is not None
     assert state.ended.ok
     assert state.round == rounds
@@ -221,7 +221,7 @@ def run_to_the_end(mixture: SplitMixture, kills: Sequence[Role], rng: random.Ran
     assert all(streams.values())
     loss = next(record.loss for record in reversed(records) if isinstance(record, EvalFinished))
     merged = [r for r in records if isinstance(r, FragmentAdvanced) and r.tier is Tier.BACKBONE]
-    state = replay(records, MixtureState(steps_per_round=PER_ROUND_LONG))
+    state = replay(records, MixtureState())
     ended = Ended(loss, sum(shard.step for shard in state.shards))
     found = {
         "killed": mixture.killed,

@@ -15,7 +15,7 @@ from planetary.run.kinds import all_kinds
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.plan import MixturePlan
-from planetary.runs.mixture.records import ShardGranted, mixture_news
+from planetary.runs.mixture.records import ShardGranted
 from planetary.runs.mixture.training.expert_optimizer import OFFLOADED
 
 OFFLOADED_OPTIONS = {"sketches": "all", "acceptance": Policy(norm_ratio=10)}
@@ -132,4 +132,4 @@ def test_the_start_reports_no_missing_composers(tmp_path: Path) -> None:
         cluster.start(name)
     assert cluster.finish().ok
     granted = of_kind(cluster, ShardGranted)
-    assert [mixture_news(record) for record in granted if not record.step] == [""] * len(granted)
+    assert [record.news for record in granted if not record.step] == [""] * len(granted)

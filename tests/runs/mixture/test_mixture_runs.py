@@ -95,12 +95,12 @@ def test_progress_since_a_publication_is_carried_over(tmp_path: Path) -> None:
     check_streams(cluster)
     assert [line.round for line in cluster.lines] == [1, 2, 3, 4]
     assert all(line.eval_loss is not None and np.isfinite(line.eval_loss) for line in cluster.lines)
-    last = cluster.lines[-1].mixture
+    last = cluster.lines[-1].own
     assert last.merges["router"] >= 1
     assert 0 < last.routing_overlap <= 1
     assert last.routing_divergence >= 0
     assert all(np.isfinite([shard.mixed_loss, shard.surrogate_loss]).all() for shard in last.shards)
-    assert all(shard.surrogate_error is not None for shard in cluster.lines[-1].mixture.shards)
+    assert all(shard.surrogate_error is not None for shard in cluster.lines[-1].own.shards)
     assert {len(record.shards) for record in of_kind(cluster, FragmentAdvanced)} == {2}
 
 
@@ -176,7 +176,7 @@ def test_the_last_steps_are_taken_by_the_composers_left(tmp_path: Path) -> None:
     assert b.machine.done <= 4
     check_steps(cluster)
     assert [line.round for line in cluster.lines] == [1, 2, 3]
-    last = cluster.lines[-1].mixture
+    last = cluster.lines[-1].own
     assert all(s.mixed_loss is not None for s in last.shards)
 
 

@@ -28,7 +28,6 @@ from planetary.runs.rl.gateway import PolicyGateway
 from planetary.runs.rl.loader import PolicyLoader
 from planetary.runs.rl.messages import REINFORCEMENT, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
-from planetary.runs.rl.records import ReinforcementRecord
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
@@ -52,7 +51,6 @@ class PolicyCluster(SimulatedCluster[PolicyGateway]):
         most_kept: most versions of the parameters the gateway kept at once.
     """
 
-    records = ReinforcementRecord
     protocol = REINFORCEMENT
 
     def __init__(

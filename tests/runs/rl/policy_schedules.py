@@ -108,9 +108,9 @@ def check_each_round_has_its_metrics(cluster: PolicyCluster) -> None:
     metrics, policy, imitated = cluster.metrics, cluster.controller.desk.policy, imitated_rounds(cluster)
     assert sorted(metrics) == list(range(1, policy.rounds + 1))
     for number, line in metrics.items():
-        assert line.policy is not None
-        assert line.policy.imitates == (number <= imitated) == (line.policy.reward is None)
-    last = metrics[policy.rounds].policy
+        assert line.own is not None
+        assert line.own.imitates == (number <= imitated) == (line.own.reward is None)
+    last = metrics[policy.rounds].own
     assert last is not None
     assert last.held_out_reward == cluster.controller.desk.state.held_out[policy.rounds]
 

@@ -31,7 +31,7 @@ from planetary.core.configuration.schema import (
 )
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.records import RoundClosed, RunResumed
+from planetary.fleet.protocol.records import RunResumed
 from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes
 from planetary.runs.rl.config import RlConfig
@@ -48,6 +48,7 @@ from planetary.runs.rl.rollouts.dialogues import RolloutLimits, Rollouts
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rounds.events import TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.records import RoundClosed
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel

@@ -12,13 +12,13 @@ from planetary.fleet.protocol.records import (
     CheckpointFailed,
     CheckpointWritten,
     RoundFinished,
-    RoundStarted,
     RunPaused,
     RunResumed,
     WorkerBanned,
     WorkerLost,
 )
 from planetary.runs.rl.records import GroupDropped, GroupSampled, GroupsLearned, HeldOutJudged, RolloutsRefused
+from planetary.runs.rounds.records import RoundStarted
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import ROLLOUT_LIES, RolloutLie
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
@@ -78,7 +78,7 @@ def test_a_calm_run_loses_no_worker_and_no_text() -> None:
     assert cluster.run(LIMIT_S)
     SCHEDULES.check(cluster)
     assert not [one for one in cluster.journal if isinstance(one, WorkerLost | RolloutsRefused)]
-    rewards = [line.policy.held_out_reward for line in cluster.metrics.values() if line.policy]
+    rewards = [line.own.held_out_reward for line in cluster.metrics.values() if line.own]
     known = [reward for reward in rewards if reward is not None]
     assert known[-1] > known[0]
 

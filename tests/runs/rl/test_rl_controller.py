@@ -269,7 +269,7 @@ def test_a_worker_imitates_samples_and_trains_by_turns() -> None:
     assert len(gradients(fabric)) == GROUPS * COMPLETIONS + 5 * GROUPS
     assert fabric.reference == 1  # the imitation's end
     assert [record.version for record in fabric.of(HeldOutJudged)] == [1, 2, 4, 6]
-    last = fabric.metrics[6].policy
+    last = fabric.metrics[6].own
     assert last is not None
     assert (last.reward, last.held_out_reward, last.staleness) == (0.5, 1.0, {0: GROUPS})
 
@@ -351,13 +351,13 @@ def test_an_imitation_ends_at_its_goal_also_after_a_resume() -> None:
     fabric.run()
     check_whole(fabric)
     assert [(record.version, record.reward) for record in fabric.of(ImitationEnded)] == [(2, 1.0)]
-    assert [line.policy.imitates for line in fabric.metrics.values() if line.policy] == [True] * 2 + [False] * 4
+    assert [line.own.imitates for line in fabric.metrics.values() if line.own] == [True] * 2 + [False] * 4
     assert fabric.reference == 2
     state = replay(fabric.journal[:-1], ReinforcementState())
     again = Fabric(policy(imitated=5, imitation_goal=0.5, rounds=8), state)
     again.join("a")
     again.run()
-    assert [line.policy.imitates for line in again.metrics.values() if line.policy] == [False, False]
+    assert [line.own.imitates for line in again.metrics.values() if line.own] == [False, False]
 
 
 def test_an_imitation_is_evaluated_at_a_rate_of_its_own() -> None:
@@ -372,7 +372,7 @@ def test_what_is_sampled_ahead_is_as_many_versions_old() -> None:
     fabric.join("a")
     fabric.run()
     check_whole(fabric)
-    stale = [fabric.metrics[number].policy.staleness for number in range(4, 9)]  # type: ignore[union-attr]
+    stale = [fabric.metrics[number].own.staleness for number in range(4, 9)]  # type: ignore[union-attr]
     assert stale == [{2: GROUPS}] * 5
 
 
@@ -412,7 +412,7 @@ def test_a_group_with_equal_rewards_is_dropped_kept_or_replaced(equal: str, trai
     fabric.run()
     assert len(gradients(fabric)) == trained
     assert [record.why for record in fabric.of(GroupDropped)] == ["equal"] * dropped
-    found = fabric.metrics[1].policy
+    found = fabric.metrics[1].own
     assert found is not None
     assert found.groups_dropped == ({"equal": 1} if dropped else {})
 

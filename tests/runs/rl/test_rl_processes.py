@@ -77,7 +77,7 @@ def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, 
         if event["event"] == "groups_learned" and event["round"] > 2:
             assert set(event["groups"]) <= rewarded
             assert all(0 <= event["version"] - version <= 2 for version in event["sampled"])
-    last = again.metrics[-1].policy
+    last = again.metrics[-1].own
     assert last is not None
     assert last.held_out_reward is not None
     assert last.reference_divergence is not None
@@ -115,7 +115,7 @@ def test_rewards_rise_sampled_and_greedy(tmp_path: Path, shared_cache: Path) -> 
     train = {**TINY["train"], "rounds": 24, "batch_size": 64}
     tables = {**TINY, "rl": rl, "train": train, "eval": {"every": 5}, "fabric": {"workers": 1}}
     run = planetary.train(tables, run_dir=tmp_path / "run", cache=shared_cache, plain_loopback=True)
-    policies = [line.policy for line in run.metrics if line.policy is not None]
+    policies = [line.own for line in run.metrics if line.own is not None]
     sampled = [policy.reward for policy in policies if policy.reward is not None]
     greedy = [policy.held_out_reward for policy in policies if policy.held_out_reward is not None]
     assert sum(sampled[:5]) / 5 < 0.3

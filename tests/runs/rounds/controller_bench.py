@@ -7,12 +7,14 @@ import numpy as np
 
 from planetary.core.extension_points import CODECS
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import AnyRecord, RunStarted
+from planetary.fleet.protocol.records import RunStarted
 from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.gateway.topology import ring_policy
+from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy, small_training
 from planetary.sync.deltas import Table
@@ -38,7 +40,7 @@ class Bench:
         self.started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([self.started], ControllerState()), 0.0)
         self.now = 0.0
-        self.journal: list[AnyRecord] = []
+        self.journal: list[RoundsRecord] = []
         self.sent: list[tuple[int, m.Message]] = []
         self.finish: e.Finish | None = None
         self.measures: list[e.MeasureContributions] = []
@@ -85,7 +87,7 @@ class Bench:
     def join(self, name: str, *, identity: str = "", token: str = "") -> int:
         """A worker connects and loads its job; returns its session."""
         session = self.connect(name, identity=identity, token=token)
-        ready = m.Ready(artifact="a" * 64, opt_state_round=0, in_ring=self.policy.ring is not None)
+        ready = rm.Ready(artifact="a" * 64, opt_state_round=0, in_ring=self.policy.ring is not None)
         self.tell(e.Received(session, ready))
         return session
 
@@ -121,7 +123,7 @@ class Bench:
         return self._sessions
 
     def task_of(self, session: int) -> int:
-        return [msg.task for to, msg in self.sent if to == session and isinstance(msg, m.TrainTask)][-1]
+        return [msg.task for to, msg in self.sent if to == session and isinstance(msg, rm.TrainTask)][-1]
 
     def records(self, kind: type) -> list:
         return [record for record in self.journal if isinstance(record, kind)]

@@ -12,18 +12,19 @@ import numpy as np
 
 from planetary.core.tensors import Tensors
 from planetary.data.slices import check_ledger
-from planetary.fleet.protocol.messages import Message, TrainResult
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.messages import Message
+from planetary.machine.journal import replay
+from planetary.runs.rounds.messages import TrainResult
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     DigestsDiffered,
     LeaseAssigned,
     RoundClosed,
-    RoundFinished,
-    RunResumed,
+    RoundMerged,
+    RoundsResumed,
 )
-from planetary.machine.journal import replay
-from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.simulation.faults import KINDS, Fault, draw_plan
 from planetary.simulation.forgeries import is_forged
@@ -145,9 +146,9 @@ def check_no_finished_round_was_lost(cluster: SimCluster) -> None:
     """A round that the journal calls finished and durable is never trained again after a resume."""
     durable = 0
     for record in cluster.journal:
-        if isinstance(record, RoundFinished) and record.durable:
+        if isinstance(record, RoundMerged) and record.durable:
             durable = max(durable, record.round)
-        if isinstance(record, RunResumed):
+        if isinstance(record, RoundsResumed):
             assert record.mark.round >= durable, f"round {durable} was lost"
 
 

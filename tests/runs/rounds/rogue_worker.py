@@ -12,7 +12,6 @@ import numpy as np
 from planetary.core.errors import PlanetaryError
 from planetary.core.step import StepSpec
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.messages import FABRIC
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
@@ -20,6 +19,8 @@ from planetary.net.identity import Identity
 from planetary.net.invite import read
 from planetary.net.network import TCP, MakeProtocol, Network, TcpNetwork
 from planetary.run.processes.announcement import Announcement
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.messages import ROUNDS
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
 from planetary.version import __version__
@@ -32,7 +33,7 @@ PATIENCE_S = 60.0  # of a rogue for its gateway
 def hello(name: str, token: str, **changes: object) -> m.Hello:
     fields: dict[str, object] = {
         "role": "worker",
-        "protocol": m.FABRIC.version,
+        "protocol": rm.ROUNDS.version,
         "software": __version__,
         "token": token,
         "worker": f"{name}/0",
@@ -73,7 +74,7 @@ class OpenNetwork(TcpNetwork):
 async def dial(announced: Announcement, token: str | None = None, network: Network = TCP) -> Connection:
     token = announced.token if token is None else token
     trust = Trust(token) if token else Trust.plain_loopback()
-    return await connect(announced.host, announced.port, trust, FABRIC, network=network)
+    return await connect(announced.host, announced.port, trust, ROUNDS, network=network)
 
 
 class Rogue:
@@ -96,16 +97,16 @@ class Rogue:
                     received = await connection.receive()
                     message = received.message
                     match message:
-                        case m.TrainingJob():
+                        case rm.TrainingJob():
                             self._spec = message.spec
-                            await connection.send(m.Ready(artifact=message.artifact, opt_state_round=0))
+                            await connection.send(rm.Ready(artifact=message.artifact, opt_state_round=0))
                             ready.set()
-                        case m.Parameters():
+                        case rm.Parameters():
                             self._params = received.tensors
-                        case m.TrainTask():
+                        case rm.TrainTask():
                             self.tasks += 1
                             await self._answer(connection, message)
-                        case m.EvalTask():
+                        case rm.EvalTask():
                             sorry = m.TaskFailed(task=message.task, kind="resource", reason="a rogue evaluates nothing")
                             await connection.send(sorry)
                         case m.Shutdown():
@@ -125,12 +126,12 @@ class Rogue:
             assert answer.retry, answer.reason
             await asyncio.sleep(0.1)
 
-    async def _answer(self, connection: Connection, task: m.TrainTask) -> None:
+    async def _answer(self, connection: Connection, task: rm.TrainTask) -> None:
         assert self._spec is not None
         first = self._spec.params[0].name
         ends = {name: np.array(array) for name, array in self._params.items()}
         batch, length = self._spec.batch[0].shape
-        result = m.TrainResult(
+        result = rm.TrainResult(
             task=task.task,
             round=task.round,
             steps=task.steps,
@@ -151,7 +152,7 @@ class Rogue:
             case "missing":
                 del ends[first]
             case "tokens":
-                result = m.TrainResult(**{**_fields(result), "tokens": result.tokens * 100})
+                result = rm.TrainResult(**{**_fields(result), "tokens": result.tokens * 100})
             case "unknown":
                 ends["backdoor"] = ends.pop(first)
             case "huge":
@@ -166,14 +167,14 @@ class Rogue:
     async def _send_raw(self, connection: Connection) -> None:
         """Write bytes that are no whole, sound frame behind everything that was sent so far."""
         payload = b'{"type":"Goodbye","id":99,"reason":"not me"}'
-        prefix = encode_prefix(FABRIC.version, Kind.CONTROL, b"", payload)
+        prefix = encode_prefix(ROUNDS.version, Kind.CONTROL, b"", payload)
         match self._behaviour:
             case "truncated":
                 data = prefix + payload[:10]
             case "corrupted":
                 data = prefix + payload.replace(b"not", b"n0t")
             case "oversized":
-                data = encode_prefix(FABRIC.version, Kind.CHUNK, b"x", _Long(MAX_CHUNK_BYTES + 1))  # type: ignore[arg-type]
+                data = encode_prefix(ROUNDS.version, Kind.CHUNK, b"x", _Long(MAX_CHUNK_BYTES + 1))  # type: ignore[arg-type]
             case _:
                 data = b"\x00" * 64
         transport = self._network.transport
@@ -196,5 +197,5 @@ class _Long(bytes):
         return self.length
 
 
-def _fields(message: m.TrainResult) -> dict[str, object]:
+def _fields(message: rm.TrainResult) -> dict[str, object]:
     return {name: getattr(message, name) for name in message.__struct_fields__}

@@ -9,8 +9,6 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
     CheckpointFailed,
     CheckpointWritten,
-    RoundFinished,
-    RoundStarted,
     RunFinished,
     RunPaused,
     TaskAborted,
@@ -18,6 +16,8 @@ from planetary.fleet.protocol.records import (
     WorkerRefused,
 )
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import RoundMerged, RoundStarted
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 
@@ -144,7 +144,7 @@ def test_full_disk_at_the_last_checkpoint_is_no_success() -> None:
     cluster.disk.full = 10**9
     assert cluster.run(600.0), "hangs"
     journal = cluster.journal
-    assert [r.round for r in journal if isinstance(r, RoundFinished)] == [1, 2, 3]
+    assert [r.round for r in journal if isinstance(r, RoundMerged)] == [1, 2, 3]
     tries = [r.round for r in journal if isinstance(r, CheckpointFailed)]
     assert tries == [3] * cluster.policy.last_checkpoint_tries
     end = journal[-1]
@@ -163,7 +163,7 @@ def test_room_that_comes_back_saves_the_last_round() -> None:
     end = journal[-1]
     assert isinstance(end, RunFinished)
     assert (end.ok, end.kind) == (True, "done")
-    assert [r.durable for r in journal if isinstance(r, RoundFinished)] == [False, False, True]
+    assert [r.durable for r in journal if isinstance(r, RoundMerged)] == [False, False, True]
 
 
 @pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
@@ -191,7 +191,7 @@ def test_run_pauses_when_the_next_checkpoint_fails_too(mode: dict[str, bool]) ->
     assert [r.round for r in journal if isinstance(r, CheckpointFailed)] == [1, 2]
     assert [r.round for r in journal if isinstance(r, RunPaused)] == [2]
     assert [r.round for r in journal if isinstance(r, CheckpointWritten)] == [2, 3, 4, 5, 6]
-    [second] = [r for r in journal if isinstance(r, RoundFinished) and r.round == 2]
+    [second] = [r for r in journal if isinstance(r, RoundMerged) and r.round == 2]
     assert second.t > stops[0] + paused_s
     assert any(text.startswith("the run waits until its checkpoint can be written: ") for text in stalls)
     assert cluster.gateway is not None
@@ -215,7 +215,7 @@ def test_a_paused_run_can_be_stopped() -> None:
 
 def _until_a_checkpoint_is_being_written(bench: Bench) -> None:
     session = bench.join("a")
-    result = m.TrainResult(
+    result = rm.TrainResult(
         task=bench.task_of(session),
         round=1,
         steps=bench.policy.inner_steps,
@@ -226,7 +226,7 @@ def _until_a_checkpoint_is_being_written(bench: Bench) -> None:
     )
     bench.tell(e.Received(session, result, "", 1))
     bench.tell(e.OuterStepDone(1, 1.0))
-    assert not bench.records(RoundFinished), "the checkpoint is still being written"
+    assert not bench.records(RoundMerged), "the checkpoint is still being written"
 
 
 def test_stop_waits_for_the_checkpoint_under_way() -> None:
@@ -238,7 +238,7 @@ def test_stop_waits_for_the_checkpoint_under_way() -> None:
     bench.tell(e.CheckpointDone(1, "round-1", 0.1))
     assert bench.finish == e.Finish(False, "stopped by SIGTERM", "stopped")
     assert [r.round for r in bench.records(CheckpointWritten)] == [1]
-    assert [(r.round, r.durable) for r in bench.records(RoundFinished)] == [(1, True)]
+    assert [(r.round, r.durable) for r in bench.records(RoundMerged)] == [(1, True)]
     assert [r.round for r in bench.records(RunFinished)] == [1]
 
 
@@ -261,7 +261,7 @@ def test_a_second_stop_does_not_wait() -> None:
     bench.tell(e.StopRequested("stopped by SIGTERM"))
     bench.tell(e.StopRequested("stopped by SIGTERM"))
     assert bench.finish == e.Finish(False, "stopped by SIGTERM", "stopped")
-    assert not bench.records(RoundFinished)
+    assert not bench.records(RoundMerged)
 
 
 @pytest.mark.parametrize("name", ["a\n12:00:00 gateway INFO forged", "\x1b[2J", "a b", "x" * 200])

@@ -9,14 +9,14 @@ from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas, run_schedu
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.records import (
-    AnyRecord,
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     LeaseAssigned,
     LeaseCarried,
     RoundClosed,
-    RoundFinished,
-    RunResumed,
+    RoundMerged,
+    RoundsRecord,
+    RoundsResumed,
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
@@ -36,7 +36,7 @@ def run(plan: Sequence[Fault] = (), given: Sequence[str] = (*KEYS, *PLAIN)) -> S
     return cluster
 
 
-def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
+def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
@@ -103,7 +103,7 @@ def test_a_quorum_of_all_in_a_calm_run_is_streaming() -> None:
 
 def test_random_fault_schedules() -> None:
     seen = sweep(range(4200, 4203), given=(*KEYS, *PLAIN))
-    assert seen.records[RoundFinished] >= 3 * 6
+    assert seen.records[RoundMerged] >= 3 * 6
     assert seen.records[LeaseCarried] > 0
 
 
@@ -127,10 +127,10 @@ def test_measured_leases_are_refused_with_mixed_fragments(overlap: str) -> None:
 def test_more_random_fault_schedules() -> None:
     given = ("sync.overlap=decoupled", "sync.fragments=2", "sync.delay=1", "sync.mixing=0.5", "fabric.quorum=2")
     codecs = ("sync.compression=int4", "sync.broadcast_compression=int8")
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=(*given, *codecs, *PLAIN)).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=(*given, *codecs, *PLAIN)).records[RoundsResumed] > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_five_hundred_random_fault_schedules() -> None:
-    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=(*KEYS, *PLAIN)).require(RunResumed)
+    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=(*KEYS, *PLAIN)).require(RoundsResumed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planetary.fleet.protocol.records import LeaseReturned, WorkerLost
+from planetary.fleet.protocol.records import WorkerLost
+from planetary.runs.rounds.records import LeaseReturned
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training

@@ -9,16 +9,13 @@ from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.records import (
-    AnyRecord,
+from planetary.fleet.protocol.records import TaskAborted, WorkerBanned, WorkerLeft, WorkerLost
+from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     LeaseAssigned,
     LeaseReturned,
-    TaskAborted,
-    WorkerBanned,
-    WorkerLeft,
-    WorkerLost,
+    RoundsRecord,
     WorkerSlow,
 )
 from planetary.simulation.faults import Fault
@@ -47,7 +44,7 @@ def run(
     return cluster
 
 
-def of(cluster: SimCluster, record_type: type[AnyRecord], **values: object) -> list:
+def of(cluster: SimCluster, record_type: type[RoundsRecord], **values: object) -> list:
     found = (record for record in cluster.journal if isinstance(record, record_type))
     return [record for record in found if all(getattr(record, key) == value for key, value in values.items())]
 

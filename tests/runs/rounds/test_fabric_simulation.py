@@ -8,15 +8,9 @@ from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule, sweep
 
 from planetary.core.config import load_config
 from planetary.fleet.gateway.run_files import CONFIG, EVENTS, LOCK, STEP, has_run
-from planetary.fleet.protocol.records import (
-    DeltaRejected,
-    LeaseAssigned,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    WorkerLost,
-)
+from planetary.fleet.protocol.records import RunFinished, RunStarted, WorkerLost
 from planetary.run.choice import new_run
+from planetary.runs.rounds.records import DeltaRejected, LeaseAssigned, RoundsResumed
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, encode_story, small_training
@@ -27,14 +21,14 @@ from random_schedules import SLOW_SEEDS, SOAK_SEEDS
     "seeds", [range(14), *(pytest.param(s, marks=pytest.mark.slow) for s in (range(14, 67), range(67, 120)))], ids=str
 )
 def test_random_fault_schedules(seeds: range) -> None:
-    sweep(seeds).require(RunResumed)
+    sweep(seeds).require(RoundsResumed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(2))
 def test_more_random_fault_schedules(block: int) -> None:
     first = SLOW_SEEDS + block * 80
-    sweep(range(first, first + 80)).require(RunResumed)
+    sweep(range(first, first + 80)).require(RoundsResumed)
 
 
 @pytest.mark.soak
@@ -42,7 +36,7 @@ def test_more_random_fault_schedules(block: int) -> None:
 @pytest.mark.parametrize("block", range(10))
 def test_five_thousand_random_fault_schedules(block: int) -> None:
     first = SOAK_SEEDS + block * 500
-    sweep(range(first, first + 500)).require(RunResumed)
+    sweep(range(first, first + 500)).require(RoundsResumed)
 
 
 @pytest.mark.parametrize("seeds", [range(2000, 2003), pytest.param(range(2003, 2008), marks=pytest.mark.slow)], ids=str)
@@ -79,7 +73,7 @@ def test_an_epoch_ends_the_run_whatever_goes_wrong(mode: dict[str, bool]) -> Non
 
 @pytest.mark.slow
 def test_more_runs_with_rare_checkpoints() -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), checkpoint_every=3).records[RunResumed] > 20
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), checkpoint_every=3).records[RoundsResumed] > 20
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from killable_run import KillableRun, kill
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fleet.protocol.records import AnyRecord
 from planetary.machine.journal import replay
+from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -46,7 +46,7 @@ def check_finished(run: KillableRun, rounds: int) -> None:
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     assert all(line["eval_loss"] is not None for line in lines)
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
+    state = replay(read_json_lines(run.folder / "events.jsonl", RoundsRecord), ControllerState())
     assert state.round == rounds
     assert state.ended is not None
     assert state.ended.ok

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from fault_schedules import SCHEDULES
 
-from planetary.fleet.protocol.records import DeltaWithdrawn, LeaseReturned, WorkerLeft, WorkerLost
+from planetary.fleet.protocol.records import WorkerLeft, WorkerLost
+from planetary.runs.rounds.records import DeltaWithdrawn, LeaseReturned
 
 MODES = [{}, {"ring": True}, {"ring": True, "overlap": True}]
 IDS = ["star", "ring", "overlap"]

@@ -8,7 +8,9 @@ from fault_schedules import LIMIT_S
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import RoundFinished, WorkerBanned, WorkerJoined
+from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import LIES
 from planetary.simulation.rounds.cluster import SimCluster
@@ -48,7 +50,7 @@ def test_run_survives_a_liar_that_was_alone(lie: str) -> None:
     banned = [record.worker for record in cluster.journal if isinstance(record, WorkerBanned)]
     assert banned in ([], ["node-0/0"])
     joined = [r.t for r in cluster.journal if isinstance(r, WorkerJoined) and r.worker == "node-1/0"]
-    last = [r.t for r in cluster.journal if isinstance(r, RoundFinished)][-1]
+    last = [r.t for r in cluster.journal if isinstance(r, RoundMerged)][-1]
     assert len(joined) == 2, "it was away"
     assert last > joined[1], "the honest worker trains the rest"
 
@@ -59,7 +61,7 @@ def test_nan_results_ban_the_machine_under_every_name() -> None:
     for number in range(bench.policy.max_strikes):
         session = bench.join("liar", identity=liar) if number == 0 else session  # noqa: F821
         task = bench.task_of(session)
-        result = m.TrainResult(
+        result = rm.TrainResult(
             task=task,
             round=1,
             steps=bench.policy.inner_steps,

@@ -22,14 +22,10 @@ from planetary.core.registry import files_of
 from planetary.core.schedules import Schedule
 from planetary.fleet.gateway.run_files import CHECKPOINTS, METRICS, keep_code
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import (
-    ContributionsJudged,
-    LeaseAssigned,
-    ParametersSent,
-    RoundFinished,
-    RunFinished,
-)
+from planetary.fleet.protocol.records import RunFinished
 from planetary.fleet.protocol.status import RoundMetrics
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import ContributionsJudged, LeaseAssigned, ParametersSent, RoundMerged
 from planetary.runs.rounds.worker.role import load_code
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_policy, small_training
@@ -78,7 +74,7 @@ def test_an_own_codec_makes_the_bytes_of_updates(tmp_path: Path) -> None:
 def test_an_own_codec_sends_versions_too(tmp_path: Path) -> None:
     own = f"{tmp_path}/my_codec.py:Ternary"
     cluster = run(tmp_path, f"sync.compression={own}", f"sync.broadcast_compression={own}")
-    assert len(of(cluster, RoundFinished)) == 4
+    assert len(of(cluster, RoundMerged)) == 4
 
 
 def final(cluster: SimCluster) -> dict[str, np.ndarray]:
@@ -98,7 +94,7 @@ def test_an_own_outer_optimizer_takes_the_step(tmp_path: Path) -> None:
 def test_workers_of_a_ring_take_the_step_of_an_own_optimizer(tmp_path: Path) -> None:
     """All of them come to one state, whose digest the gateway compares."""
     cluster = run(tmp_path, "sync.topology=ring", f"outer.optimizer={tmp_path}/my_outer.py:Signed", "train.rounds=2")
-    assert [record.round for record in of(cluster, RoundFinished)] == [1, 2]
+    assert [record.round for record in of(cluster, RoundMerged)] == [1, 2]
 
 
 def test_workers_relay_by_an_own_merge_rule(tmp_path: Path) -> None:
@@ -112,7 +108,7 @@ def test_an_own_merge_rule_makes_the_result(tmp_path: Path) -> None:
     """A round of the rule is no longer than one of the mean; the journal names the file's digest."""
     own = run(tmp_path, f"outer.merge={tmp_path}/my_rule.py:Nearest")
     plain = run(tmp_path, "outer.merge=mean")
-    assert of(own, RoundFinished)[0].delta_norm < of(plain, RoundFinished)[0].delta_norm
+    assert of(own, RoundMerged)[0].delta_norm < of(plain, RoundMerged)[0].delta_norm
     assert {record.rule.partition("@")[0] for record in of(own, ContributionsJudged)} == {"my_rule.py:Nearest"}
 
 
@@ -156,7 +152,7 @@ def test_a_worker_that_runs_no_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my_codec.py").write_text(EXAMPLES["my_codec.py"])
     pinned = CODECS.pin(f"{tmp_path}/my_codec.py:Ternary")
     policy = small_policy(rounds=1, workers=1)
-    policy = msgspec.structs.replace(policy, compression=m.Compression(up=pinned))
+    policy = msgspec.structs.replace(policy, compression=rm.Compression(up=pinned))
     hello = m.Hello(
         role="worker",
         protocol=m.FABRIC.version,

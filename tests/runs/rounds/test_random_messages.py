@@ -10,18 +10,28 @@ from planetary.fleet.controller.membership import Membership
 from planetary.fleet.protocol import messages as m
 from planetary.machine.events import Received
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine
 from planetary.simulation.rounds.small_training import small_policy
 from planetary.wire.message import Message
 
 FROM_WORKERS = (
-    *(m.Hello, m.WorkerStarted, m.WorkerExited, m.FetchBlob, m.Ready, m.RingState, m.ReduceDone, m.ReduceFailed),
-    *(m.Progress, m.Progress, m.TrainResult, m.TrainResult, m.TrainResult, m.EvalResult, m.EvalResult, m.TaskFailed),
-    *(m.Parameters, m.TrainTask, m.CountIn, m.Shutdown),
+    *(m.Hello, m.WorkerStarted, m.WorkerExited, m.FetchBlob, rm.Ready, rm.RingState, rm.ReduceDone, rm.ReduceFailed),
+    *(
+        rm.Progress,
+        rm.Progress,
+        rm.TrainResult,
+        rm.TrainResult,
+        rm.TrainResult,
+        rm.EvalResult,
+        rm.EvalResult,
+        m.TaskFailed,
+    ),
+    *(rm.Parameters, rm.TrainTask, rm.CountIn, m.Shutdown),
 )
 TO_WORKERS = (
-    *(m.TrainTask, m.TrainTask, m.EvalTask, m.EvalTask, m.Parameters, m.Parameters, m.CountIn, m.CancelTask),
-    *(m.FinishTask, m.RingState, m.SendOuterState, m.Reduce),
+    *(rm.TrainTask, rm.TrainTask, rm.EvalTask, rm.EvalTask, rm.Parameters, rm.Parameters, rm.CountIn, rm.CancelTask),
+    *(rm.FinishTask, rm.RingState, rm.SendOuterState, rm.Reduce),
 )
 FLOAT32 = ("sync.compression=float32",)
 MODES = {
@@ -51,8 +61,8 @@ def test_no_message_of_a_worker_ends_the_gateway(mode: str, is_patient: bool, mo
             bench.join(f"late-{draw.randrange(10**9)}")
         session = draw.choice([*workers, 99])
         train = workers[session].train if session in workers else None
-        if isinstance(message, m.TrainResult) and train is not None and draw.random() < 0.4:
-            message = m.TrainResult(
+        if isinstance(message, rm.TrainResult) and train is not None and draw.random() < 0.4:
+            message = rm.TrainResult(
                 payload=bench.controller.topology.result,
                 task=train.task,
                 round=train.known_round,
@@ -79,7 +89,7 @@ def test_no_message_of_a_worker_ends_the_gateway(mode: str, is_patient: bool, mo
 
 
 def test_no_message_of_a_gateway_ends_a_worker() -> None:
-    machine = LeaseMachine(m.Ready(artifact="a" * 64, opt_state_round=0), progress_every_s=1.0)
+    machine = LeaseMachine(rm.Ready(artifact="a" * 64, opt_state_round=0), progress_every_s=1.0)
     machine.connected(1, small_policy(rounds=3, workers=2).job("a" * 64, ""))
     bombard(lambda message: machine.handle(Received(1, message), 1.0), TO_WORKERS, RandomMessages(1), 500)
 

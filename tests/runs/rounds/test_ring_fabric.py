@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, part_two, run_schedule, sweep
 
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.records import WorkerLost
+from planetary.runs.rounds.controller.ring import Ring
+from planetary.runs.rounds.records import (
     DeltaWithdrawn,
     DigestsDiffered,
     ReduceRetried,
     RolledBack,
     RoundClosed,
-    RunResumed,
+    RoundsResumed,
     TopologyReplaced,
-    WorkerLost,
 )
-from planetary.runs.rounds.controller.ring import Ring
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import encode_story, small_training
@@ -68,14 +68,14 @@ def test_rare_checkpoints(way: str) -> None:
 
     With overlap the next reduction waits for a newcomer's state.
     """
-    assert sweep(range(2000, 2020), checkpoint_every=3, **WAYS[way]).records[RunResumed] > 0
+    assert sweep(range(2000, 2020), checkpoint_every=3, **WAYS[way]).records[RoundsResumed] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_more_runs_with_rare_checkpoints(way: str) -> None:
     seeds = range(SLOW_SEEDS, SLOW_SEEDS + 60)
-    assert sweep(seeds, checkpoint_every=3, **WAYS[way]).records[RunResumed] > 20
+    assert sweep(seeds, checkpoint_every=3, **WAYS[way]).records[RoundsResumed] > 20
 
 
 @pytest.mark.parametrize("seed", [3, pytest.param(17, marks=pytest.mark.slow)])

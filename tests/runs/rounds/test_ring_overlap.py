@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
 
-from planetary.fleet.protocol.records import (
-    AnyRecord,
+from planetary.fleet.protocol.records import WorkerJoined
+from planetary.runs.rounds.controller.ring import Ring
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     DigestsDiffered,
@@ -16,11 +17,10 @@ from planetary.fleet.protocol.records import (
     ReduceRetried,
     RolledBack,
     RoundClosed,
-    RoundFinished,
+    RoundMerged,
+    RoundsRecord,
     RoundStarted,
-    WorkerJoined,
 )
-from planetary.runs.rounds.controller.ring import Ring
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
@@ -34,7 +34,7 @@ def overlapping(checkpoint_every: int = 1, plan: Sequence[Fault] = ()) -> SimClu
     return cluster
 
 
-def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
+def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
@@ -43,11 +43,11 @@ def test_a_calm_run_trains_each_round_from_one_version_back() -> None:
     assert not of(cluster, DeltaWithdrawn, ReduceRetried, DigestsDiffered)
     assert [r.version for r in of(cluster, RoundStarted)] == [0, 0, 1, 2, 3, 4]
     assert [r.version for r in of(cluster, LeaseAssigned)] == [v for v in (0, 0, 1, 2, 3, 4) for _ in range(WORKERS)]
-    order = [(type(r), r.round) for r in of(cluster, RoundStarted, RoundClosed, RoundFinished)]
+    order = [(type(r), r.round) for r in of(cluster, RoundStarted, RoundClosed, RoundMerged)]
     for number in range(1, ROUNDS):
         assert order.index((RoundStarted, number + 1)) < order.index((RoundClosed, number))
         if number + 2 <= ROUNDS:
-            assert order.index((RoundFinished, number)) < order.index((RoundStarted, number + 2))
+            assert order.index((RoundMerged, number)) < order.index((RoundStarted, number + 2))
     assert cluster.gateway is not None
     ring = cluster.controller.topology
     assert isinstance(ring, Ring)
@@ -56,7 +56,7 @@ def test_a_calm_run_trains_each_round_from_one_version_back() -> None:
 
 def test_rounds_share_no_seconds() -> None:
     cluster = overlapping()
-    finished = of(cluster, RoundFinished)
+    finished = of(cluster, RoundMerged)
     lines = cluster.metrics
     assert [lines[r.round].seconds for r in finished] == [r.seconds for r in finished]
     [first, *_] = of(cluster, RoundStarted)

@@ -13,8 +13,8 @@ from killable_run import KillableRun, kill
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fleet.protocol.records import AnyRecord
 from planetary.machine.journal import replay
+from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -81,7 +81,7 @@ def test_worker_killed_during_overlap_costs_a_retry(tmp_path: Path, shared_cache
     [kept] = [r for r in run.of("lease_assigned") if r["task"] == next_round["task"]]
     assert kept["version"] == 1
     assert next_round["task"] in [r["task"] for r in run.of("delta_accepted") if r["round"] == 3]
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
+    state = replay(read_json_lines(run.folder / "events.jsonl", RoundsRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
     assert state.ledger.trained * STEPS * 2 * 16 == state.tokens_total
@@ -108,7 +108,7 @@ def test_a_worker_killed_in_mid_reduce_costs_a_retry(tmp_path: Path, shared_cach
     assert retried["attempt"] == 2
     assert withdrawn["worker"] == first["worker"]
     assert closed["contributions"] == 1
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
+    state = replay(read_json_lines(run.folder / "events.jsonl", RoundsRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
     assert state.ledger.trained * STEPS * 2 * 16 == state.tokens_total

@@ -7,7 +7,9 @@ from msgspec.structs import replace
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import DeltaAccepted, LeaseReturned, WorkerLost
+from planetary.fleet.protocol.records import WorkerLost
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import DeltaAccepted, LeaseReturned
 
 HOURS = 3 * 3600.0
 
@@ -17,7 +19,7 @@ def begun(bench: Bench) -> int:
     session = bench.join("a")
     bench.now += 20.0  # the others are not waited for any longer
     bench.tell(e.Tick())
-    assert [type(message) for to, message in bench.sent if to == session][-2:] == [m.Parameters, m.TrainTask]
+    assert [type(message) for to, message in bench.sent if to == session][-2:] == [rm.Parameters, rm.TrainTask]
     return session
 
 
@@ -26,12 +28,12 @@ def lost(bench: Bench) -> list[str]:
 
 
 def parameters(bench: Bench, session: int) -> m.Message:
-    return [msg for to, msg in bench.sent if to == session and isinstance(msg, m.Parameters)][-1]
+    return [msg for to, msg in bench.sent if to == session and isinstance(msg, rm.Parameters)][-1]
 
 
-def result(bench: Bench, session: int) -> m.TrainResult:
+def result(bench: Bench, session: int) -> rm.TrainResult:
     policy = bench.policy
-    return m.TrainResult(
+    return rm.TrainResult(
         task=bench.task_of(session),
         round=1,
         steps=policy.inner_steps,
@@ -67,7 +69,7 @@ def test_result_may_take_hours_once_it_has_begun_to_arrive() -> None:
     steps = bench.policy.inner_steps
     for step in range(1, steps + 1):
         bench.now += 1.0
-        bench.tell(e.Received(session, m.Progress(task=bench.task_of(session), round=1, step=step, loss=2.0)))
+        bench.tell(e.Received(session, rm.Progress(task=bench.task_of(session), round=1, step=step, loss=2.0)))
     bench.tell(e.PayloadArrives(session, result(bench, session)))
     wait(bench, HOURS)
     assert lost(bench) == []
@@ -80,7 +82,7 @@ def test_trained_worker_that_sends_nothing_is_stuck() -> None:
     session = begun(bench)
     bench.tell(e.PayloadSent(session, parameters(bench, session)))
     bench.now += 1.0
-    bench.tell(e.Received(session, m.Progress(task=bench.task_of(session), round=1, step=4, loss=2.0)))
+    bench.tell(e.Received(session, rm.Progress(task=bench.task_of(session), round=1, step=4, loss=2.0)))
     wait(bench, 200.0)  # more than twenty of its steps
     assert lost(bench) == ["it made no progress on its task for 200 s"]
     assert len(bench.records(LeaseReturned)) + len(lost(bench)) >= 1

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, recorded_deltas, sweep
 
-from planetary.fleet.protocol.records import (
-    AnyRecord,
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     LeaseAssigned,
     RolledBack,
     RoundClosed,
-    RoundFinished,
+    RoundMerged,
+    RoundsRecord,
+    RoundsResumed,
     RoundStarted,
-    RunResumed,
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
@@ -57,13 +57,13 @@ def slow_lines(
     return cluster
 
 
-def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
+def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
 def test_contributions_arrive_while_the_next_round_is_trained() -> None:
     cluster = slow_lines()
-    order = [(type(r), r.round) for r in of(cluster, RoundStarted, RoundClosed, RoundFinished)]
+    order = [(type(r), r.round) for r in of(cluster, RoundStarted, RoundClosed, RoundMerged)]
     for number in range(1, ROUNDS):
         assert order.index((RoundStarted, number + 1)) < order.index((RoundClosed, number))
     assert [r.version for r in of(cluster, LeaseAssigned)] == [v for v in (0, 0, 1, 2, 3, 4) for _ in range(WORKERS)]
@@ -107,14 +107,14 @@ def test_round_of_broken_uploads_goes_back_a_version() -> None:
     ids=["eager", "eager-rda", "async-int8"],
 )
 def test_random_fault_schedules(given: tuple[str, ...]) -> None:
-    assert sweep(range(4200, 4202), given=given).records[RoundFinished] >= 2 * ROUNDS
+    assert sweep(range(4200, 4202), given=given).records[RoundMerged] >= 2 * ROUNDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("down", ["none", "int4"])
 def test_more_random_fault_schedules(down: str) -> None:
     given = (*EAGER, f"sync.broadcast_compression={down}", "sync.compression=int4")
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=given).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=given).records[RoundsResumed] > 0
 
 
 @pytest.mark.slow
@@ -131,4 +131,4 @@ def test_connections_that_break_at_random_on_slow_lines() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_five_hundred_random_fault_schedules() -> None:
-    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=EAGER).require(RunResumed)
+    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=EAGER).require(RoundsResumed)

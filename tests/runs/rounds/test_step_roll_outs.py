@@ -13,14 +13,8 @@ from fault_schedules import check, recorded_deltas
 
 from planetary.core.errors import ClosedError, UserError
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
-from planetary.fleet.protocol.records import (
-    AnyRecord,
-    ArtifactPublished,
-    RoundFinished,
-    RoundStarted,
-    RunResumed,
-    StepReplaced,
-)
+from planetary.fleet.protocol.records import ArtifactPublished
+from planetary.runs.rounds.records import RoundMerged, RoundsRecord, RoundsResumed, RoundStarted, StepReplaced
 from planetary.simulation.faults import draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import STEPS, small_training
@@ -41,13 +35,13 @@ def ask(cluster: SimCluster, *overrides: str, back_to: str = "") -> None:
             cluster.process.in_context(lambda: gateway.roll_out(wanted))
 
 
-def finish(cluster: SimCluster) -> list[AnyRecord]:
+def finish(cluster: SimCluster) -> list[RoundsRecord]:
     assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
     check(cluster)
     return cluster.journal
 
 
-def replaced(journal: list[AnyRecord]) -> list[StepReplaced]:
+def replaced(journal: list[RoundsRecord]) -> list[StepReplaced]:
     return [record for record in journal if isinstance(record, StepReplaced)]
 
 
@@ -66,7 +60,7 @@ def test_rounds_after_a_roll_out_are_trained_with_the_new_step() -> None:
     assert stages[0].state == "preparing"
     place = journal.index(record)
     assert isinstance(journal[place + 1], ArtifactPublished)  # it was verified before
-    under_way = sum(isinstance(r, RoundStarted) - isinstance(r, RoundFinished) for r in journal[:place])
+    under_way = sum(isinstance(r, RoundStarted) - isinstance(r, RoundMerged) for r in journal[:place])
     assert under_way == 0
     assert cluster.controller.state.steps == [FIRST, SECOND]
     assert cluster.controller.policy.spec.stablehlo_digest == SECOND
@@ -95,7 +89,7 @@ def test_gateway_killed_at_the_border_keeps_the_journals_step() -> None:
         cluster.world.at(second, cluster.kill_gateway)
         journal = finish(cluster)
         assert cluster.struck == ["kill_gateway"]
-        resumed = next(i for i, r in enumerate(journal) if isinstance(r, RunResumed))
+        resumed = next(i for i, r in enumerate(journal) if isinstance(r, RoundsResumed))
         found = [journal.index(record) < resumed for record in replaced(journal)]
         outcomes.add(tuple(found))
         expected = [FIRST, SECOND] if found else [FIRST]

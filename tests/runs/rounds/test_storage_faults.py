@@ -14,15 +14,9 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError, UserError
 from planetary.fleet.controller.controller import RunPhase
 from planetary.fleet.gateway.run_files import CONFIG, LOCK, RunLock
-from planetary.fleet.protocol.records import (
-    AnyRecord,
-    CheckpointWritten,
-    LeaseAssigned,
-    RoundFinished,
-    RunResumed,
-    WorkerLost,
-)
+from planetary.fleet.protocol.records import CheckpointWritten, WorkerLost
 from planetary.machine.journal import replay
+from planetary.runs.rounds.records import LeaseAssigned, RoundMerged, RoundsRecord, RoundsResumed
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.simulation.disk import SimulatedDisk, SimulatedFiles, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
@@ -40,7 +34,7 @@ ONE_MODE_AT_ONCE = pytest.mark.parametrize(
 """`make test` has the star."""
 
 
-def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
+def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
@@ -65,7 +59,7 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
     for before_s in (0.001, 0.02, 0.05, 0.12):
         cluster = struck(Fault(written.t - before_s, "cut_power"), **mode)
         assert cluster.struck == ["cut_power"]
-        marks += [record.mark.round for record in of(cluster, RunResumed)]
+        marks += [record.mark.round for record in of(cluster, RoundsResumed)]
     assert set(marks) == {2, 3}  # the first of them had the checkpoint, the last had not
 
 
@@ -82,27 +76,27 @@ def test_lying_disk_costs_journal_lines_and_no_parameters(mode: dict[str, bool],
         assert cluster.run(LIMIT_S)
         assert cluster.finished is not None
         assert cluster.finished.ok
-        [resumed] = of(cluster, RunResumed)
+        [resumed] = of(cluster, RoundsResumed)
         before = cluster.journal[: cluster.journal.index(resumed)]
         lost += not [r for r in before if isinstance(r, CheckpointWritten) and r.round == 3]
         assert resumed.mark.round == 3
         assert contradiction(cluster.controller.state) == ""
-        assert [r.round for r in of(cluster, RoundFinished)][-3:] == [4, 5, 6]
+        assert [r.round for r in of(cluster, RoundMerged)][-3:] == [4, 5, 6]
     assert lost
 
 
 def test_a_torn_line_is_cut_off_and_nothing_before_it_is_lost() -> None:
-    [finished] = [r for r in of(calm(), RoundFinished) if r.round == 3]
+    [finished] = [r for r in of(calm(), RoundMerged) if r.round == 3]
     cluster = struck(Fault(finished.t - 0.001, "torn_write"))
     assert cluster.struck == ["torn_write"]
-    assert [record.mark.round for record in of(cluster, RunResumed)] == [3]
+    assert [record.mark.round for record in of(cluster, RoundsResumed)] == [3]
 
 
 def test_gateway_without_journal_space_resumes_with_room() -> None:
     """A gateway without space for its journal fails and goes on when there is some."""
     cluster = struck(Fault(8.0, "no_space", seconds=5.0))
     assert "no_space" in cluster.struck
-    assert len(of(cluster, RunResumed)) >= 1
+    assert len(of(cluster, RoundsResumed)) >= 1
     gateways = [process for process in cluster.world.processes if process.name.startswith("gateway")]
     assert [process.status for process in gateways[:2]] == [7, 7]  # it is started in vain while the disk is full
     assert gateways[-1].status == 0
@@ -159,7 +153,7 @@ def test_a_resumed_run_uses_no_number_of_a_lost_task() -> None:
     """The power cut takes the records of tasks that workers still run: later tasks have other numbers."""
     [first] = [r for r in of(calm(), LeaseAssigned) if r.lease == 3]
     cluster = struck(Fault(first.t + 0.1, "cut_power"))
-    [resumed] = of(cluster, RunResumed)
+    [resumed] = of(cluster, RoundsResumed)
     after = cluster.journal[cluster.journal.index(resumed) :]
     assert min(r.task for r in after if isinstance(r, LeaseAssigned)) > 1000
 
@@ -263,7 +257,7 @@ def test_a_doubled_line_of_a_journal_is_named_wherever_it_is(mode: dict[str, boo
     for number in range(1, len(lines) + 1):
         path.write_bytes(b"\n".join([*lines[:number], *lines[number - 1 :], b""]))
         with pytest.raises(UserError, match=f"line {number + 1} repeats line {number}"):
-            replay(read_json_lines(path, AnyRecord), ControllerState(), path)
+            replay(read_json_lines(path, RoundsRecord), ControllerState(), path)
 
 
 @pytest.mark.parametrize("skipped", ["none", pytest.param("new checkpoint", marks=pytest.mark.slow), "checkpoints"])

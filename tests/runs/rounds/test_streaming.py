@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, sweep
 
-from planetary.fleet.protocol.records import (
-    AnyRecord,
-    EvalFinished,
+from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
+from planetary.runs.rounds.records import (
     LeaseAssigned,
     LeaseCarried,
     LeaseReturned,
-    RoundFinished,
-    RunResumed,
-    WorkerJoined,
+    RoundMerged,
+    RoundsRecord,
+    RoundsResumed,
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
@@ -37,7 +36,7 @@ def run(given: Sequence[str], plan: Sequence[Fault] = ()) -> SimCluster:
     return cluster
 
 
-def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
+def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
@@ -110,7 +109,7 @@ def test_returning_worker_begins_at_the_shared_fragments() -> None:
     ids=["whole", "coded"],
 )
 def test_random_fault_schedules(given: tuple[str, ...]) -> None:
-    assert sweep(range(4200, 4202), given=given).records[RoundFinished] >= 2 * ROUNDS
+    assert sweep(range(4200, 4202), given=given).records[RoundMerged] >= 2 * ROUNDS
 
 
 @pytest.mark.slow
@@ -118,11 +117,11 @@ def test_random_fault_schedules(given: tuple[str, ...]) -> None:
     "given", [streaming(4, 1, 0.5), streaming(2, 0, 0.0, "sync.compression=float32")], ids=["whole", "float32"]
 )
 def test_more_random_fault_schedules(given: tuple[str, ...]) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=given).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 10), given=given).records[RoundsResumed] > 0
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_five_hundred_random_fault_schedules() -> None:
     given = streaming(3, 2, 0.5, "sync.compression=int4")
-    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=given).require(RunResumed)
+    sweep(range(SOAK_SEEDS, SOAK_SEEDS + 500), checkpoint_every=2, given=given).require(RoundsResumed)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from fault_schedules import run_schedule, sweep
 
-from planetary.fleet.protocol.records import LeaseAssigned, ParametersSent, RoundFinished, RunResumed, TaskAborted
+from planetary.fleet.protocol.records import TaskAborted
 from planetary.runs.rounds.changes import RelayedChange
+from planetary.runs.rounds.records import LeaseAssigned, ParametersSent, RoundMerged, RoundsResumed
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.sync.relay import RelayedVersion
 from random_schedules import SLOW_SEEDS
@@ -20,13 +21,13 @@ RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_random_faults(ring: bool) -> None:
-    assert sweep(range(4000, 4002), ring=ring, given=RADIAL).records[RoundFinished] >= 2 * 6
+    assert sweep(range(4000, 4002), ring=ring, given=RADIAL).records[RoundMerged] >= 2 * 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_more_random_faults(ring: bool) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 26), ring=ring, given=RADIAL).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 26), ring=ring, given=RADIAL).records[RoundsResumed] > 0
 
 
 def coded(up: str, down: str, merge: str = "mean") -> tuple[str, ...]:
@@ -38,7 +39,7 @@ def coded(up: str, down: str, merge: str = "mean") -> tuple[str, ...]:
 
 @pytest.mark.parametrize("given", [coded("int4", "int8"), coded("sparse", "fp4", "senders")], ids="-".join)
 def test_compressed_updates_survive_random_faults(given: tuple[str, ...]) -> None:
-    assert sweep(range(4100, 4103), given=given).records[RoundFinished] >= 3 * 6
+    assert sweep(range(4100, 4103), given=given).records[RoundMerged] >= 3 * 6
 
 
 @pytest.mark.slow
@@ -54,7 +55,7 @@ def test_compressed_updates_survive_random_faults(given: tuple[str, ...]) -> Non
     ids="-".join,
 )
 def test_compressed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 15), given=given).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 15), given=given).records[RoundsResumed] > 0
 
 
 RELAY = (*coded("sign", "relay", "rda"), "sync.start_compression=int8")
@@ -97,7 +98,7 @@ def test_relayed_updates_survive_more_random_faults(given: tuple[str, ...]) -> N
     ]
     forms = sum(map(relayed, runs), Counter())
     assert forms["relay"] > 12 * 6
-    assert any(isinstance(record, RunResumed) for run in runs for record in run.journal)
+    assert any(isinstance(record, RoundsResumed) for run in runs for record in run.journal)
 
 
 def test_small_model_is_sent_whole_beside_larger_payloads() -> None:
@@ -139,7 +140,7 @@ IN_FRAGMENTS = (*ADAM, "sync.overlap=streaming", "sync.fragments=2", "sync.delay
     ids=["star", "ring", "streaming"],
 )
 def test_outer_adam_survives_random_faults(more: dict[str, Any]) -> None:
-    assert sweep([4600], **more).records[RoundFinished] >= 6
+    assert sweep([4600], **more).records[RoundMerged] >= 6
 
 
 @pytest.mark.slow
@@ -153,19 +154,19 @@ def test_outer_adam_survives_random_faults(more: dict[str, Any]) -> None:
     ids=["ring", "streaming", "coded"],
 )
 def test_outer_adam_survives_more_random_faults(more: dict[str, Any]) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 9), **more).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 9), **more).records[RoundsResumed] > 0
 
 
 EAGER = ("sync.overlap=eager",)
 
 
 def test_eager_overlap_survives_random_faults() -> None:
-    assert sweep(range(4200, 4202), overlap=True, given=EAGER).records[RoundFinished] >= 2 * 6
+    assert sweep(range(4200, 4202), overlap=True, given=EAGER).records[RoundMerged] >= 2 * 6
 
 
 @pytest.mark.slow
 def test_eager_overlap_survives_more_random_faults() -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 27), overlap=True, given=EAGER).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 27), overlap=True, given=EAGER).records[RoundsResumed] > 0
 
 
 def test_eager_round_begins_with_the_workers_own_part() -> None:
@@ -179,7 +180,7 @@ def test_eager_round_begins_with_the_workers_own_part() -> None:
 
 def test_the_merged_delta_is_measured_in_every_round_of_the_star() -> None:
     cluster = run_schedule(4000)
-    ends = [r.merged for r in cluster.journal if isinstance(r, RoundFinished)]
+    ends = [r.merged for r in cluster.journal if isinstance(r, RoundMerged)]
     assert all(merged is not None and merged.radial_ratio is not None for merged in ends)
     assert any(merged.autocorrelation is not None and merged.effective_rate is not None for merged in ends if merged)
     assert all(merged.radial_ratio <= 1 + 1e-9 for merged in ends if merged is not None and merged.radial_ratio)
@@ -192,4 +193,4 @@ QUANTISED = ("sync.precision=f32", "outer.merge=mean", "sync.ring_compression=in
 @pytest.mark.parametrize("more", [{}, {"overlap": True, "given": (*QUANTISED, *EAGER)}], ids=["ring", "eager"])
 def test_a_measured_and_quantised_ring_survives_random_faults(more: dict[str, Any], seed: int) -> None:
     seen = sweep([seed], **{"ring": True, "given": QUANTISED, **more})
-    assert seen.records[RoundFinished] >= 6
+    assert seen.records[RoundMerged] >= 6

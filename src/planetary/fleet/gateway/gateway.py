@@ -34,16 +34,8 @@ from planetary.fleet.gateway.run_files import EVENTS, METRICS, RunLock, check_co
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.news import LastingNews, news_of
-from planetary.fleet.protocol.records import (
-    CheckpointWritten,
-    RoundClosed,
-    RoundFinished,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    StepReplaced,
-)
+from planetary.fleet.protocol.news import LastingNews
+from planetary.fleet.protocol.records import CheckpointWritten, RoundFinished, RunFinished, RunResumed, RunStarted
 from planetary.fleet.protocol.status import MOST_EVENTS, Leave, RoundMetrics, RunStatus
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.fleet.shell.shell import Address, Answer, Background, Read, ServerShell, SessionTerms, TensorSource
@@ -174,18 +166,18 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     Attributes:
         protocol: messages of this kind of run.
+        traffic_of: class of the counter of bytes by round.
         compiles: name of the artifact that workers get, for users.
         synced: records that are on the disk before anything else happens, whatever becomes of the power.
         followers: receivers of metrics and events.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
+    traffic_of: ClassVar[type[WorkerTraffic]] = WorkerTraffic
     compiles: ClassVar[str] = "the training step"
     synced: ClassVar[tuple[type[Record], ...]] = (
         RunStarted,
         RunResumed,
-        StepReplaced,
-        RoundClosed,
         RoundFinished,
         RunFinished,
     )
@@ -202,7 +194,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.config = config
         self.options = options
         self.endpoint = ""  # URL that clients of the run's kind use; "": it has none
-        self.traffic = WorkerTraffic()
+        self.traffic = self.traffic_of()
         self.web_app: Any = None  # ASGI application that answers there
         self.stage = "starting"
         self.stage_since = 0.0  # Unix time in seconds; 0: before any
@@ -322,9 +314,6 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     def _bytes_of(self, round_: int) -> tuple[int, int, int]:
         """Bytes of a round: from workers, to workers, among workers."""
         return *self.traffic.of_round(round_), self.traffic.of_ring(round_)
-
-    def _news_of(self, record: Record) -> str:
-        return news_of(record)
 
     @property
     def is_unfitted(self) -> bool:
@@ -566,7 +555,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._journal.append(record, durable=isinstance(record, self.synced))
         for follower in self.followers:
             follower.write_event(record)
-        text = self._news_of(record)
+        text = record.news
         if text:
             # The displays show the rounds themselves; one that is finished makes older news old.
             self.news = "" if isinstance(record, RoundFinished) else text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planetary.fleet.protocol.progress import with_progress
+from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import (
     FINAL_STATES,
@@ -14,40 +16,14 @@ from planetary.fleet.protocol.status import (
     RunStatus,
     WorkerState,
     WorkerStatus,
-    figures_of,
 )
 
 if TYPE_CHECKING:
     from planetary.fleet.controller.desk import AnyDesk
     from planetary.fleet.gateway.gateway import Gateway
-    from planetary.fleet.protocol.records import RunFinished
 
 
-class CommonState(Protocol):
-    """The part of the state every kind of run has."""
-
-    @property
-    def round(self) -> int:
-        """Rounds that are finished."""
-        ...
-
-    @property
-    def train_losses(self) -> Mapping[int, float]:
-        """By round."""
-        ...
-
-    @property
-    def evals(self) -> Mapping[int, float]:
-        """By round."""
-        ...
-
-    @property
-    def tokens_total(self) -> int:
-        """Trained on so far."""
-        ...
-
-
-def base_status(host: Gateway[Any, Any, Any], state: CommonState | None, rounds_left: int | None = None) -> RunStatus:
+def base_status(host: Gateway[Any, Any, Any], state: RunFold | None, rounds_left: int | None = None) -> RunStatus:
     """Return the part of the status that all kinds of run have; without a state the run is being prepared.
 
     `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
@@ -68,29 +44,13 @@ def base_status(host: Gateway[Any, Any, Any], state: CommonState | None, rounds_
     )
     if state is None:
         return status
-    recent, left = host.metrics[-3:], config.train.rounds - state.round if rounds_left is None else rounds_left
-    seconds = [line.seconds for line in recent]
+    left = config.train.rounds - state.round if rounds_left is None else rounds_left
     return msgspec.structs.replace(
-        status,
-        rounds=state.round + left,
-        rounds_finished=state.round,
-        loss=tuple(sorted(state.train_losses.items())),
-        eval_loss=tuple(sorted(state.evals.items())),
-        figures=figures_of(host.metrics),
-        tokens_total=state.tokens_total,
-        tokens_per_s=sum(line.tokens for line in recent) / sum(seconds) if seconds else 0.0,
+        with_progress(status, state, host.metrics, left),
         bytes_up=host.traffic.up,
         bytes_down=host.traffic.down,
         ended_at=host.ended_at,
-        seconds_left=left * sum(seconds) / len(seconds) if seconds else None,
     )
-
-
-def ended_as(ended: RunFinished | None) -> RunState | None:
-    """Return how a run ended, in the display's word; None while it goes on."""
-    if ended is None:
-        return None
-    return "finished" if ended.ok else "stopped" if ended.kind == "stopped" else "failed"
 
 
 def workers_seen(desk: AnyDesk, describe: Callable[[WorkerSession], WorkerStatus]) -> tuple[WorkerStatus, ...]:

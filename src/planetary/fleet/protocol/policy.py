@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.core.registry import PinnedFile, pinned_file
-from planetary.fleet.protocol.messages import (
-    Hello,
-    Refused,
-)
+from planetary.core.registry import PinnedFile
+from planetary.fleet.protocol.messages import Hello, Refused
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
 
@@ -40,11 +37,6 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Files of the user with classes that workers use."""
         return ()
 
-    @property
-    def codecs(self) -> set[str]:
-        """Codecs of updates every worker must know."""
-        return set()
-
     def job(self, artifact: str, reference: str) -> Message:
         """Return a worker's job once the artifact exists; `reference`: digest of the reference results."""
         raise NotImplementedError
@@ -58,14 +50,6 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 reason=f"this run has code of its own, {', '.join(files)}, and worker {hello.worker} runs no code of "
                 "the gateway: start it with --allow-code if you trust the gateway's operator with this account, or "
                 "install the code as a package on all machines (docs/extending.md)",
-                kind="data",
-            )
-        if unknown := sorted({name for name in self.codecs if pinned_file(name) is None} - set(hello.codecs)):
-            return Refused(
-                code="codec",
-                reason=f"this run sends updates as {', '.join(unknown)}, and the planetary of worker {hello.worker} "
-                f"has {', '.join(hello.codecs) or 'no codecs'}: install the gateway's version there, or set "
-                "sync.compression and sync.broadcast_compression to one of these",
                 kind="data",
             )
         # A PJRT worker loads versioned StableHLO, which every later release reads.

@@ -19,15 +19,20 @@ from planetary.core.errors import (
     ResourceError,
     UserError,
 )
-from planetary.data.slices import LeaseLedger
-from planetary.fleet.protocol.status import ContributionMetrics, Leave, Loss, MergedMetrics
+from planetary.fleet.protocol.status import Leave, Loss
 from planetary.machine.journal import Record
-from planetary.sync.measure import Measure
 
 
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
-    """A new run begins."""
+    """A new run begins.
 
+    Attributes:
+        kind: name of the kind of run.
+        format: version of the run's files; 0: before they had one.
+    """
+
+    kind: str = ""
+    format: int = 0
     run: str
     rounds: int
     config_hash: str
@@ -42,8 +47,6 @@ class Mark(msgspec.Struct, frozen=True):
     round: int
     tokens_total: int
     next_task: int
-    ledger: LeaseLedger
-    counted: dict[str, int] = {}  # hub only: tokens as in `ControllerState.counted`
 
 
 class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
@@ -53,6 +56,10 @@ class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
     rounds: int
     mark: Mark
     config_hash: str
+
+    @property
+    def news(self) -> str:
+        return f"resumed after round {self.mark.round}"
 
 
 class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_published"):
@@ -65,24 +72,9 @@ class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_publish
     seconds: float
     verified: str  # how: the two sides of the comparison, in words
 
-
-class StepReplaced(Record, frozen=True, kw_only=True, tag="step_replaced"):
-    """Rounds after `round` are trained with another training step, of equal signature."""
-
-    round: int
-    model: str  # sha256 of the portable artifact
-    before: str  # sha256 of that of the step until then
-    by: str = ""  # name of the token; "": the run was resumed with another step
-    why: str = ""
-    back: bool = False  # return to an earlier step of the run
-    keeps_state: bool = True  # workers keep their optimizers' states
-
-
-class TopologyReplaced(Record, frozen=True, kw_only=True, tag="topology_replaced"):
-    """The workers could not close their ring: until the gateway ends, rounds after `round` are reduced in a star."""
-
-    round: int
-    why: str
+    @property
+    def news(self) -> str:
+        return f"compiled for {self.backend}:{self.target} ({self.verified})"
 
 
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
@@ -99,6 +91,11 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     address: str = ""  # address of the worker
     identity: str = ""  # public key of the machine, owner of the name from now on; "": local run
 
+    @property
+    def news(self) -> str:
+        how = "".join(f"; {text}" for text in (self.chosen, self.verified) if text)
+        return f"worker {self.worker} joined (process {self.pid}){how}"
+
 
 class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
     """A worker's device cannot run the training step, or computes something else; it takes no part."""
@@ -109,6 +106,10 @@ class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
     backend: str
     target: str
     reason: str
+
+    @property
+    def news(self) -> str:
+        return f"worker {self.worker} refused: {self.reason}"
 
 
 class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
@@ -122,11 +123,19 @@ class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
     invite: str = ""  # id of the invite it came with
     lasting: bool = False  # ban for contributions: holds for the machine, and after a resume, too
 
+    @property
+    def news(self) -> str:
+        return f"worker {self.worker} is banned: {self.reason}"
+
 
 class WorkerForgiven(Record, frozen=True, kw_only=True, tag="worker_forgiven"):
     """A person forgives a worker when the run is resumed: bans and keys under the name no longer count."""
 
     worker: str
+
+    @property
+    def news(self) -> str:
+        return f"worker {self.worker} is forgiven, and its name may belong to another machine"
 
 
 class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
@@ -139,6 +148,10 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     silent_s: float | None = None  # seconds since the last sign of life of any kind; None: an older journal
     kind: Loss = ""
 
+    @property
+    def news(self) -> str:
+        return f"worker {self.worker} lost: {self.reason}"
+
 
 class WorkerLeft(Record, frozen=True, kw_only=True, tag="worker_left"):
     """A joined worker left at the gateway's request: no fault, and no loss."""
@@ -149,175 +162,9 @@ class WorkerLeft(Record, frozen=True, kw_only=True, tag="worker_left"):
     reason: str
     kind: Leave
 
-
-class WorkerSlow(Record, frozen=True, kw_only=True, tag="worker_slow"):
-    """A worker is slower than the others since some rounds; `reason` names the quantity."""
-
-    round: int
-    worker: str
-    reason: str
-
-
-class WorkerRecovered(Record, frozen=True, kw_only=True, tag="worker_recovered"):
-    """A worker that was slow is as fast as the others since some rounds."""
-
-    round: int
-    worker: str
-
-
-class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
-    """A round begins with `workers` ready workers, from parameters `version`.
-
-    Overlap: while the results of the round before it are reduced; `version` is one less than in lock-step then.
-    """
-
-    round: int
-    version: int
-    workers: int
-
-
-class ParametersSent(Record, frozen=True, kw_only=True, tag="parameters_sent"):
-    """A worker is sent a version in one of several possible forms."""
-
-    version: int
-    worker: str
-    pid: int
-    node: str
-    form: str  # "relay", "whole", or the codec of the initial parameters
-    nbytes: int  # size of the tensors
-    why: str
-
-
-class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
-    """A worker gets a lease to train, from parameters `version`."""
-
-    round: int
-    lease: int
-    more: tuple[int, ...] = ()  # leases the task trains after it, in this order
-    task: int
-    worker: str
-    pid: int
-    node: str
-    version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
-    ahead: tuple[int, ...] = ()  # eager: own tasks of the round that is reduced, whose part it begins with
-    ahead_tokens: int = 0  # tokens of all contributions to that round
-    after: int = 0  # streaming: own task it goes on from; 0: from the version
-    mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
-    missed: tuple[int, ...] = ()  # decoupled: versions whose fragments are mixed in at the start
-    early: bool = False  # fragments: it is of the round after the open one, and goes on from the worker's lease of that
-
-
-class LeaseCarried(Record, frozen=True, kw_only=True, tag="lease_carried"):
-    """Decoupled: a round closed before a lease was trained; it goes on, and counts in the round that is opened."""
-
-    round: int
-    to: int
-    lease: int
-    task: int
-    worker: str
-    steps: int = 0  # inner steps reported by the holder
-
-
-class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
-    """The worker has parameters and tokens and begins the first inner step."""
-
-    round: int
-    lease: int
-    task: int
-    worker: str
-    pid: int
-    node: str
-
-
-class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
-    """A lease lost its holder untrained."""
-
-    round: int
-    lease: int
-    more: tuple[int, ...] = ()  # others of the task
-    task: int  # 0 when no worker held it any more
-    steps: int = 0  # inner steps reported by the holder, for nothing
-    worker: str
-    to: str  # "round": it is offered again in this round; "pool": it goes to a later round
-    reason: str
-
-
-class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
-    """A worker's contribution was checked and counts in this round."""
-
-    round: int
-    lease: int
-    more: tuple[int, ...] = ()  # leases trained after it
-    untrained: tuple[int, ...] = ()  # leases of the task cut off by the deadline; they go to a later round
-    task: int
-    worker: str
-    pid: int
-    node: str
-    tokens: int
-    loss: float
-    seconds: float
-    grad_norm: float = 0.0  # norm at the last inner step
-    transfer_s: float = 0.0  # time for the parameters to leave the gateway, and for the result to arrive
-    waited_s: float = 0.0  # time in which the round waited for it alone
-    version_lag: int = 0  # staleness of the parameters, in versions
-    through: int = 0  # site only: tokens as of `TrainResult`
-    stale: int = 0  # decoupled: missed versions of the fragment; the weight is 1 / (1 + stale)
-    share: float = -1.0  # fragments: fraction of the usual inner steps behind the delta; -1: as the leases tell
-
-
-class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
-    """A worker's contribution does not count; the reason names the defect."""
-
-    round: int
-    lease: int
-    task: int
-    worker: str
-    pid: int
-    node: str
-    reason: str
-
-
-class ContributionsJudged(Record, frozen=True, kw_only=True, tag="contributions_judged"):
-    """The contributions of a round that closes were compared with each other; those refused are withdrawn next."""
-
-    round: int
-    measures: tuple[Measure, ...]
-    length: float  # see `sync.judgement.Judgement`
-    rule: str  # how those that count are merged
-
-
-class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
-    """A contribution of a round under way was refused, or died with the worker holding it; the lease is an orphan."""
-
-    round: int
-    lease: int
-    more: tuple[int, ...] = ()  # leases trained after it
-    task: int
-    worker: str
-    reason: str
-
-
-class ReduceRetried(Record, frozen=True, kw_only=True, tag="reduce_retried"):
-    """Ring: the workers could not reduce their deltas; those that are left try again."""
-
-    round: int
-    attempt: int
-    reason: str
-
-
-class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed"):
-    """Ring: parameters of workers differed from the majority's after the outer step; they are resynchronised."""
-
-    round: int
-    workers: tuple[str, ...]
-
-
-class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
-    """Versions after `mark` are useless, or lost with the workers that held them; the run goes on from `mark`."""
-
-    mark: Mark
-    reason: str
-    bad: int = 0  # the version that was of no use; 0: versions after `mark` are lost
+    @property
+    def news(self) -> str:
+        return f"worker {self.worker} was {self.kind}: {self.reason}"
 
 
 class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
@@ -332,14 +179,9 @@ class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
     step: int
     reason: str
 
-
-class RoundClosed(Record, frozen=True, kw_only=True, tag="round_closed"):
-    """No more contributions: the outer step is being taken. `why` is the verdict's reason."""
-
-    round: int
-    contributions: int
-    why: str
-    peers: int = 0  # ring: workers that reduced, with contributions or without
+    @property
+    def news(self) -> str:
+        return f"{self.worker} could not finish its task: {self.reason}"
 
 
 class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
@@ -353,9 +195,10 @@ class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
     seconds: float
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
     durable: bool  # a checkpoint of this round exists
-    delta_norm: float | None = None  # norm as of `RoundMetrics`
-    merged: MergedMetrics | None = None  # metrics as of `RoundMetrics`
-    contributions: tuple[ContributionMetrics, ...] = ()
+
+    @property
+    def news(self) -> str:
+        return f"round {self.round} finished: loss {self.loss:.4f}, {self.tokens} tokens"
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):
@@ -372,12 +215,20 @@ class CheckpointFailed(Record, frozen=True, kw_only=True, tag="checkpoint_failed
     round: int
     reason: str
 
+    @property
+    def news(self) -> str:
+        return f"checkpoint of round {self.round} failed: {self.reason}"
+
 
 class RunPaused(Record, frozen=True, kw_only=True, tag="run_paused"):
     """Two checkpoints in a row could not be written; nothing is trained until the newest of them is."""
 
     round: int
     reason: str
+
+    @property
+    def news(self) -> str:
+        return f"the run pauses: {self.reason}"
 
 
 class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
@@ -394,6 +245,10 @@ class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
 
     round: int
     why: str
+
+    @property
+    def news(self) -> str:
+        return self.why
 
 
 EndKind = Literal["", "done", "stopped", "deserted", "compile", "numerics", "data", "resource", "peer"]
@@ -416,30 +271,6 @@ def error_class(kind: str) -> type[PlanetaryError]:
     return _ERRORS.get(kind, PeerError)
 
 
-class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
-    """A site goes on from a version of the hub, plus `carried` own tokens missing in that version."""
-
-    round: int  # round of the site whose parameters these are from now on
-    version: int  # version of the hub
-    carried: int
-    why: str = ""  # the reason for which the site's own training was given up for it; "": it was not
-
-
-class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_offered"):
-    """A site sent the parameters after this round to the hub, with the tokens missing in every version."""
-
-    round: int
-    version: int  # version of the hub at the start of this training
-    tokens: int
-
-
-class WentAlone(Record, frozen=True, kw_only=True, tag="went_alone"):
-    """A site goes on without the hub until the hub answers again."""
-
-    round: int
-    why: str
-
-
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The run ended. `ok` is false when it was stopped or failed; it can then be resumed."""
 
@@ -448,44 +279,29 @@ class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     reason: str
     kind: EndKind = ""
 
+    @property
+    def news(self) -> str:
+        return self.reason
 
-AnyRecord = (
+
+CommonRecord = (
     RunStarted
-    | RunResumed
     | ArtifactPublished
-    | StepReplaced
-    | TopologyReplaced
     | WorkerJoined
     | WorkerRefused
     | WorkerBanned
     | WorkerForgiven
     | WorkerLost
     | WorkerLeft
-    | WorkerSlow
-    | WorkerRecovered
-    | RoundStarted
-    | ParametersSent
-    | LeaseAssigned
-    | LeaseCarried
-    | LeaseStarted
-    | LeaseReturned
-    | DeltaAccepted
-    | DeltaRejected
-    | ContributionsJudged
-    | DeltaWithdrawn
-    | ReduceRetried
-    | DigestsDiffered
-    | RolledBack
     | TaskAborted
-    | RoundClosed
-    | RoundFinished
     | CheckpointWritten
     | CheckpointFailed
     | RunPaused
     | EvalFinished
     | Stalled
-    | VersionAdopted
-    | ContributionOffered
-    | WentAlone
     | RunFinished
 )
+"""Records of every kind of run, as they are."""
+
+AnyRecord = CommonRecord | RunResumed | RoundFinished
+"""The records of every kind of run. A kind may have more fields in the last two."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.records import (
+    CheckpointWritten,
     EndKind,
     EvalFinished,
     RoundFinished,
@@ -19,19 +21,49 @@ from planetary.fleet.protocol.records import (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerRefused,
 )
-from planetary.fleet.protocol.status import Leave
+from planetary.fleet.protocol.status import Leave, WorkerState
 from planetary.machine.journal import Record
 
 
 class Member(msgspec.Struct):
-    """A worker that joined and is there."""
+    """A worker that joined, or was refused, at any time.
+
+    Attributes:
+        went: how it is gone; "": it is connected.
+        round: of its newest task.
+        loss, transfer_s, version_lag: of its newest contribution; None: it has none, or the kind of run has none.
+        contributed_at: Unix time in seconds of that; None: it has none.
+    """
 
     worker: str
     pid: int
     node: str
-    backend: str
-    target: str
+    backend: str = ""
+    target: str = ""
+    device: str = ""
+    chosen: str = ""
+    verified: str = ""
+    address: str = ""
+    went: WorkerState | Literal[""] = ""
+    round: int = 0
+    loss: float | None = None
+    transfer_s: float | None = None
+    version_lag: int | None = None
+    contributed_at: float | None = None
+
+
+class Times(msgspec.Struct):
+    """When records were written, in Unix seconds, for displays; in a live run, whose records have no time yet, zeros.
+
+    Attributes:
+        started: first start of the run.
+        checkpoint: newest checkpoint; None: there is none.
+    """
+
+    started: float = 0.0
+    checkpoint: float | None = None
 
 
 class Ban(msgspec.Struct, frozen=True):
@@ -53,7 +85,10 @@ class RunFold(msgspec.Struct):
         rounds: that it is to have.
         round: the last finished one.
         tokens_total: target tokens of the finished rounds.
-        members: workers that joined and are there, by name.
+        opened: newest round that began since the run was started or resumed; 0: none.
+        step: digest of the artifact that workers run.
+        checkpoint_round: round of the newest checkpoint; 0: there is none.
+        workers: workers that joined or were refused, by name.
         losses: how many times each worker was lost.
         left: how each worker went that went in good order and is not back.
         keys: public key of the machine a worker's name belongs to.
@@ -67,7 +102,10 @@ class RunFold(msgspec.Struct):
     rounds: int = 0
     round: int = 0
     tokens_total: int = 0
-    members: dict[str, Member] = {}
+    opened: int = 0
+    step: str = ""
+    checkpoint_round: int = 0
+    workers: dict[str, Member] = {}
     losses: dict[str, int] = {}
     left: dict[str, Leave] = {}
     keys: dict[str, str] = {}
@@ -75,6 +113,26 @@ class RunFold(msgspec.Struct):
     evals: dict[int, float] = {}
     train_losses: dict[int, float] = {}
     ended: RunFinished | None = None
+    times: Times = msgspec.field(default_factory=Times)
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """The workers that are connected, by name."""
+        return {name: worker for name, worker in self.workers.items() if not worker.went}
+
+    @property
+    def reducing(self) -> int:
+        """The round whose results are reduced while a later one is trained; 0: none."""
+        return 0
+
+    @property
+    def busy(self) -> set[str]:
+        """The workers that have a task."""
+        return set()
+
+    def slowness(self, worker: str) -> str:
+        """Return why a worker is slower than the others; "": it is not."""
+        return ""
 
     def apply(self, record: Record) -> None:
         """Apply `record` to the state.
@@ -86,20 +144,26 @@ class RunFold(msgspec.Struct):
         match record:
             case RunStarted() | RunResumed():
                 self.run, self.rounds = record.run, record.rounds
-                self.members, self.left, self.ended = {}, {}, None
+                self.left, self.ended, self.opened = {}, None, 0
+                self.times.started = self.times.started or record.t
+                for worker in self.workers.values():
+                    worker.went = "stopped"
+                if isinstance(record, RunStarted):
+                    self.step = record.model
                 self.bans = {name: ban for name, ban in self.bans.items() if ban.lasting}
             case WorkerJoined():
                 if record.identity:
                     self.keys[record.worker] = record.identity
                 self.left.pop(record.worker, None)
-                self.members[record.worker] = Member(
-                    record.worker, record.pid, record.node, record.backend, record.target
-                )
+                self._joined(record)
+            case WorkerRefused():
+                worker = self.workers.setdefault(record.worker, Member(record.worker, record.pid, record.node))
+                worker.pid, worker.went = record.pid, "stopped"
             case WorkerLost():
-                self.members.pop(record.worker, None)
+                self._gone(record.worker, "lost")
                 self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
             case WorkerLeft():
-                self.members.pop(record.worker, None)
+                self._gone(record.worker, record.kind)
                 self.left[record.worker] = record.kind
             case WorkerBanned():
                 self.bans[record.worker] = Ban(
@@ -113,10 +177,22 @@ class RunFold(msgspec.Struct):
                 self.train_losses[record.round] = record.loss
             case EvalFinished():
                 self.evals[record.version] = record.loss
+            case CheckpointWritten():
+                self.checkpoint_round, self.times.checkpoint = record.round, record.t
             case RunFinished():
                 self.ended = record
             case _:
                 pass  # of a kind of run, or a fact for people on which no decision depends
+
+    def _joined(self, record: WorkerJoined) -> None:
+        worker = self.workers.setdefault(record.worker, Member(record.worker, record.pid, record.node))
+        worker.pid, worker.node, worker.went = record.pid, record.node, ""
+        worker.backend, worker.target, worker.device = record.backend, record.target, record.device
+        worker.chosen, worker.verified, worker.address = record.chosen, record.verified, record.address
+
+    def _gone(self, worker: str, how: WorkerState) -> None:
+        if worker in self.workers:
+            self.workers[worker].went = how
 
     def _apply_own(self, record: Record) -> None:
         """Take a record before it is folded here; a kind of run folds further records. Raises as `apply`."""

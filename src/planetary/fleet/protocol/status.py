@@ -9,10 +9,13 @@ number that is not known, or not finite, is `None` and never NaN, which JSON doe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
+
+from planetary.fleet.protocol.kind_table import view_of
 
 RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "finished", "failed", "stopped"]
 """preparing: data, export, compilation; waiting: too few workers for a round; training: a round is open;
@@ -37,6 +40,9 @@ stopped: it ended on purpose; the others: see `Leave`."""
 
 MOST_EVENTS = 100  # limit of events in a status
 
+READY: frozenset[RunState] = frozenset({"waiting", "training", "serving", "finishing"})
+"""States in which workers can take part."""
+
 FINAL_STATES: frozenset[RunState] = frozenset({"finished", "failed", "stopped"})
 
 
@@ -53,7 +59,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str = ""  # reason of the machine's choice of the backend, in words; "": the operator chose
     verified: str = ""  # result of the step's check on this device, in words
     round: int = 0  # round under work; 0: none yet
-    step: int = 0  # finished inner steps of the task; of a composer: since the previous round's end, for the shard
+    step: int = 0  # finished inner steps of the task, or since the previous round's end
     loss: float | None = None  # loss of that inner step
     lost_count: int = 0  # how often it was lost in this run
     address: str = ""  # address of the worker
@@ -64,75 +70,113 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None  # fraction of the round's time in inner steps and transfers
     version_lag: int | None = None  # staleness of the parameters, in versions
     slow: str = ""  # why it is slower than the others; "": it is not
-    # Of a served model; None in other runs
-    texts: int | None = None  # texts it continues
-    cache_used: float | None = None  # fraction of the cache's pages in use, 0 to 1
 
 
-class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of a mixture in one round."""
+class KindMetrics(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The numbers of one round that one kind of run has; the tag is the kind's name.
 
-    loss: float | None  # mean cross-entropy of the composer's steps, nats per token
-    surrogate_error: float | None  # mean relative error of the surrogates at the last fit
-    surrogate_step: int  # step of the surrogates
-    # Steps of the run since the others' surrogates its composer uses were fitted, mean; negative where these are
-    # further on; None: the composer is away, or uses none
-    surrogate_age: float | None
-    # Held-out, with own experts and the others' surrogates: of the first batch, after the last round of all of them,
-    # so it compares with that of other shards and not with `eval_loss`; None: not evaluated in this round
-    mixed_loss: float | None = None
-    surrogate_loss: float | None = None  # held-out, with surrogates of all experts
-    steps: int = 0  # steps of the composer; more than others' where these are slower or away
-    sketch_bytes: int = 0  # size of the composer's sketches for expert workers
+    Attributes:
+        worker: word for a worker that contributes to a round.
+    """
 
-
-class KindMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one round that one kind of run has."""
+    worker: ClassVar[str] = "worker"
 
     @property
     def figures(self) -> dict[str, float | None]:
         """Those every display shows beside the losses, by name, in order; None: this round does not have it."""
         return {}
 
+    @property
+    def is_shaded(self) -> bool:
+        """Whether a picture of the figures sets this round apart."""
+        return False
 
-class MixtureMetrics(KindMetrics, frozen=True, kw_only=True):
-    """One round of a mixture."""
-
-    shards: tuple[ShardMetrics, ...]
-    refused: dict[str, int]  # contributions that did not count, by reason: "stale", "fenced", "regression", "unusable"
-    merges: dict[str, int]  # merges by tier
-    merge_s: dict[str, float]  # mean seconds from a merge's first publication to the result, by tier
-    sketch_bytes: int = 0  # size of all composers' sketches for expert workers
-    updates: dict[str, int] = {}  # expert updates by expert workers: "accepted", and reasons of refusals
-    refused_sketches: dict[str, int] = {}  # composers' refused sketches by reason: "stale", "future"
-    seconds: float = 0.0  # duration of the round
-    # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
-    routing_overlap: float | None = None  # part of the chosen experts both chose
-    routing_divergence: float | None = None  # KL of the router's probabilities, nats
+    def scalars(self) -> Iterator[tuple[str, float | None]]:
+        """Yield the numbers for trackers, by name: the figures, and those that the kind adds."""
+        for name, value in self.figures.items():
+            yield name.replace(" ", "_"), value
 
 
-class PolicyMetrics(KindMetrics, frozen=True, kw_only=True):
-    """One round of reinforcement learning."""
+class Gauge(msgspec.Struct, frozen=True):
+    """A number of a status, for Prometheus.
 
-    imitates: bool = False  # it trained on answers: there are no rewards
-    reward: float | None = None  # mean over the completions the round was composed of
-    held_out_reward: float | None = None  # mean reward of held-out prompts' likeliest completions, after the round
-    staleness: dict[int, int] = {}  # how many groups were sampled by weights of how many versions ago
-    groups_dropped: dict[str, int] = {}  # dropped groups by reason: "equal", "stale", "unusable"
-    divergence: float | None = None  # KL of the sampling policies and the weights the round began with, nats
-    entropy: float | None = None  # entropy of those weights' distributions at own tokens, nats
-    reference_divergence: float | None = None  # KL to the reference policy; None: there is none
-    tokens_sampled: int = 0  # generated since the round before, evaluations included
+    Attributes:
+        name: without the prefix of the package.
+        text: meaning, as a sentence.
+        labels: names of the labels.
+        values: by the values of these labels.
+    """
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: dict[tuple[str, ...], float]
+
+
+class KindStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The part of a status that one kind of run has; the tag is the kind's name."""
 
     @property
-    def figures(self) -> dict[str, float | None]:
-        """Rewards, and the mean staleness of the groups, in versions."""
-        groups = sum(self.staleness.values())
-        return {
-            "sampled reward": self.reward,
-            "greedy reward": self.held_out_reward,
-            "staleness": sum(age * count for age, count in self.staleness.items()) / groups if groups else None,
-        }
+    def lines(self) -> list[str]:
+        """The part as lines of text."""
+        return []
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Yield the numbers for Prometheus."""
+        yield from ()
+
+    def takes_part(self, state: RunState) -> bool:
+        """Whether clients or workers are served in this state; a training that waits takes workers in."""
+        return state in READY
+
+
+class KindReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """The part of a report that one kind of run has; the tag is the kind's name."""
+
+
+class KindPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture of the figures of a kind of run over the minutes of training.
+
+    Attributes:
+        file: name in the run folder.
+        axis: of the values, in words.
+        each_round, held_out: name of a figure, and the words for it; the second one is drawn bold.
+        shaded: words for the rounds that are set apart.
+    """
+
+    file: str
+    axis: str
+    each_round: tuple[str, str]
+    held_out: tuple[str, str]
+    shaded: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindView:
+    """How the parts of a status and of metrics are read that one kind has.
+
+    Attributes:
+        name: of the kind.
+        metrics: type of `RoundMetrics.own`; None: the kind has none.
+        status: type of `RunStatus.own`; None: the kind has none.
+    """
+
+    name: str
+    metrics: type[KindMetrics] | None = None
+    status: type[KindStatus] | None = None
+
+
+def _read(part: dict[str, Any], slot: Literal["metrics", "status"]) -> Any:
+    """Return a kind's part of metrics or of a status, which was read as a plain mapping.
+
+    Raises:
+        UserError: the kind is not known here.
+        ValueError: the kind has no such part, or it does not fit.
+    """
+    struct = getattr(view_of(str(part.get("kind", ""))), slot)
+    if struct is None:
+        raise ValueError(f"the kind of run {part.get('kind')!r} has no {slot} of its own")
+    return msgspec.convert(part, struct, str_keys=True)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -145,67 +189,6 @@ class Figure(msgspec.Struct, frozen=True):
 
     name: str
     points: tuple[tuple[int, float], ...]
-
-
-class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model, as the gateway sees it."""
-
-    endpoint: str  # URL of the HTTP interface and the chat page
-    model: str  # model name in requests; "": not loaded yet
-    version: int  # the round the parameters are of; 0: they are of no run
-    running: int  # texts a worker continues
-    waiting: int  # texts without a worker
-    cache_used: float  # part of the workers' caches that texts use, 0 to 1
-
-
-PLACED_STATES = ("waiting", "offered", "placed", "cancelling", "finished", "failed", "cancelled")
-"""Of a hub's job. waiting: no site has it; offered: a site was asked; placed: a site has it; the others end it."""
-
-
-class PlacedJobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of a hub that places jobs on sites."""
-
-    job_id: str
-    controller: str  # "training", "rl" or "inference"
-    kind: str  # kind of run
-    state: str  # one of PLACED_STATES
-    site: str  # site with the job, or the newest offer of it; "": none. Over several sites: those of the parts
-    why: str  # it is at that site; of a waiting job: why no site has it
-    reason: str  # why it ended, is to end, or waits again
-    attempt: int  # how many sites were asked, the present one included
-    state_there: str  # newest reported state of the site's own job; "": not known
-    name_there: str  # name of the site's own job
-    strays: dict[str, str]  # sites where an earlier attempt may still run -> "recalled", or "away"
-    priority: int | None  # None: as the site has it
-    by: str  # name of the token it was submitted with
-    submitted_at: float  # Unix time in seconds, as these
-    placed_at: float | None  # start of the job's time at a site; None: none has had it
-    ended_at: float | None
-    whole: str = ""  # job over several sites it is a part of; "": none
-    parts: tuple[str, ...] = ()  # jobs of the parts; empty: a job for one site
-    progress: str = ""  # progress of the hub's own run of a job over several sites, in words
-
-
-class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A site of a hub that places jobs."""
-
-    name: str
-    connected: bool
-    address: str  # address of the site; "": the site is away
-    jobs: tuple[str, ...]  # jobs of the hub at the site, certain or possible
-    controllers: dict[str, str]  # controllers taking jobs, each with "2 of 3 jobs"
-    workers: tuple[str, ...]  # groups of workers that are alike, in words
-    data_sets: tuple[str, ...]  # data sets at the site
-    policy: str  # policy in words
-    gb_today: float  # traffic of the site's line today
-
-
-class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A hub that places jobs on sites."""
-
-    hub: str  # identity of the hub, by which sites know it
-    sites: tuple[HubSiteStatus, ...]
-    jobs: tuple[PlacedJobStatus, ...]  # jobs in the order of submission
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,8 +216,6 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...] = ()  # workers by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # decisions and warnings, oldest first, each once
-    mixture: MixtureMetrics | None = None  # metrics of a mixture: see `newest_mixture`
-    serving: ServingStatus | None = None  # status of a served model
     events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, text), oldest first; the newest ones
     learning_rate: float | None = None  # learning rate of the inner optimizer at the start of the open round
     bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
@@ -246,7 +227,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_since: float = 0.0  # Unix time in seconds: when the others were done
     step: str = ""  # sha256 of the training step in use; "": none is known
     roll_out: str = ""  # state of the last replacement step: "preparing", "verified", "in use", "refused"
-    hub: HubStatus | None = None  # status of a hub that places jobs, which is no run itself
+    if TYPE_CHECKING:
+        own: KindStatus | None = None  # part of the kind of run; None: it has none
+    else:  # msgspec alone would read it as the empty base of all parts
+        own: Any = None
+
+    def __post_init__(self) -> None:
+        """Read the kind's part of an answer."""
+        if isinstance(self.own, dict):
+            msgspec.structs.force_setattr(self, "own", _read(self.own, "status"))
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,7 +282,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_total: int  # tokens of all rounds up to this one
     seconds: float  # time from the start of the round, or the previous round's end if that was later, to the end
     workers: int  # number of contributing workers
-    inner_steps: int  # per contribution; of a mixture the mean over shards, of which `mixture` has each
+    inner_steps: int  # per contribution, or the mean of it
     bytes_up: int  # workers to gateway, in this round
     bytes_down: int  # gateway to workers, in this round
     tokens_per_s: float  # tokens / seconds
@@ -302,42 +291,21 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     merged: MergedMetrics | None = None  # None: the gateway has not seen it
     contributions: tuple[ContributionMetrics, ...] = ()  # contributions in the order of arrival
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
-    mixture: MixtureMetrics | None = None  # metrics of a mixture
-    policy: PolicyMetrics | None = None  # metrics of reinforcement learning
+    if TYPE_CHECKING:
+        own: KindMetrics | None = None  # part of the kind of run; None: it has none
+    else:  # msgspec alone would read it as the empty base of all parts
+        own: Any = None
 
-    @property
-    def of_kind(self) -> KindMetrics:
-        """The numbers of one kind of run."""
-        return self.mixture or self.policy or KindMetrics()
+    def __post_init__(self) -> None:
+        """Read the kind's part of a line of a file."""
+        if isinstance(self.own, dict):
+            msgspec.structs.force_setattr(self, "own", _read(self.own, "metrics"))
 
 
 def figures_of(metrics: Iterable[RoundMetrics]) -> tuple[Figure, ...]:
     """Return the figures of these rounds' kind of run, in the kind's order."""
     points: dict[str, list[tuple[int, float]]] = {}
     for line in sorted(metrics, key=lambda line: line.round):
-        for name, value in line.of_kind.figures.items():
+        for name, value in ({} if line.own is None else line.own.figures).items():
             points.setdefault(name, []).extend([] if value is None else [(line.round, value)])
     return tuple(Figure(name, tuple(known)) for name, known in points.items() if known)
-
-
-def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:
-    """Return the state of a mixture after these rounds: the last one's numbers.
-
-    Composers' views and their routing are not looked at in every round; they are from the last one in which they were.
-    """
-    known = [line.mixture for line in metrics if line.mixture is not None]
-    if not known:
-        return None
-    last = known[-1]
-    viewed = next((one for one in reversed(known) if any(s.mixed_loss is not None for s in one.shards)), last)
-    compared = next((one for one in reversed(known) if one.routing_overlap is not None), last)
-    shards = tuple(
-        msgspec.structs.replace(shard, mixed_loss=seen.mixed_loss, surrogate_loss=seen.surrogate_loss)
-        for shard, seen in zip(last.shards, viewed.shards, strict=True)
-    )
-    return msgspec.structs.replace(
-        last,
-        shards=shards,
-        routing_overlap=compared.routing_overlap,
-        routing_divergence=compared.routing_divergence,
-    )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
@@ -71,7 +70,7 @@ class OpenTelemetry(Sink):
                 self._set(f"planetary.{name.replace('/', '.')}", value, {})
 
     def write_event(self, record: Record) -> None:
-        if news_of(record):
+        if record.news:
             self._events.add(1, {"event": str(type(record).__struct_config__.tag)})
 
     def close(self, ok: bool) -> None:

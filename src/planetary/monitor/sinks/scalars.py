@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from planetary.fleet.protocol.status import MixtureMetrics, RoundMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 
 _OF_ROUND = (
     "loss",
@@ -33,7 +33,6 @@ _OF_WORKER = (
     "waited_s",
     "version_lag",
 )
-_OF_SHARD = ("loss", "surrogate_error", "surrogate_age", "mixed_loss", "surrogate_loss", "steps", "sketch_bytes")
 
 
 def scalars_of(line: RoundMetrics) -> dict[str, float]:
@@ -52,19 +51,5 @@ def _named(line: RoundMetrics) -> Iterator[tuple[str, float | None]]:
         yield f"{place}/counts", 0.0 if one.refused else 1.0
         for key in _OF_WORKER:
             yield f"{place}/{key}", getattr(one, key)
-    for name, value in line.of_kind.figures.items():
-        yield name.replace(" ", "_"), value
-    if line.mixture is not None:
-        yield from _of_mixture(line.mixture)
-
-
-def _of_mixture(mixture: MixtureMetrics) -> Iterator[tuple[str, float | None]]:
-    for number, shard in enumerate(mixture.shards):
-        for key in _OF_SHARD:
-            yield f"mixture/shards/{number}/{key}", getattr(shard, key)
-    for kind in ("merges", "refused", "updates", "refused_sketches", "merge_s"):
-        for key, value in getattr(mixture, kind).items():
-            yield f"mixture/{kind}/{key}", value
-    yield "mixture/sketch_bytes", mixture.sketch_bytes
-    yield "mixture/routing_overlap", mixture.routing_overlap
-    yield "mixture/routing_divergence", mixture.routing_divergence
+    if line.own is not None:
+        yield from line.own.scalars()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
@@ -39,7 +38,7 @@ class Tensorboard(Sink):
         self._round = line.round
 
     def write_event(self, record: Record) -> None:
-        if text := news_of(record):
+        if text := record.news:
             self._writer.add_text("events", text, self._round, walltime=record.t)
 
     def close(self, ok: bool) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from planetary.core.configuration.ranges import Text
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.records import RunFinished
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
@@ -60,7 +59,7 @@ class Wandb(Sink):
         self._run.log({"round": line.round, **scalars_of(line), **events})
 
     def write_event(self, record: Record) -> None:
-        if news_of(record):
+        if record.news:
             self._events[str(type(record).__struct_config__.tag)] += 1
         if isinstance(record, RunFinished):
             self._run.summary["outcome"] = record.reason

@@ -13,7 +13,6 @@ import msgspec
 from planetary.core.configuration.sinks import SinkConfig
 from planetary.core.errors import PeerError, UserError
 from planetary.core.redaction import redacted
-from planetary.fleet.protocol.news import news_of
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
@@ -81,7 +80,7 @@ class Webhook(Sink):
 
     def write_event(self, record: Record) -> None:
         event = str(type(record).__struct_config__.tag)
-        text = news_of(record) or event.replace("_", " ")
+        text = record.news or event.replace("_", " ")
         body = {"run": self._run, "text": f"{self._run}: {text}", **msgspec.to_builtins(record)}
         request = urllib.request.Request(
             self._url,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from planetary.core.configuration.honoured import HonouredKeys
     from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fleet.worker.role import Roles
+    from planetary.wire.protocol import Protocol
 
 
 class Rounds(RunKind):
@@ -39,8 +40,13 @@ class Rounds(RunKind):
 
         return RoundsGateway(config, options, security)
 
+    def protocol(self) -> Protocol:
+        from planetary.runs.rounds.messages import ROUNDS
+
+        return ROUNDS
+
     def worker_roles(self) -> Roles:
-        from planetary.fleet.protocol.messages import TrainingJob
+        from planetary.runs.rounds.messages import TrainingJob
         from planetary.runs.rounds.worker.role import TrainingLoader
 
         return {TrainingJob: TrainingLoader()}

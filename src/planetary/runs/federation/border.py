@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from planetary.fleet.protocol.messages import TrainTask
-from planetary.fleet.protocol.records import ContributionOffered, VersionAdopted, WentAlone
 from planetary.runs.federation import site_events as s
+from planetary.runs.federation.records import ContributionOffered, VersionAdopted, WentAlone
 from planetary.runs.federation.site_points import Anchor, Offered
 from planetary.runs.rounds.controller.desk import RoundsDesk
+from planetary.runs.rounds.messages import TrainTask
 
 
 def adoption_of(anchor: Anchor, tokens_total: int, why: str = "") -> VersionAdopted:

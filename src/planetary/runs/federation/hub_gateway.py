@@ -22,7 +22,8 @@ from planetary.fleet.shell.system import System
 from planetary.machine.events import Payload
 from planetary.runs.federation.hub_policy import SITE, HubPolicy, hub_policy
 from planetary.runs.federation.messages import FEDERATION, masters_of
-from planetary.runs.federation.status import FederatedSite, FederationStanding
+from planetary.runs.federation.status import HUB_READER, FederatedSite, FederationStanding
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star
@@ -50,7 +51,7 @@ class HubController(Controller):
     def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
         """No result of a site begins before the end of those that count; tokens of lost versions are given up."""
         train = worker.train
-        if isinstance(message, m.TrainResult) and train is not None and train.task == message.task:
+        if isinstance(message, rm.TrainResult) and train is not None and train.task == message.task:
             counted = self.state.counted.get(worker.worker, 0)
             if message.through - message.tokens < counted:
                 begins = message.through - message.tokens
@@ -67,6 +68,7 @@ class HubGateway(RoundsGateway):
     """The gateway of a hub."""
 
     protocol = FEDERATION
+    reader = HUB_READER
     compiles = "the terms of the federation"
 
     def _begin(self, prepared: Prepared) -> RoundsStart:
@@ -222,10 +224,10 @@ class Sites(Star):
             return
         worker.version = version
         if worker.backend != SITE:
-            self._desk.send(worker.session, m.Parameters(version=version), PublishedOf(version))
+            self._desk.send(worker.session, rm.Parameters(version=version), PublishedOf(version))
         else:
             counted = self._desk.state.counted.get(worker.worker, 0)
-            self._desk.send(worker.session, m.Parameters(version=version, counted=counted), ParametersOf(version))
+            self._desk.send(worker.session, rm.Parameters(version=version, counted=counted), ParametersOf(version))
 
     def _weights(self, ended: OpenRound) -> dict[int, int]:
         """No site weighs more than the configured share."""

@@ -13,6 +13,7 @@ from planetary.fleet.protocol import messages as m
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.messages import Facts, SiteJob, SiteTerms, masters_of
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.sync.deltas import Table
@@ -75,7 +76,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         """Rounds between two contributions."""
         return self.sites[worker].entry.every_rounds or self.inner_steps
 
-    def defect_of(self, result: m.TrainResult, steps: int, *, ends_early: bool) -> str:
+    def defect_of(self, result: rm.TrainResult, steps: int, *, ends_early: bool) -> str:
         """A site that was cut off brings more rounds than it was asked for."""
         if result.steps < 1 or result.tokens < 1:
             return f"it counts {result.tokens} tokens in {result.steps} rounds"
@@ -91,7 +92,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
         job = super().job(artifact, reference)
         if artifact != self.site_artifact:
             return job
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         fields = {name: getattr(job, name) for name in job.__struct_fields__}
         return SiteJob(**fields, hub=self.hub, facts=self.facts, sites=self.sites)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.protocol import messages as m
 from planetary.runs.federation.config import SiteEntry
+from planetary.runs.rounds import messages as rm
 
 
 def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -38,7 +38,7 @@ class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
     parts: int  # number of parts of the data; where `entry.data` is "own", 1
 
 
-class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
+class SiteJob(rm.TrainingJob, frozen=True, kw_only=True):
     """The worker is a site: it trains rounds with further workers, and contributes the parameters at the end."""
 
     hub: str  # identity of the hub's run
@@ -51,5 +51,5 @@ class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
         return self.artifact, self.hub, msgspec.json.encode(self.sites, order="deterministic").decode()
 
 
-FEDERATION = m.FABRIC.extended(SiteJob)
+FEDERATION = rm.ROUNDS.extended(SiteJob)
 """The protocol of a hub and its sites."""

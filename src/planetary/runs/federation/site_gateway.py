@@ -14,23 +14,25 @@ from planetary.core.random_keys import seed_of_site
 from planetary.core.token_slice import Slice
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.protocol import events as e
-from planetary.fleet.worker.events import TrainingDone
 from planetary.runs.federation import site_events as s
 from planetary.runs.federation.border import adoption_of
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.site_controller import SiteController
 from planetary.runs.federation.site_points import Anchor, SitePoints
-from planetary.runs.federation.status import FederationStanding
+from planetary.runs.federation.status import SITE_READER, FederationStanding
 from planetary.runs.federation.uplink import Uplink, UplinkOptions
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsGateway
 from planetary.runs.rounds.gateway.start import RoundsStart
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.worker.events import TrainingDone
 
 
 class SiteGateway(RoundsGateway):
     """The gateway of a site."""
+
+    reader = SITE_READER
 
     def __init__(
         self, config: Config, options: GatewayOptions, security: Security, *, site: UplinkOptions, **parts: Any

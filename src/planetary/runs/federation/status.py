@@ -6,8 +6,15 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.messages import SiteTerms
+from planetary.runs.federation.records import SiteRoundsRecord, SiteState
+from planetary.runs.rounds.records import RoundsRecord
+from planetary.runs.rounds.state import ControllerState
+
+HUB_READER = KindReader(name="hub", records=RoundsRecord, fold=ControllerState)
+SITE_READER = KindReader(name="site", records=SiteRoundsRecord, fold=SiteState)
 
 
 class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,6 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
-from planetary.fleet.worker import events as w
 from planetary.fleet.worker.role import Role, WorkerOptions, Workplace
 from planetary.fleet.worker.worker import WorkerShell
 from planetary.machine.events import Event, Exit, Instruction, Payload
@@ -33,7 +32,9 @@ from planetary.runs.federation.hub_policy import SITE
 from planetary.runs.federation.messages import FEDERATION, Facts, SiteJob, masters_of
 from planetary.runs.federation.site_points import SitePoints
 from planetary.runs.federation.status import terms_in_words
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.events import EndParametersOf
+from planetary.runs.rounds.worker import events as w
 from planetary.runs.rounds.worker.exchange import Exchange, WholeParameters
 from planetary.runs.rounds.worker.role import TrainingRole
 from planetary.wire.streams import ReceivedMessage
@@ -170,7 +171,7 @@ class Uplink:
         self.hub, self.terms = job.hub, terms
         self.work.report = place.post
         saved = self._points.anchor.round if self._points.anchor is not None else 0
-        ready = m.Ready(artifact=job.artifact, opt_state_round=saved, device="gateway", verified=terms_in_words(terms))
+        ready = rm.Ready(artifact=job.artifact, opt_state_round=saved, device="gateway", verified=terms_in_words(terms))
         return SiteRole(job, place, self.work, ready, self._points.is_anchor)
 
 
@@ -235,7 +236,7 @@ class SiteWork:
         """A site gets whole parameters."""
         raise NotImplementedError
 
-    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
+    def train(self, task: rm.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         self._task = task.task
         self.report(w.StepDone(task.task, 0, None))
         self._post(s.HubAsks(task))
@@ -246,11 +247,11 @@ class SiteWork:
     def give_again(self, task: int, round_: int) -> None:
         """A hub's tasks have one round."""
 
-    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
+    def mix(self, task: rm.TrainTask, take: Callable[[], None]) -> None:
         """A hub has no fragments."""
         self.report(w.TaskBroke(task.task, "internal", "a site mixes nothing in"))
 
-    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
+    def evaluate(self, task: rm.EvalTask, tokens: np.ndarray | None) -> None:
         """A hub asks for no evaluation."""
         self.report(w.TaskBroke(task.task, "internal", "a site evaluates nothing for its hub"))
 
@@ -273,10 +274,10 @@ class SiteRole(TrainingRole):
 
     def __init__(
         self,
-        job: m.TrainingJob,
+        job: rm.TrainingJob,
         place: Workplace,
         work: SiteWork,
-        ready: m.Ready,
+        ready: rm.Ready,
         is_anchor: Callable[[int, Tensors], bool],
     ) -> None:
         super().__init__(job, place, work, ready)
@@ -294,7 +295,7 @@ class SiteRole(TrainingRole):
         self._work.use_version(event, params)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
-        if isinstance(message, m.Parameters):
+        if isinstance(message, rm.Parameters):
             self._counted[message.version] = message.counted
         return super()._keep(message, tensors)
 

@@ -189,7 +189,7 @@ class TokensReady(RoleMessage, frozen=True, kw_only=True):
 
 
 class EvaluateMixture(RoleMessage, frozen=True, kw_only=True):
-    """Evaluate the assembled model, which comes along, on held-out batches; answer with `EvalResult`."""
+    """Evaluate the assembled model, which comes along, on held-out batches; answer with `MixtureEvaluated`."""
 
     task: int
     version: int  # the round it is from
@@ -229,6 +229,16 @@ class ExpertsImproved(RoleMessage, frozen=True, kw_only=True):
     payload: str
 
 
+class MixtureEvaluated(RoleMessage, frozen=True, kw_only=True):
+    """The answer to `EvaluateMixture`."""
+
+    order: ClassVar[Order] = Order.AHEAD
+    task: int
+    version: int
+    loss: float  # mean over the batches
+    batches: int
+
+
 class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
@@ -260,6 +270,7 @@ MIXTURES = FABRIC.extended(
     SaveShard,
     StepTaken,
     EvaluateMixture,
+    MixtureEvaluated,
     OfferSketches,
     ImproveExperts,
     ExpertsImproved,

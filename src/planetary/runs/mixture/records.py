@@ -25,6 +25,7 @@ class FragmentStart(msgspec.Struct, frozen=True):
 class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
     """The start of all participants, as names in the payload store, and the run's ownership map."""
 
+    steps_per_round: int  # steps of each shard in a round, on average
     owners: tuple[tuple[int, ...], ...]  # composer of each expert, [layers][experts]
     shards: tuple[str, ...]  # each shard's state
     surrogates: tuple[str, ...]  # each shard's surrogates; empty without
@@ -42,6 +43,12 @@ class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
     progress: int = 0  # steps of the run then, the mean over all shards; journals of before have none
     why: str
 
+    @property
+    def news(self) -> str:
+        if not self.step:
+            return ""  # at the start all shards are given out
+        return f"{self.worker} is the composer of shard {self.shard} from step {self.step} on: {self.why}"
+
 
 class SpeakerChanged(Record, frozen=True, kw_only=True, tag="speaker_changed"):
     """Another owner of a shard's experts publishes their surrogates from now on."""
@@ -49,6 +56,10 @@ class SpeakerChanged(Record, frozen=True, kw_only=True, tag="speaker_changed"):
     shard: int
     by: int  # shard of which that owner is the composer
     why: str
+
+    @property
+    def news(self) -> str:
+        return f"the composer of shard {self.by} speaks for the experts of shard {self.shard}: {self.why}"
 
 
 class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
@@ -153,6 +164,10 @@ class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
     what: str
     why: str
 
+    @property
+    def news(self) -> str:
+        return f"{self.what}: {self.why}"
+
 
 MixtureRecord = (
     AnyRecord
@@ -220,7 +235,7 @@ class MixtureState(RunFold, kw_only=True):
     """Everything the journal of a mixture determines.
 
     Attributes:
-        steps_per_round: of each shard, on average.
+        steps_per_round: steps of each shard in a round, on average; 0 before `MixtureStarted`.
         owners: which composer owns which expert, [layers][experts].
         shards: by number.
         fragments: by tier and number.
@@ -229,7 +244,7 @@ class MixtureState(RunFold, kw_only=True):
         judged: progress of the run at expert work that was judged and is not outdated, by shard, layer and step.
     """
 
-    steps_per_round: int
+    steps_per_round: int = 0
     owners: tuple[tuple[int, ...], ...] = ()
     shards: list[Shard] = msgspec.field(default_factory=list)
     fragments: dict[tuple[Tier, int], Fragment] = msgspec.field(default_factory=dict)
@@ -259,7 +274,7 @@ class MixtureState(RunFold, kw_only=True):
     def _apply_own(self, record: Record) -> None:
         match record:
             case MixtureStarted():
-                self.owners = record.owners
+                self.steps_per_round, self.owners = record.steps_per_round, record.owners
                 surrogates = record.surrogates or ("",) * len(record.shards)
                 self.shards = [
                     Shard(payload=p, surrogates=s, speaker=number)
@@ -297,6 +312,7 @@ class MixtureState(RunFold, kw_only=True):
                         f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
                     )
                 shard.epoch, shard.owner = record.epoch, record.worker
+                self.opened = self.round + 1
                 # Where steps are lost no saved state has, the run goes back. A state saved then ends no later round:
                 # the composer saves another one after that round.
                 last = record.progress // self.steps_per_round
@@ -325,21 +341,10 @@ class MixtureState(RunFold, kw_only=True):
                 shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
                 shard.surrogate_change, shard.surrogate_base = record.change, record.base
             case RoundFinished():
+                self.opened = min(record.round + 1, self.rounds)
                 for shard in self.shards:
                     if record.round in shard.marks:
                         shard.round_step = shard.marks[record.round].step
                     shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
             case _:
                 pass
-
-
-def mixture_news(record: Record) -> str:
-    """Return a sentence about a record of this file for the log, or ""."""
-    match record:
-        case ShardGranted() if record.step:  # at the start all shards are given out
-            return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
-        case SpeakerChanged():
-            return f"the composer of shard {record.by} speaks for the experts of shard {record.shard}: {record.why}"
-        case SyncNote():
-            return f"{record.what}: {record.why}"
-    return ""

@@ -13,21 +13,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import (
-    CheckpointWritten,
-    EndKind,
-    Mark,
-    RoundClosed,
-    RoundFinished,
-    RoundStarted,
-)
+from planetary.fleet.protocol.records import CheckpointWritten, EndKind, Mark
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import ContributionMetrics, PolicyMetrics, RoundMetrics
+from planetary.fleet.protocol.status import ContributionMetrics, RoundMetrics
 from planetary.machine.board import Loan, TaskBoard, TaskPhase, TaskTimes
 from planetary.runs.rl.events import (
     BatchesOf,
@@ -60,8 +52,10 @@ from planetary.runs.rl.records import (
     ReinforcementState,
     RolloutsRefused,
 )
+from planetary.runs.rl.status import PolicyMetrics
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
+from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
 
 FIRST_TASK_S = 300.0
 """A worker may compile a function when it is first called, and write it to a slow disk."""
@@ -520,7 +514,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         workers = len({share.worker for share in opened.shares})
         fraction = min(1.0, computed / (workers * seconds))
         self.desk.append(
-            RoundFinished(
+            RoundMerged(
                 round=opened.number,
                 workers=workers,
                 tokens=tokens,
@@ -548,7 +542,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             compute_fraction=fraction,
             delta_norm=delta_norm,
             contributions=contributions,
-            policy=PolicyMetrics(
+            own=PolicyMetrics(
                 imitates=opened.imitates,
                 reward=opened.reward,
                 staleness=opened.staleness,
@@ -603,9 +597,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     def _write_evaluated(self, reward: float) -> None:
         """Write the line of the evaluated round again, with the held-out reward."""
         line = self._metrics
-        if line is not None and line.policy is not None and line.policy.held_out_reward is None:
-            policy = msgspec.structs.replace(line.policy, held_out_reward=reward)
-            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(line, policy=policy)))
+        policy = None if line is None else line.own
+        if line is not None and isinstance(policy, PolicyMetrics) and policy.held_out_reward is None:
+            policy = msgspec.structs.replace(policy, held_out_reward=reward)
+            self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(line, own=policy)))
             self._metrics = None
 
     def _end_imitation(self, reward: float) -> None:
@@ -624,7 +619,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self.checkpoint.begin()
 
     def _write_newest(self) -> int:
-        mark = Mark(self.version, self.desk.state.tokens_total, self.board.next_number, LeaseLedger())
+        mark = Mark(self.version, self.desk.state.tokens_total, self.board.next_number)
         self.desk.out.append(e.WriteCheckpoint(mark))
         return self.version
 

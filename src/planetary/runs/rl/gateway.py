@@ -17,15 +17,14 @@ from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceE
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import CHECKPOINTS, kept_place
-from planetary.fleet.gateway.status import base_status, connected_worker, ended_as, stage_of, workers_seen
+from planetary.fleet.gateway.status import base_status, connected_worker, stage_of, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
-from planetary.machine.journal import Record
-from planetary.runs.rl import records as r
 from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.controller import ReinforcementController, ReinforcementDesk
 from planetary.runs.rl.environments.judges import JudgeLimits, JudgeProcesses, Judges
@@ -54,6 +53,7 @@ from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.records import RoundClosed
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -81,6 +81,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
     """A run of reinforcement learning."""
 
     protocol = REINFORCEMENT
+    synced = (*Gateway.synced, RoundClosed)
     compiles = "the policy's functions"
 
     def __init__(
@@ -365,18 +366,6 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         share = max(self.config.of(RlConfig).verified, 1 / len(dialogues))
         drawn = np.frombuffer(self._system.entropy(4 * len(dialogues)), np.uint32)
         return [one for one, number in zip(dialogues, drawn.tolist(), strict=True) if number < share * 2**32]
-
-    def _news_of(self, record: Record) -> str:
-        match record:
-            case r.RolloutsRefused():
-                return f"rollouts of {record.worker} refused: {record.reason}"
-            case r.HeldOutJudged():
-                return (
-                    f"reward of greedy completions, held-out prompts: {record.reward:.3f} after round {record.version}"
-                )
-            case r.GroupSampled() if record.problems:
-                return f"the environment failed in group {record.group}: {record.problems[0]}"
-        return super()._news_of(record)
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         prepared, _, _ = self._parts

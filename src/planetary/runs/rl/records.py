@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.fleet.protocol.records import AnyRecord, RunResumed
+from planetary.fleet.protocol.records import CommonRecord, RunResumed
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
+from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
 
 
 class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
@@ -19,6 +20,12 @@ class GroupSampled(Record, frozen=True, kw_only=True, tag="group_sampled"):
     newest: int  # version of the newest token
     rewards: tuple[float | None, ...]  # None: the environment gave none
     problems: tuple[str, ...] = ()  # problems of the environment, each once
+
+    @property
+    def news(self) -> str:
+        if not self.problems:
+            return ""
+        return f"the environment failed in group {self.group}: {self.problems[0]}"
 
 
 class GroupDropped(Record, frozen=True, kw_only=True, tag="group_dropped"):
@@ -50,6 +57,10 @@ class RolloutsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
     reason: str
     held_out: bool = False  # held-out prompts
 
+    @property
+    def news(self) -> str:
+        return f"rollouts of {self.worker} refused: {self.reason}"
+
 
 class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
     """The mean reward of the likeliest completions of held-out prompts."""
@@ -57,6 +68,10 @@ class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
     version: int
     reward: float
     prompts: int
+
+    @property
+    def news(self) -> str:
+        return f"reward of greedy completions, held-out prompts: {self.reward:.3f} after round {self.version}"
 
 
 class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
@@ -67,7 +82,17 @@ class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
 
 
 ReinforcementRecord = (
-    AnyRecord | GroupSampled | GroupDropped | GroupsLearned | RolloutsRefused | HeldOutJudged | ImitationEnded
+    CommonRecord
+    | RunResumed
+    | RoundMerged
+    | RoundStarted
+    | RoundClosed
+    | GroupSampled
+    | GroupDropped
+    | GroupsLearned
+    | RolloutsRefused
+    | HeldOutJudged
+    | ImitationEnded
 )
 
 
@@ -90,6 +115,8 @@ class ReinforcementState(RunFold):
 
     def _apply_own(self, record: Record) -> None:
         match record:
+            case RoundStarted():
+                self.opened = record.round
             case GroupSampled() | GroupDropped():
                 self.next_group = max(self.next_group, record.group + 1)
             case GroupsLearned():

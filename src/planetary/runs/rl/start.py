@@ -10,22 +10,22 @@ import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, MANIFEST, METRICS, keep_code, write_config
+from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.preparation import PreparedPolicy
-from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
+from planetary.runs.rl.records import ReinforcementState
+from planetary.runs.rl.status import READER
 from planetary.runs.rounds.metrics import trim_metrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.sync.outer import initial_state
@@ -67,13 +67,15 @@ def begin_policy(
     initial = initial_state(specs, prepared.model.arrays(), optimizer)
     keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
     path = folder / EVENTS
-    earlier = list(read_json_lines(path, ReinforcementRecord, checksums=True)) if path.exists() else []
+    earlier = read_journal(path, READER)
     if not options.resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
         started = RunStarted(
+            kind=READER.name,
+            format=FORMAT,
             run=config.run.name,
             rounds=policy.rounds,
             config_hash=policy.config_hash,
@@ -87,7 +89,7 @@ def begin_policy(
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     state = replay(earlier, ReinforcementState(), folder / EVENTS)
     found = _checkpoint(options)
-    mark, outer = Mark(0, 0, 1, LeaseLedger()), initial
+    mark, outer = Mark(0, 0, 1), initial
     if found is not None:
         _check_same(found, prepared, policy)
         mark = msgspec.json.decode(found.info.controller, type=Mark)

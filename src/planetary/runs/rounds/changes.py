@@ -12,8 +12,8 @@ import msgspec
 
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.protocol import messages as m
 from planetary.machine.events import Payload
+from planetary.runs.rounds import messages as rm
 
 
 class ParametersOf(Payload, frozen=True):
@@ -41,7 +41,7 @@ class Offer(msgspec.Struct, frozen=True):
         why: the reason for this form, where there was a choice.
     """
 
-    message: m.Parameters
+    message: rm.Parameters
     payload: Payload
     nbytes: int = 0
     why: str = ""
@@ -52,7 +52,7 @@ def start_offer(codec: str, digest: str, specs: Sequence[TensorSpec]) -> Offer:
     from planetary.sync.payload import PayloadForm  # a node manager loads this module, and no codec
 
     nbytes = PayloadForm(codec, specs).spec.nbytes
-    message = m.Parameters(version=0, digest=digest, codec=codec)
+    message = rm.Parameters(version=0, digest=digest, codec=codec)
     return Offer(message, ParametersOf(0), nbytes, "initial parameters")
 
 
@@ -86,14 +86,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     def _whole(self, version: int, why: str) -> Offer:
         return Offer(
-            m.Parameters(version=version), ParametersOf(version), self.whole_bytes, why * bool(self.whole_bytes)
+            rm.Parameters(version=version), ParametersOf(version), self.whole_bytes, why * bool(self.whole_bytes)
         )
 
 
 WHOLE = Change()
 
 
-def unchanged(compression: m.Compression, specs: Sequence[TensorSpec]) -> Change:
+def unchanged(compression: rm.Compression, specs: Sequence[TensorSpec]) -> Change:
     """Return the change to a version a run begins from, or goes on from."""
     return Change(whole_bytes=sum(4 * spec.size for spec in specs)) if compression.down == RELAY else WHOLE
 
@@ -108,7 +108,7 @@ class CodedChange(Change, frozen=True, kw_only=True):
     digest: str = ""
 
     def offer(self, version: int, since: int, own: Collection[int]) -> Offer:
-        return Offer(m.Parameters(version=version, since=since, digest=self.digest), ChangeOf(version))
+        return Offer(rm.Parameters(version=version, since=since, digest=self.digest), ChangeOf(version))
 
 
 class RelayedChange(Change, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class RelayedChange(Change, frozen=True, kw_only=True):
         more_bytes: of the coefficients.
     """
 
-    relay: m.Relay
+    relay: rm.Relay
     digest: str
     payload_bytes: int
     more_bytes: int
@@ -138,5 +138,5 @@ class RelayedChange(Change, frozen=True, kw_only=True):
         if nbytes >= self.whole_bytes:
             return self._whole(version, f"{others} payloads of other workers have {nbytes} bytes")
         relay = msgspec.structs.replace(self.relay, own=kept)
-        message = m.Parameters(version=version, since=since, digest=self.digest, relay=relay)
+        message = rm.Parameters(version=version, since=since, digest=self.digest, relay=relay)
         return Offer(message, ChangeOf(version, kept), nbytes, f"{others} payloads of other workers")

@@ -38,6 +38,7 @@ from planetary.runs.rounds.changes import (  # noqa: F401  # the same
     ChangeOf,
     ParametersOf,
 )
+from planetary.runs.rounds.records import LeaseMark
 from planetary.sync.deltas import Table
 
 # --- events for the controller ------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class OuterStepFailed(Event, frozen=True):
 class ParametersRestored(Event, frozen=True):
     """The gateway's parameters are those of a checkpoint again, or the initial ones."""
 
-    mark: Mark
+    mark: LeaseMark
     digest: str  # digest of the outer state
 
 

@@ -13,11 +13,12 @@ from planetary.artifacts.store import write_atomically
 from planetary.fleet.protocol.records import EvalFinished, RoundFinished
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
+from planetary.runs.rounds.records import RoundMerged
 
 
 def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
     """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
-    return RoundMetrics(
+    line = RoundMetrics(
         round=finished.round,
         loss=finished.loss,
         eval_loss=None,
@@ -30,9 +31,11 @@ def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
         bytes_down=0,
         tokens_per_s=finished.tokens / finished.seconds,
         compute_fraction=finished.compute_fraction,
-        delta_norm=finished.delta_norm,
-        merged=finished.merged,
-        contributions=finished.contributions,
+    )
+    if not isinstance(finished, RoundMerged):
+        return line
+    return msgspec.structs.replace(
+        line, delta_norm=finished.delta_norm, merged=finished.merged, contributions=finished.contributions
     )
 
 

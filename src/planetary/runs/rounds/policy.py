@@ -9,19 +9,14 @@ import msgspec
 from planetary.core.configuration.ranges import RELAY, InnerState, LeaseShares
 from planetary.core.configuration.schema import FabricConfig, OuterConfig, OverlapName, SyncConfig
 from planetary.core.extension_points import MERGE_RULES, OVERLAPS
-from planetary.core.registry import PinnedFile, files_of
+from planetary.core.registry import PinnedFile, files_of, pinned_file
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
-from planetary.fleet.protocol.messages import (
-    Compression,
-    Fragmentation,
-    RingJob,
-    TrainingJob,
-    TrainResult,
-)
+from planetary.fleet.protocol.messages import Hello, Refused
 from planetary.fleet.protocol.policy import FabricPolicy
+from planetary.runs.rounds.messages import Compression, Fragmentation, RingJob, TrainingJob, TrainResult
 from planetary.sync.judgement import Judging, judge
 from planetary.sync.outer_optimizers import OuterOptimizer, optimizer_of
 from planetary.sync.rounds import RoundPolicy
@@ -96,10 +91,6 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return files_of([*names, *([self.merge] if self.compression.down == RELAY else [])])
 
     @property
-    def codecs(self) -> set[str]:
-        return self.compression.codecs
-
-    @property
     def inner_steps(self) -> int:
         """Of an average worker in a round."""
         return self.length.inner_steps
@@ -154,6 +145,19 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             eager_radial=MERGE_RULES.find(self.merge).radial,
             fragments=self.fragments if overlap.fragmented else None,
             inner_state_of=self.inner_state_of,
+        )
+
+    def refuse(self, hello: Hello) -> Refused | None:
+        needed = {name for name in self.compression.codecs if pinned_file(name) is None}
+        refusal, unknown = super().refuse(hello), sorted(needed - set(hello.codecs))
+        if refusal is not None or not unknown:
+            return refusal
+        return Refused(
+            code="codec",
+            reason=f"this run sends updates as {', '.join(unknown)}, and the planetary of worker {hello.worker} "
+            f"has {', '.join(hello.codecs) or 'no codecs'}: install the gateway's version there, or set "
+            "sync.compression and sync.broadcast_compression to one of these",
+            kind="data",
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:

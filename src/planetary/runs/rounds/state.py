@@ -11,32 +11,27 @@ import msgspec
 from planetary.core.configuration.ranges import MOST_FRAGMENTS
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger, check_ledger
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.records import EvalFinished, RoundFinished, RunStarted, WorkerLeft, WorkerLost
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.machine.journal import Record
+from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
     DigestsDiffered,
-    EvalFinished,
     LeaseAssigned,
     LeaseCarried,
+    LeaseMark,
     LeaseReturned,
     LeaseStarted,
-    Mark,
     RolledBack,
     RoundClosed,
-    RoundFinished,
+    RoundsResumed,
     RoundStarted,
-    RunResumed,
-    RunStarted,
     StepReplaced,
-    VersionAdopted,
-    WorkerLeft,
-    WorkerLost,
     WorkerRecovered,
     WorkerSlow,
 )
-from planetary.fleet.protocol.run_fold import RunFold
-from planetary.machine.journal import Record
 from planetary.sync.judgement import REMEMBERED
 
 
@@ -158,7 +153,19 @@ class ControllerState(RunFold):
     steps: list[str] = msgspec.field(default_factory=list)
     inner_state_of: str = ""
 
-    def mark(self) -> Mark:
+    @property
+    def reducing(self) -> int:
+        return 0 if self.closing is None else self.closing.round
+
+    @property
+    def busy(self) -> set[str]:
+        rounds = [one for one in (self.open, self.closing) if one is not None]
+        return {holding.worker for one in rounds for holding in one.holders.values()}
+
+    def slowness(self, worker: str) -> str:
+        return self.slow.get(worker, "")
+
+    def mark(self) -> LeaseMark:
         """Return the checkpoint's part of the state at the close of a round.
 
         Untrained leases of the round have been returned by then. Leases of a round in training are free in it: a run
@@ -172,9 +179,9 @@ class ControllerState(RunFold):
             for lease in list(ledger.held):
                 ledger.give_back(lease)
         if ended is None:
-            return Mark(self.round, self.tokens_total, self.next_task, ledger, self.counted)
+            return LeaseMark(self.round, self.tokens_total, self.next_task, ledger, self.counted)
         counted = {**self.counted, **ended.counted}
-        return Mark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger, counted)
+        return LeaseMark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger, counted)
 
     @property
     def ends(self) -> bool:
@@ -199,7 +206,7 @@ class ControllerState(RunFold):
                 self.steps, self.inner_state_of = [record.model], record.model
             case StepReplaced():
                 _replace_step(self, record)
-            case RunResumed():
+            case RoundsResumed():
                 _resume(self, record)
             case RolledBack():
                 counted = self.counted
@@ -213,8 +220,6 @@ class ControllerState(RunFold):
                 _withdraw(self, record)
             case RoundStarted():
                 _start(self, record)
-            case VersionAdopted():  # deltas from other parameters may have any other length
-                self.lengths = {}
             case WorkerSlow():
                 self.slow[record.worker] = record.reason
             case WorkerRecovered() | WorkerLost() | WorkerLeft():
@@ -228,6 +233,10 @@ class ControllerState(RunFold):
             case LeaseCarried():
                 _carry(self, record)
             case DeltaAccepted():
+                if record.worker in self.workers:
+                    worker = self.workers[record.worker]
+                    worker.loss, worker.transfer_s = record.loss, record.transfer_s
+                    worker.version_lag, worker.contributed_at = record.version_lag, record.t
                 opened = self.under_way(record.round)
                 _release(self, record, (record.lease, *record.more, *record.untrained))
                 for lease in (record.lease, *record.more):
@@ -314,6 +323,7 @@ def _replace_step(state: ControllerState, record: StepReplaced) -> None:
         del state.steps[state.steps.index(record.model) + 1 :]
     else:
         state.steps.append(record.model)
+    state.step = record.model
     if not record.keeps_state:
         state.inner_state_of = record.model
 
@@ -326,7 +336,7 @@ def _start(state: ControllerState, record: RoundStarted) -> None:
         allowed = state.closing is None and record.round == before.round + 1 == state.round + 2
     if not allowed:
         raise LocalProtocolError(f"round {record.round} cannot start after round {state.round}")
-    state.closing, state.open = before, OpenRound(record.round, record.version)
+    state.closing, state.open, state.opened = before, OpenRound(record.round, record.version), record.round
 
 
 def _holding(state: ControllerState, round_: int, lease: int, task: int) -> Holding:
@@ -353,6 +363,8 @@ def _assign(state: ControllerState, record: LeaseAssigned) -> None:
             raise LocalProtocolError(f"lease {lease} is not the next one to hand out")
         opened.holders[lease] = Holding(record.worker, record.task, early=record.early)
     state.next_task = record.task + 1
+    if record.worker in state.workers:
+        state.workers[record.worker].round = record.round
 
 
 def _carry(state: ControllerState, record: LeaseCarried) -> None:
@@ -419,14 +431,14 @@ def _finish(state: ControllerState, record: RoundFinished) -> None:
         state.durable_round = record.round
 
 
-def _resume(state: ControllerState, record: RunResumed) -> None:
+def _resume(state: ControllerState, record: RoundsResumed) -> None:
     state.durable_round = record.mark.round
     _go_back(state, record.mark)
     state.slow.clear()  # no worker is connected
     state.next_task += _LOST_TASKS
 
 
-def _go_back(state: ControllerState, mark: Mark) -> None:
+def _go_back(state: ControllerState, mark: LeaseMark) -> None:
     state.round = state.version = mark.round
     state.durable_round = min(state.durable_round, mark.round)
     state.tokens_total = mark.tokens_total

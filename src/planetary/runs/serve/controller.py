@@ -107,8 +107,8 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
         return digest in (artifact, reference, self.weights, self.trial) and bool(digest)
 
 
-class ServingState(RunFold):
-    """The state the journal determines: that of every kind of run."""
+ServingState = RunFold
+"""The state the journal determines: that of every kind of run."""
 
 
 class ServingDesk(Desk[ServingPolicy, ServingState]):

@@ -17,13 +17,15 @@ from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Demand, Gateway, GatewayOptions, Security
-from planetary.fleet.gateway.status import base_status, ended_as, workers_seen
+from planetary.fleet.gateway.status import base_status, connected_worker, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.kind_reader import FORMAT
+from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus, ServingStatus, WorkerState, WorkerStatus
+from planetary.fleet.protocol.status import RoundMetrics, RunStatus, WorkerState, WorkerStatus
 from planetary.fleet.shell.shell import Read
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
@@ -60,6 +62,7 @@ from planetary.runs.serve.program.trial import decode_trial, encode_trial
 from planetary.runs.serve.scheduling.sampling import Candidates, Scores
 from planetary.runs.serve.scheduling.scheduler import SequenceOutput
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
+from planetary.runs.serve.status import READER, ServerLoad, ServingStatus
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -214,9 +217,10 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             running=self.running,
             waiting=self.waiting,
             cache_used=self.cache_used,
+            servers=_loads(controller),
         )
         if controller is None:
-            return msgspec.structs.replace(base_status(self, None), serving=serving)
+            return msgspec.structs.replace(base_status(self, None), own=serving)
         state = controller.desk.state
         status, now = base_status(self, state, 0), self._clock.monotonic()
         self._samples = [one for one in self._samples if now - one[0] < RATE_S] + [(now, controller.tokens)]
@@ -229,7 +233,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
             tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
-            serving=serving,
+            own=serving,
         )
 
     def _prepare(self) -> PreparedServing:
@@ -275,7 +279,13 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
 
     def _begin(self, prepared: PreparedServing) -> ServingStart:
         started = RunStarted(
-            run=self.config.run.name, rounds=0, config_hash="", model=prepared.model.name, params=prepared.param_count
+            kind=READER.name,
+            format=FORMAT,
+            run=self.config.run.name,
+            rounds=0,
+            config_hash="",
+            model=prepared.model.name,
+            params=prepared.param_count,
         )
         return ServingStart([started])
 
@@ -431,18 +441,18 @@ def _scores_of(arrays: Mapping[str, np.ndarray], texts: int, shape: ServingShape
 def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
     scheduled = controller.scheduler.workers.get(worker.session)
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
-    return WorkerStatus(
-        name=worker.worker,
-        node=worker.node,
-        pid=worker.pid,
-        state="serving" if scheduled is not None and scheduled.sequences else state,
-        backend=worker.backend,
-        target=worker.target,
-        device=worker.device,
-        chosen=worker.chosen,
-        verified=worker.verified,
-        address=worker.address,
-        lost_count=controller.desk.state.losses.get(worker.worker, 0),
-        texts=0 if scheduled is None else len(scheduled.sequences),
-        cache_used=0.0 if scheduled is None else scheduled.pool.used_share,
-    )
+    state = "serving" if scheduled is not None and scheduled.sequences else state
+    return connected_worker(worker, state, controller.desk.state.losses.get(worker.worker, 0))
+
+
+def _loads(controller: ServingController | None) -> dict[str, ServerLoad]:
+    """Return the load of every connected worker, by name."""
+    if controller is None:
+        return {}
+    scheduled = {
+        worker.worker: controller.scheduler.workers.get(worker.session) for worker in controller.desk.all_workers()
+    }
+    return {
+        name: ServerLoad(0 if one is None else len(one.sequences), 0.0 if one is None else one.pool.used_share)
+        for name, one in scheduled.items()
+    }

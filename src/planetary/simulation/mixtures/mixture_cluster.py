@@ -19,7 +19,6 @@ from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.gateway.gateway import MixtureGateway
 from planetary.runs.mixture.gateway.preparation import PreparedMixture
 from planetary.runs.mixture.messages import MIXTURES, MixtureJob
-from planetary.runs.mixture.records import MixtureRecord
 from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
@@ -65,7 +64,6 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
     gateway_type: ClassVar[type[MixtureGateway]] = MixtureGateway
 
-    records = MixtureRecord
     protocol = MIXTURES
 
     def __init__(

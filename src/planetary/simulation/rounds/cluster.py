@@ -22,11 +22,10 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.fleet.gateway.gateway import GatewayOptions, Security
 from planetary.fleet.preparation.compiling import PublishedArtifact
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import AnyRecord
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsGateway
 from planetary.runs.rounds.gateway.start import policy_of
@@ -105,8 +104,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         most_kept: most versions and most results the gateway kept at once.
     """
 
-    records = AnyRecord
-    protocol = m.FABRIC
+    protocol = rm.ROUNDS
 
     def __init__(
         self,
@@ -186,7 +184,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
                 ports=self._ports(process),
             ),
         )
-        return {m.TrainingJob: loader}
+        return {rm.TrainingJob: loader}
 
     def _ports(self, process: Process) -> Ports:
         return simulated_ports(self.world, process, self.disk.of(process), lambda machine, *_: self._observe(machine))

@@ -34,22 +34,22 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
-from planetary.fleet.protocol.records import (
+from planetary.machine.journal import Record
+from planetary.runs.rounds.gateway.start import policy_of
+from planetary.runs.rounds.policy import ControllerPolicy
+from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
     LeaseAssigned,
     RolledBack,
     RoundClosed,
-    RoundFinished,
-    RunResumed,
+    RoundMerged,
+    RoundsResumed,
     StepReplaced,
 )
-from planetary.machine.journal import Record
-from planetary.runs.rounds.gateway.start import policy_of
-from planetary.runs.rounds.policy import ControllerPolicy
-from planetary.runs.rounds.preparation.preparation import Prepared
-from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.worker.compute import Batch, batches_of
 from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import Contribution
@@ -339,7 +339,7 @@ class SmallTraining:
                 case StepReplaced():
                     assert (record.round, record.before) == (round_, step)
                     step = record.model
-                case RunResumed() | RolledBack():
+                case RoundsResumed() | RolledBack():
                     round_ = record.mark.round
                     accepted = []
                 case LeaseAssigned():
@@ -366,7 +366,7 @@ class SmallTraining:
                         states[round_], record.round, parts, rule, sums=sums or {}, peers=record.peers
                     )
                     accepted = [a for a in accepted if a.round != record.round]
-                case RoundFinished():
+                case RoundMerged():
                     round_ = record.round
                 case _:
                     pass

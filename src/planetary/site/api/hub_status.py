@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import HubSiteStatus, HubStatus, PlacedJobStatus, RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.site.config import ANY_DATA, SitePolicy
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.messages import WorkerGroup
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
+from planetary.site.placement.status import HubSiteStatus, HubStatus, PlacedJobStatus
 from planetary.site.site import Site
 
 
@@ -24,7 +25,7 @@ def hub_run_status(site: Site) -> RunStatus:
         state="waiting",
         stage=f"places jobs: {here} of {len(sites)} sites are here, jobs that wait for a site: {waiting}",
         events=tuple(hub.events),
-        hub=HubStatus(hub=hub.book.hub, sites=sites, jobs=jobs),
+        own=HubStatus(hub=hub.book.hub, sites=sites, jobs=jobs),
     )
 
 

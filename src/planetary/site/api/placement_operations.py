@@ -14,7 +14,6 @@ from starlette.responses import Response
 from planetary.core.config import Config, config_from_tables
 from planetary.core.configuration.ranges import Priority
 from planetary.core.errors import ConflictError, UserError
-from planetary.fleet.protocol.status import HubSiteStatus, PlacedJobStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.site.api.event_streams import After, Follow, event_stream
 from planetary.site.api.group import SiteGroup
@@ -25,6 +24,7 @@ from planetary.site.placement.choice import JobNeeds
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.placed_jobs import PlacedJob, PlacementState
 from planetary.site.placement.spread_jobs import sites_wanted
+from planetary.site.placement.status import HubSiteStatus, PlacedJobStatus
 from planetary.site.submission import require_files, with_data_sets
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong

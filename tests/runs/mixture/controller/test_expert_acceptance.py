@@ -300,7 +300,7 @@ def test_work_lagging_beyond_the_window_is_refused(tmp_path: Path, monkeypatch: 
     assert max(record.step for record in updates) > 20
     assert len(given_up) > plan.window
     stale = cluster.controller.rounds.updates.get("stale", 0)
-    stale += sum(line.mixture.updates.get("stale", 0) for line in cluster.lines if line.mixture)
+    stale += sum(line.own.updates.get("stale", 0) for line in cluster.lines if line.own)
     # The others were too old, as their composers knew.
     assert 0 < stale <= sum(plan.owners[work.layer].count(work.shard) for work in given_up)
     check_streams(cluster)
@@ -357,7 +357,7 @@ def test_failed_work_ends_lock_step_and_is_answered_otherwise(
                 in end.reason
             )
         else:
-            failed = sum(line.mixture.updates.get("failed", 0) for line in cluster.lines if line.mixture)
+            failed = sum(line.own.updates.get("failed", 0) for line in cluster.lines if line.own)
             assert failed == plan.owners[gone.layer].count(gone.shard)
 
 
@@ -392,6 +392,6 @@ def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> 
     assert cluster.finish().ok
     reported: dict[str, int] = {}
     for line in cluster.lines:
-        for what, n in line.mixture.refused_sketches.items():
+        for what, n in line.own.refused_sketches.items():
             reported[what] = reported.get(what, 0) + n
     assert reported["future"] == 1

@@ -154,9 +154,9 @@ def test_status_and_rounds_have_each_composers_own_steps(tmp_path: Path) -> None
     assert cluster.finish().ok
     for shard in range(2):
         at = steps_at_ends(cluster, shard)
-        taken = [line.mixture.shards[shard].steps for line in cluster.lines]
+        taken = [line.own.shards[shard].steps for line in cluster.lines]
         assert taken == [after - before for before, after in itertools.pairwise(at)][: len(taken)]
-    away, there = (sum(line.mixture.shards[w.machine.shard].steps for line in cluster.lines) for w in (b, a))
+    away, there = (sum(line.own.shards[w.machine.shard].steps for line in cluster.lines) for w in (b, a))
     assert there > away + 10
     assert {line.inner_steps for line in cluster.lines} == {4}  # the mean
 
@@ -176,7 +176,7 @@ def test_stopped_evaluation_of_the_last_model_is_resumed(tmp_path: Path) -> None
     assert [line.round for line in cluster.lines] == list(range(1, last.round + 1))
     again = cluster.lines[-1]
     assert again.eval_loss == cluster.controller.state.evals[last.round]
-    assert (again.tokens, again.mixture.shards) == (last.tokens, last.mixture.shards)
+    assert (again.tokens, again.own.shards) == (last.tokens, last.own.shards)
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
     for message, nbytes in zip(cluster.sent, cluster.sent_bytes, strict=True):
         if isinstance(message, mm.OfferSketches):
             sent[message.shard] += nbytes
-    lines = [line.mixture for line in cluster.lines]
+    lines = [line.own for line in cluster.lines]
     assert all(line.sketch_bytes == sum(one.sketch_bytes for one in line.shards) > 0 for line in lines)
     assert [sum(line.shards[n].sketch_bytes for line in lines) for n in range(2)] == sent
     assert min(sent) > 0

@@ -137,7 +137,7 @@ def test_slow_composer_offers_a_sketch_when_the_last_has_left(tmp_path: Path) ->
     cluster.until(look)
     assert cluster.finish().ok
     check_streams(cluster)
-    updates = [sum(line.mixture.updates.values()) for line in cluster.lines if line.mixture]
+    updates = [sum(line.own.updates.values()) for line in cluster.lines if line.own]
     assert sum(updates) > 0
 
 
@@ -152,6 +152,6 @@ def test_round_views_are_kept_until_the_slowest_state_is_saved(tmp_path: Path) -
     assert cluster.finished is None
     a.slow()
     assert cluster.finish().ok
-    last = cluster.lines[-1].mixture
+    last = cluster.lines[-1].own
     assert all(shard.mixed_loss is not None for shard in last.shards)
     assert last.routing_overlap is not None

@@ -11,9 +11,10 @@ from planetary.core.errors import UserError
 from planetary.core.registry import Chosen
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import refuse
-from planetary.fleet.protocol.records import ParametersSent
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.changes import CodedChange, RelayedChange, unchanged
+from planetary.runs.rounds.records import ParametersSent
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy
 
@@ -37,7 +38,7 @@ def hello(*codecs: str) -> m.Hello:
 
 def test_worker_without_a_codec_is_refused_with_both_lists() -> None:
     plain = small_policy(rounds=1, workers=1)
-    policy = msgspec.structs.replace(plain, compression=m.Compression(up="sparse", down="int4"))
+    policy = msgspec.structs.replace(plain, compression=rm.Compression(up="sparse", down="int4"))
     refusal = refuse(hello("bf16", "int4"), policy, ControllerState(), {})
     assert refusal is not None
     assert refusal.code == "codec"
@@ -80,26 +81,26 @@ def test_worker_gets_a_change_only_from_its_version() -> None:
     workers = bench.controller.desk.workers
     star.stepped(e.OuterStepDone(1, 1.0, None, CodedChange(digest="d1")))
 
-    def sent_to(session: int, version: int) -> m.Parameters:
+    def sent_to(session: int, version: int) -> rm.Parameters:
         bench.controller.desk.out.clear()
         star.send_parameters(workers[session], version)
         (send,) = [one for one in bench.controller.desk.out if isinstance(one, e.Send)]
-        assert isinstance(send.message, m.Parameters)
+        assert isinstance(send.message, rm.Parameters)
         whole = send.message.since < 0
         assert send.payload == (e.ParametersOf(version) if whole else e.ChangeOf(version))
         return send.message
 
     workers[first].version, workers[late].version = 0, -1
-    assert sent_to(first, 1) == m.Parameters(version=1, since=0, digest="d1")
-    assert sent_to(late, 1) == m.Parameters(version=1)
+    assert sent_to(first, 1) == rm.Parameters(version=1, since=0, digest="d1")
+    assert sent_to(late, 1) == rm.Parameters(version=1)
     workers[first].version = 0
     star.stepped(e.OuterStepDone(2, 1.0, None, CodedChange(digest="d2")))
-    assert sent_to(first, 2) == m.Parameters(version=2)
-    assert sent_to(late, 2) == m.Parameters(version=2, since=1, digest="d2")
+    assert sent_to(first, 2) == rm.Parameters(version=2)
+    assert sent_to(late, 2) == rm.Parameters(version=2, since=1, digest="d2")
 
 
 RELAYED = RelayedChange(
-    relay=m.Relay(rule=Chosen("rda"), rate=1.0, tasks=(4, 5, 6), digests=("a", "b", "c")),
+    relay=rm.Relay(rule=Chosen("rda"), rate=1.0, tasks=(4, 5, 6), digests=("a", "b", "c")),
     digest="made",
     payload_bytes=100,
     more_bytes=24,
@@ -141,7 +142,7 @@ def test_relayed_form_is_chosen_by_bytes_and_journalled() -> None:
 def test_resumed_relay_sends_whole_parameters() -> None:
     """After a resume workers of a relaying run are sent whole parameters."""
     policy = small_policy(rounds=3, workers=1)
-    change = unchanged(m.Compression(up="sign", down="relay"), policy.spec.params)
+    change = unchanged(rm.Compression(up="sign", down="relay"), policy.spec.params)
     offer = change.offer(2, 1, ())
-    assert (offer.message, offer.nbytes, offer.why) == (m.Parameters(version=2), 4 * 8, "it has version 1")
-    assert unchanged(m.Compression(up="sign"), policy.spec.params).offer(2, 1, ()).why == ""
+    assert (offer.message, offer.nbytes, offer.why) == (rm.Parameters(version=2), 4 * 8, "it has version 1")
+    assert unchanged(rm.Compression(up="sign"), policy.spec.params).offer(2, 1, ()).why == ""

@@ -9,6 +9,7 @@ from planetary.fleet.controller.membership import LIVED_S, MOST_CRASHES
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerBanned
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 
 
 def supervised(bench: Bench, name: str) -> int:
@@ -63,7 +64,7 @@ def test_crashes_with_answers_between_them_are_forgiven() -> None:
         for _ in range(MOST_CRASHES - 1):
             crash(bench, supervisor)
         session = bench.join("a")
-        result = m.TrainResult(
+        result = rm.TrainResult(
             task=bench.task_of(session),
             round=round_,
             steps=bench.policy.inner_steps,

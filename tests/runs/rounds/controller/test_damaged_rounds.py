@@ -9,20 +9,18 @@ from controller_bench import Bench
 
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.records import EvalFinished, RunStarted, TaskAborted, WorkerLost
+from planetary.machine.journal import replay
+from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import (
     ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
-    EvalFinished,
-    Mark,
+    LeaseMark,
     RolledBack,
-    RoundFinished,
-    RunStarted,
-    TaskAborted,
-    WorkerLost,
+    RoundMerged,
 )
-from planetary.machine.journal import replay
-from planetary.runs.rounds import events as e
 from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.sync.sanity import CAUTIOUS_RULE, MOST_RETREATS
 
@@ -57,10 +55,10 @@ class Rounds(Bench):
     def restored(self, round_: int) -> None:
         """The gateway is back at a round's parameters, as its checkpoint says."""
         trained = 0
-        for record in self.records(RoundFinished):
+        for record in self.records(RoundMerged):
             if record.round == round_:
                 trained = record.tokens_total // self.policy.tokens_per_lease
-        mark = Mark(round_, trained * self.policy.tokens_per_lease, 10_000, LeaseLedger(next=trained))
+        mark = LeaseMark(round_, trained * self.policy.tokens_per_lease, 10_000, LeaseLedger(next=trained))
         self.tell(e.ParametersRestored(mark, "d" * 64))
 
     def failed(self, name: str) -> None:
@@ -97,7 +95,7 @@ class Rounds(Bench):
                 flight, name = worker.evaluate, self.names[worker.session]
                 loss = self.held_out(name, flight.version)
                 batches = self.policy.held_out[flight.chunk].batches
-                said: m.Message = m.EvalResult(task=flight.task, version=flight.version, loss=loss, batches=batches)
+                said: m.Message = rm.EvalResult(task=flight.task, version=flight.version, loss=loss, batches=batches)
                 if math.isnan(loss):
                     said = m.TaskFailed(task=flight.task, kind="numerics", reason="the held-out loss is nan")
                 self.tell(e.Received(worker.session, said))
@@ -111,7 +109,7 @@ class Rounds(Bench):
         for session, task in self._training().items():
             name = self.names[session]
             self.deltas[task] = self.deltas_of.get(name, [1.0, 0.0])
-            result = m.TrainResult(
+            result = rm.TrainResult(
                 task=task,
                 round=self.round + 1,
                 steps=self.policy.inner_steps,
@@ -137,7 +135,7 @@ def test_refused_results_do_not_count_and_others_end_the_round() -> None:
     assert [measure.worker for measure in judged.measures if measure.refused] == ["liar/0"]
     [withdrawn] = bench.records(DeltaWithdrawn)
     assert "times as long" in withdrawn.reason
-    [finished] = bench.records(RoundFinished)
+    [finished] = bench.records(RoundMerged)
     assert finished.loss == 3.0
     assert contradiction(bench.state()) == ""
     assert bench.state().refusals == {"liar/0": [1]}
@@ -195,7 +193,7 @@ def test_the_last_round_is_taken_back_like_any_other() -> None:
     while bench.finish is None:
         assert bench.answer()
     assert (bench.finish.ok, bench.finish.kind) == (True, "done")
-    assert [r.round for r in bench.records(RoundFinished)][-2:] == [LENGTH, LENGTH]
+    assert [r.round for r in bench.records(RoundMerged)][-2:] == [LENGTH, LENGTH]
 
 
 def test_nan_that_follows_from_the_parameters_is_nobodys_fault() -> None:

@@ -13,6 +13,7 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import WorkerBanned, WorkerLeft, WorkerLost
 from planetary.fleet.protocol.status import Leave
 from planetary.machine.journal import replay
+from planetary.runs.rounds import messages as rm
 
 
 def left(bench: Bench) -> list[tuple[str, str, str]]:
@@ -25,7 +26,7 @@ def test_a_worker_that_is_asked_to_go_is_not_lost(kind: Leave) -> None:
     a, b = bench.join("a"), bench.join("b")
     bench.tell(e.LetGo("a/0", "another run needs it", kind))
     assert left(bench) == []  # it has a task
-    result = m.TrainResult(task=bench.task_of(a), round=1, steps=2, tokens=64, loss=3.0, grad_norm=0.5, seconds=0.1)
+    result = rm.TrainResult(task=bench.task_of(a), round=1, steps=2, tokens=64, loss=3.0, grad_norm=0.5, seconds=0.1)
     bench.tell(e.Received(a, result, "", result.task))
     assert left(bench) == [("a/0", kind, "another run needs it")]
     assert bench.records(WorkerLost) == []

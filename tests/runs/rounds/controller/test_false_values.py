@@ -6,8 +6,10 @@ import pytest
 from controller_bench import Bench
 
 from planetary.fleet.controller.reported_values import LARGEST, MOST, impossible_value
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.records import WorkerBanned, WorkerLost
+from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     DeltaRejected,
     DigestsDiffered,
@@ -15,17 +17,14 @@ from planetary.fleet.protocol.records import (
     ReduceRetried,
     RoundClosed,
     TopologyReplaced,
-    WorkerBanned,
-    WorkerLost,
 )
-from planetary.runs.rounds import events as e
 
 EAGER = ("sync.overlap=eager", "sync.compression=float32")
 RING = ("sync.topology=ring",)
 LIAR = "b2" * 32
 
 
-def result(bench: Bench, session: int, **fields: object) -> m.TrainResult:
+def result(bench: Bench, session: int, **fields: object) -> rm.TrainResult:
     """The sound result of a worker's lease of the first round, but for `fields`."""
     sound = {
         "payload": bench.controller.topology.result,
@@ -37,7 +36,7 @@ def result(bench: Bench, session: int, **fields: object) -> m.TrainResult:
         "grad_norm": 1.0,
         "seconds": 1.0,
     }
-    return m.TrainResult(**{**sound, **fields})  # type: ignore[arg-type]
+    return rm.TrainResult(**{**sound, **fields})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_more_or_less_than_the_lease_is_rejected(fields: dict[str, int]) -> None
 def test_step_beyond_its_task_is_refused(step: int) -> None:
     bench = Bench(workers=1)
     liar = bench.join("b", identity=LIAR)
-    bench.tell(e.Received(liar, m.Progress(task=bench.task_of(liar), round=1, step=step, loss=1.0)))
+    bench.tell(e.Received(liar, rm.Progress(task=bench.task_of(liar), round=1, step=step, loss=1.0)))
     assert f"step {step} of a task of 4 steps" in bench.records(WorkerLost)[0].reason
     assert not bench.records(LeaseStarted)
 
@@ -99,15 +98,15 @@ def test_held_out_loss_of_something_else_is_refused(fields: dict[str, object]) -
     flight = bench.controller.desk.workers[liar].evaluate
     assert flight is not None
     sound = {"task": flight.task, "version": 1, "loss": 1.0, "batches": bench.policy.held_out[flight.chunk].batches}
-    bench.tell(e.Received(liar, m.EvalResult(**{**sound, **fields})))  # type: ignore[arg-type]
+    bench.tell(e.Received(liar, rm.EvalResult(**{**sound, **fields})))  # type: ignore[arg-type]
     assert [record.worker for record in bench.records(WorkerLost)] == ["b/0"]
 
 
 def test_no_honest_number_is_impossible() -> None:
     for message in (
-        m.TrainResult(task=1, round=1, steps=MOST, tokens=MOST, loss=-LARGEST, grad_norm=3.4e38, seconds=0.0),
-        m.Ready(artifact="a", opt_state_round=0, outer_version=-1),
-        m.Progress(task=2**62, round=1, step=0),
+        rm.TrainResult(task=1, round=1, steps=MOST, tokens=MOST, loss=-LARGEST, grad_norm=3.4e38, seconds=0.0),
+        rm.Ready(artifact="a", opt_state_round=0, outer_version=-1),
+        rm.Progress(task=2**62, round=1, step=0),
     ):
         assert impossible_value(message) == ""
 
@@ -120,22 +119,22 @@ def reducing(workers: int = 3) -> tuple[Bench, list[int]]:
     bench = Bench(workers=workers, given=RING)
     sessions = [bench.join(name, identity=name * 64) for name in "abcde"[:workers]]
     for session in sessions:
-        state = [message for to, message in bench.sent if to == session and isinstance(message, m.RingState)][-1]
+        state = [message for to, message in bench.sent if to == session and isinstance(message, rm.RingState)][-1]
         assert state.version == 0
         bench.tell(e.Received(session, result(bench, session)))
-    assert len([1 for _, message in bench.sent if isinstance(message, m.Reduce)]) == workers
+    assert len([1 for _, message in bench.sent if isinstance(message, rm.Reduce)]) == workers
     return bench, sessions
 
 
 def done(bench: Bench, session: int, digest: str) -> None:
-    attempt = [message for to, message in bench.sent if to == session and isinstance(message, m.Reduce)][-1]
-    bench.tell(e.Received(session, m.ReduceDone(round=1, attempt=attempt.attempt, digest=digest)))
+    attempt = [message for to, message in bench.sent if to == session and isinstance(message, rm.Reduce)][-1]
+    bench.tell(e.Received(session, rm.ReduceDone(round=1, attempt=attempt.attempt, digest=digest)))
 
 
 def failed(bench: Bench, session: int, kind: str = "peer") -> None:
-    attempt = [message for to, message in bench.sent if to == session and isinstance(message, m.Reduce)][-1]
+    attempt = [message for to, message in bench.sent if to == session and isinstance(message, rm.Reduce)][-1]
     reason = "2 of 3 workers took part"
-    bench.tell(e.Received(session, m.ReduceFailed(round=1, attempt=attempt.attempt, kind=kind, reason=reason)))  # type: ignore[arg-type]
+    bench.tell(e.Received(session, rm.ReduceFailed(round=1, attempt=attempt.attempt, kind=kind, reason=reason)))  # type: ignore[arg-type]
 
 
 def test_lone_word_of_a_finished_reduction_is_not_believed() -> None:
@@ -147,7 +146,7 @@ def test_lone_word_of_a_finished_reduction_is_not_believed() -> None:
     assert bench.finish is None
     assert not bench.records(RoundClosed)
     assert len(bench.records(ReduceRetried)) == 1
-    orders = [(to, message) for to, message in bench.sent if isinstance(message, m.Reduce) and message.attempt == 2]
+    orders = [(to, message) for to, message in bench.sent if isinstance(message, rm.Reduce) and message.attempt == 2]
     assert [to for to, _ in orders] == [first, second], "the others reduce their results without it"
     assert {message.contributions for _, message in orders} == {2}
 
@@ -177,9 +176,9 @@ def test_worker_whose_state_differs_often_is_banned() -> None:
     bench, sessions = reducing()
     for round_ in range(1, bench.policy.max_strikes + 1):
         for number, session in enumerate(sessions):
-            attempt = [m_ for to, m_ in bench.sent if to == session and isinstance(m_, m.Reduce)][-1]
+            attempt = [m_ for to, m_ in bench.sent if to == session and isinstance(m_, rm.Reduce)][-1]
             digest = "f" * 32 if number == 2 else "e" * 32
-            bench.tell(e.Received(session, m.ReduceDone(round=round_, attempt=attempt.attempt, digest=digest)))
+            bench.tell(e.Received(session, rm.ReduceDone(round=round_, attempt=attempt.attempt, digest=digest)))
         collect(bench, round_)
         for session in sessions if round_ < bench.policy.max_strikes else ():
             bench.tell(e.Received(session, result(bench, session, round=round_ + 1)))
@@ -189,15 +188,15 @@ def test_worker_whose_state_differs_often_is_banned() -> None:
 
 def collect(bench: Bench, round_: int) -> None:
     """Give the gateway the outer state, write the checkpoint and evaluate, until the next round has begun."""
-    for session in [to for to, message in bench.sent if isinstance(message, m.SendOuterState)][-1:]:
-        bench.tell(e.Received(session, m.RingState(version=round_, digest="e" * 32), "", 100 + round_))
+    for session in [to for to, message in bench.sent if isinstance(message, rm.SendOuterState)][-1:]:
+        bench.tell(e.Received(session, rm.RingState(version=round_, digest="e" * 32), "", 100 + round_))
     while bench.writes:
         bench.tell(e.CheckpointDone(bench.writes.pop().mark.round, "folder", 0.1))
     for _ in range(10):
         for worker in list(bench.controller.desk.workers.values()):
             if worker.evaluate is not None:
                 flight, batches = worker.evaluate, bench.policy.held_out[worker.evaluate.chunk].batches
-                loss = m.EvalResult(task=flight.task, version=flight.version, loss=3.0, batches=batches)
+                loss = rm.EvalResult(task=flight.task, version=flight.version, loss=3.0, batches=batches)
                 bench.tell(e.Received(worker.session, loss))
 
 
@@ -205,7 +204,7 @@ def test_outer_state_that_never_comes_has_a_deadline() -> None:
     bench, sessions = reducing()
     for session in sessions:
         done(bench, session, "e" * 32)
-    [asked] = [to for to, message in bench.sent if isinstance(message, m.SendOuterState)]
+    [asked] = [to for to, message in bench.sent if isinstance(message, rm.SendOuterState)]
     bench.now += bench.policy.first_step_s
     bench.tell(e.Tick())
     assert "did not send its outer state" in bench.records(WorkerLost)[0].reason

@@ -8,13 +8,15 @@ from controller_bench import Bench
 from planetary.fleet.controller.desk import MOST_REMEMBERED, GivenTasks, Standing
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import DeltaAccepted, DeltaRejected, RoundStarted, WorkerBanned, WorkerJoined
+from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import DeltaAccepted, DeltaRejected, RoundStarted
 
 EAGER = ("sync.overlap=eager", "sync.compression=float32")
 MODES = pytest.mark.parametrize("given", [(), EAGER, ("sync.overlap=streaming",)], ids=["none", "eager", "streaming"])
 
 
-def result_of(bench: Bench, task: int, **fields: object) -> m.TrainResult:
+def result_of(bench: Bench, task: int, **fields: object) -> rm.TrainResult:
     """A sound result of a task of the first round, but for `fields`."""
     sound = {
         "payload": bench.controller.topology.result,
@@ -26,7 +28,7 @@ def result_of(bench: Bench, task: int, **fields: object) -> m.TrainResult:
         "grad_norm": 1.0,
         "seconds": 1.0,
     }
-    return m.TrainResult(**{**sound, **fields})  # type: ignore[arg-type]
+    return rm.TrainResult(**{**sound, **fields})  # type: ignore[arg-type]
 
 
 def begun(given: tuple[str, ...] = ()) -> tuple[Bench, int, int]:
@@ -105,9 +107,9 @@ def test_foreign_reports_are_counted_and_ban_the_machine(kind: str) -> None:
     bench, owner, liar = begun()
     task = bench.task_of(owner)
     report = {
-        "progress": m.Progress(task=task, round=1, step=2, loss=1.0),
+        "progress": rm.Progress(task=task, round=1, step=2, loss=1.0),
         "failure": m.TaskFailed(task=task, kind="numerics", reason="it says so"),
-        "evaluation": m.EvalResult(task=task, version=1, loss=1.0, batches=1),
+        "evaluation": rm.EvalResult(task=task, version=1, loss=1.0, batches=1),
     }[kind]
     for _ in range(bench.policy.max_strikes):
         assert not bench.records(WorkerBanned)
@@ -133,11 +135,11 @@ def test_report_on_a_task_of_an_earlier_connection_is_no_offence() -> None:
 def test_tasks_of_a_connection_are_remembered_until_it_ends() -> None:
     tasks = GivenTasks()
     for task in range(1, MOST_REMEMBERED + 2):
-        tasks.give(1, m.CancelTask(task=task, reason=""))
-    report = m.EvalResult(task=2, version=0, loss=1.0, batches=1)
+        tasks.give(1, rm.CancelTask(task=task, reason=""))
+    report = rm.EvalResult(task=2, version=0, loss=1.0, batches=1)
     assert tasks.standing(1, report) is Standing.OWN
     assert tasks.standing(2, report) is Standing.FOREIGN
-    assert tasks.standing(1, m.EvalResult(task=1, version=0, loss=1.0, batches=1)) is Standing.STALE
+    assert tasks.standing(1, rm.EvalResult(task=1, version=0, loss=1.0, batches=1)) is Standing.STALE
     assert tasks.standing(2, m.TaskFailed(task=0, kind="data", reason="the role failed")) is Standing.OWN
     tasks.forget(1)
     assert tasks.standing(2, report) is Standing.STALE
@@ -146,7 +148,7 @@ def test_tasks_of_a_connection_are_remembered_until_it_ends() -> None:
 def test_a_worker_that_only_tries_a_backend_takes_no_part() -> None:
     bench = Bench()
     session = bench.connect("n", trial=True)
-    bench.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
+    bench.tell(e.Received(session, rm.Ready(artifact="a" * 64, opt_state_round=0)))
     assert not bench.records(WorkerJoined)
     assert not bench.records(RoundStarted)
 

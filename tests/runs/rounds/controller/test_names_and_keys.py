@@ -13,19 +13,13 @@ from planetary.fleet.gateway.gateway import GatewayOptions
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import MOST_BANNED
-from planetary.fleet.protocol.records import (
-    Mark,
-    RunResumed,
-    RunStarted,
-    WorkerBanned,
-    WorkerForgiven,
-    WorkerJoined,
-)
+from planetary.fleet.protocol.records import RunStarted, WorkerBanned, WorkerForgiven, WorkerJoined
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import replay
 from planetary.net.invite import mint, read
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsGateway
+from planetary.runs.rounds.records import LeaseMark, RoundsResumed
 from planetary.runs.rounds.state import ControllerState
 
 SECRET, PRINT = bytes(range(32)), bytes(range(100, 132))
@@ -59,9 +53,9 @@ def leave(bench: Bench, session: int) -> None:
 def resumed(bench: Bench, *, forgive: tuple[str, ...] = ()) -> Bench:
     """A new controller from what the first one wrote."""
     first = RunStarted(run="sim", rounds=bench.policy.length.rounds, config_hash="c", model="m", params=8)
-    mark = Mark(0, 0, 1, LeaseLedger())
+    mark = LeaseMark(0, 0, 1, LeaseLedger())
     state = replay([first, *bench.journal], ControllerState())
-    again = RunResumed(run="sim", rounds=bench.policy.length.rounds, mark=mark, config_hash="c")
+    again = RoundsResumed(run="sim", rounds=bench.policy.length.rounds, mark=mark, config_hash="c")
     state.apply(again)
     pardons = forgiven(state, forgive)
     for pardon in pardons:

@@ -7,22 +7,22 @@ import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fleet.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.machine.journal import replay
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
 from planetary.runs.rounds.metrics import unreported
+from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundsRecord, RoundStarted
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 
 
-def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[AnyRecord], RoundFinished]:
+def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[RoundsRecord], RoundMerged]:
     """The journal of a calm run up to the closing of a round, and the round's real end."""
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, ring=overlap, overlap=overlap), WORKERS)
     assert cluster.run(LIMIT_S)
     journal = cluster.journal
     [closed] = [i for i, r in enumerate(journal) if isinstance(r, RoundClosed) and r.round == round_]
-    [finished] = [r for r in journal if isinstance(r, RoundFinished) and r.round == round_]
+    [finished] = [r for r in journal if isinstance(r, RoundMerged) and r.round == round_]
     stamped = [msgspec.structs.replace(r, t=0.5 * i) for i, r in enumerate(journal[: closed + 1])]
     return stamped, finished
 
@@ -43,7 +43,7 @@ def test_checkpoint_ends_the_round_left_open_by_the_journal() -> None:
     assert without_time(late) == msgspec.structs.replace(without_time(finished), delta_norm=None, merged=None)
 
 
-def without_time(record: RoundFinished) -> RoundFinished:
+def without_time(record: RoundMerged) -> RoundMerged:
     """The record without what follows from the time that the round took."""
     contributions = tuple(msgspec.structs.replace(one, share=None) for one in record.contributions)
     return msgspec.structs.replace(record, t=0.0, seconds=0.0, compute_fraction=0.0, contributions=contributions)
@@ -57,7 +57,7 @@ def test_overlapping_round_counts_from_the_previous_end() -> None:
     assert (state.closing.round, state.open.round) == (3, 4)
     late = finished_by_checkpoint(journal, state.closing, state.tokens_total, 3)
     assert late is not None
-    [before] = [r for r in journal if isinstance(r, RoundFinished) and r.round == 2]
+    [before] = [r for r in journal if isinstance(r, RoundMerged) and r.round == 2]
     assert late.seconds == journal[-1].t - before.t
     assert (late.tokens_total, late.loss) == (finished.tokens_total, finished.loss)
 
@@ -86,7 +86,7 @@ def test_missing_lines_are_those_of_the_last_round_ends() -> None:
     assert cluster.run(LIMIT_S)
     lines = unreported(cluster.journal, {1, 3}, 4, 4)
     assert [line.round for line in lines] == [2, 4]
-    wrong = [msgspec.structs.replace(r, loss=0.5) for r in cluster.journal if isinstance(r, RoundFinished)]
+    wrong = [msgspec.structs.replace(r, loss=0.5) for r in cluster.journal if isinstance(r, RoundMerged)]
     assert unreported([*wrong, *cluster.journal], {1, 3}, 4, 4) == lines
 
 

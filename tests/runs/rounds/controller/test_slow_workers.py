@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planetary.fleet.protocol.records import WorkerRecovered, WorkerSlow
-from planetary.monitor.replay import status_of
+from planetary.monitor.folder_status import status_of
 from planetary.monitor.report import build_report
 from planetary.monitor.run_folder import load_history
 from planetary.monitor.screen import plain_lines
 from planetary.runs.rounds.controller.pace import LeaseTimes, WorkerPaces, slow_workers
+from planetary.runs.rounds.records import WorkerRecovered, WorkerSlow
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 

@@ -9,6 +9,7 @@ from controller_bench import Bench
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import Stalled
+from planetary.runs.rounds import messages as rm
 
 
 class SlowBench(Bench):
@@ -47,7 +48,7 @@ def test_a_slow_but_normal_start_is_no_stall() -> None:
     bench.wait(0.6 * bench.startup_s)
     assert "to load the training step" in bench.controller.stalls.why
     for session in (first, second):
-        bench.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
+        bench.tell(e.Received(session, rm.Ready(artifact="a" * 64, opt_state_round=0)))
     assert bench.controller.state.open is not None
     assert bench.records(Stalled) == []
 
@@ -86,7 +87,7 @@ def test_loss_of_all_ready_workers_stalls_after_the_grace() -> None:
     bench = SlowBench()
     session = bench.connect("a")
     bench.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))
-    bench.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
+    bench.tell(e.Received(session, rm.Ready(artifact="a" * 64, opt_state_round=0)))
     bench.wait(2 * bench.startup_s)
     bench.tell(e.Closed(session, "the connection broke"))
     bench.wait(0.9 * bench.grace_s)

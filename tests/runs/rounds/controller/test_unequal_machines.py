@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fault_schedules import run_schedule, sweep
 
-from planetary.fleet.protocol.records import DeltaAccepted, LeaseAssigned, RoundFinished
 from planetary.runs.rounds.controller.pace import EVEN, MOST_SHARES, EqualShares, LeaseTimes, MeasuredShares
+from planetary.runs.rounds.records import DeltaAccepted, LeaseAssigned, RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import SmallTraining, small_training
@@ -91,7 +91,7 @@ def test_speeds_of_one_and_four_reach_nine_tenths_of_their_sum() -> None:
         assert len(ends) == 2
         assert max(ends) <= 1.1 * min(ends)
     tokens = sum(r.tokens for r in later)
-    seconds = sum(r.seconds for r in of(cluster, RoundFinished) if r.round >= 3)
+    seconds = sum(r.seconds for r in of(cluster, RoundMerged) if r.round >= 3)
     each = cluster.config.train.batch_size * cluster.config.train.sequence_length / STEP_S  # tokens/s at speed 1
     assert tokens / seconds >= 0.9 * 5 * each
 
@@ -112,7 +112,7 @@ def test_equal_speeds_train_the_bits_of_equal_leases(topology: str) -> None:
     np.testing.assert_array_equal(first["w"], second["w"])
     parts = by_speed.config.leases_per_slice
     assert [r.lease * parts for r in of(equal, LeaseAssigned)] == [r.lease for r in of(by_speed, LeaseAssigned)]
-    assert [r.tokens_total for r in of(equal, RoundFinished)] == [r.tokens_total for r in of(by_speed, RoundFinished)]
+    assert [r.tokens_total for r in of(equal, RoundMerged)] == [r.tokens_total for r in of(by_speed, RoundMerged)]
 
 
 def test_steps_at_the_deadline_count_and_the_rest_come_later() -> None:
@@ -149,7 +149,7 @@ def test_the_steps_of_a_lost_worker_are_divided_among_the_others() -> None:
     cluster = SimCluster(0, training, 4, plan, step_s=0.2, machines=[SimMachine(is_steady=True)] * 4)
     assert cluster.run(300.0)
     accepted = [record for record in cluster.journal if isinstance(record, DeltaAccepted)]
-    rounds = {record.round: record for record in cluster.journal if isinstance(record, RoundFinished)}
+    rounds = {record.round: record for record in cluster.journal if isinstance(record, RoundMerged)}
     hit = next(number for number in rounds if sum(r.round == number for r in accepted) > 4)
     leases = [lease for r in accepted if r.round == hit for lease in (r.lease, *r.more)]
     assert sorted(leases) == list(range(min(leases), min(leases) + 4 * 40))
@@ -162,7 +162,7 @@ def test_the_steps_of_a_lost_worker_are_divided_among_the_others() -> None:
 def test_unequal_leases_survive_random_faults() -> None:
     for more in ({}, {"ring": True}, {"overlap": True, "given": ("sync.overlap=eager", MEASURED)}):
         seen = sweep(range(4300, 4303), **{"given": (MEASURED,), "speeds": (1.0, 4.0, 2.0), **more})
-        assert seen.records[RoundFinished] >= 3 * 6
+        assert seen.records[RoundMerged] >= 3 * 6
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 from controller_bench import Bench
 
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import LeaseReturned, WorkerLost
+from planetary.fleet.protocol.records import WorkerLost
 from planetary.fleet.protocol.sessions import MOST_UNANSWERED, WorkerSession
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.records import LeaseReturned
 
 DEADLINE_S = 2.0
 
@@ -38,7 +39,7 @@ class ShortRounds(Bench):
                 self.tell(e.OuterStepDone(self.steps.pop().round, 1.0))
             elif train is not None:
                 steps, tokens = self.policy.inner_steps, self.policy.tokens_per_lease
-                result = m.TrainResult(
+                result = rm.TrainResult(
                     task=train.task, round=train.round, steps=steps, tokens=tokens, loss=3.0, grad_norm=0.5, seconds=0.1
                 )
                 self.tell(e.Received(self.busy, result, "", train.task))
@@ -54,11 +55,11 @@ class ShortRounds(Bench):
         while self._left < len(self.sent):
             session, message = self.sent[self._left]
             self._left += 1
-            if isinstance(message, m.Parameters):
+            if isinstance(message, rm.Parameters):
                 self.tell(e.PayloadSent(session, message))
 
     def versions_sent_to(self, session: int) -> int:
-        return sum(isinstance(message, m.Parameters) for to, message in self.sent if to == session)
+        return sum(isinstance(message, rm.Parameters) for to, message in self.sent if to == session)
 
 
 def test_a_worker_without_a_sign_in_three_leases_connects_again() -> None:
@@ -77,7 +78,7 @@ def test_any_report_is_a_sign_and_a_late_one_too() -> None:
     for round_ in range(1, 9):
         bench.play(round_)
         task = bench.task_of(bench.still)
-        bench.tell(e.Received(bench.still, m.Progress(task=task, round=round_, step=0, loss=3.0)))
+        bench.tell(e.Received(bench.still, rm.Progress(task=task, round=round_, step=0, loss=3.0)))
     assert not bench.records(WorkerLost)
 
 
@@ -88,7 +89,7 @@ def test_silent_evaluator_gets_no_more_until_it_ends() -> None:
     still = bench.controller.desk.workers[bench.still]
     still.unanswered = MOST_UNANSWERED
     assert [worker.worker for worker in bench.controller.desk.ready_workers()] == ["busy/0"]
-    bench.tell(e.Received(bench.still, m.EvalResult(task=10**6, version=1, loss=3.0, batches=1)))
+    bench.tell(e.Received(bench.still, rm.EvalResult(task=10**6, version=1, loss=3.0, batches=1)))
     assert [worker.worker for worker in bench.controller.desk.ready_workers()] == ["busy/0", "still/0"]
 
 

@@ -19,13 +19,13 @@ from planetary.core.quantisers import to_bfloat16
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.events import StepDone, TaskBroke, TrainingDone
 from planetary.machine.events import Event
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.changes import ChangeOf, start_offer
 from planetary.runs.rounds.events import EndParametersOf, OuterStepDone, TakeOuterStep
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.worker.compute import Compute
+from planetary.runs.rounds.worker.events import StepDone, TaskBroke, TrainingDone
 from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates
 from planetary.simulation.rounds.small_training import SPEC, SmallExecutor
@@ -42,7 +42,7 @@ START = {"w": np.full((70, 90), 0.5, np.float32), "b": to_bfloat16(np.ones(40, n
 
 
 def gateway(up: str, down: str) -> ParameterVersions:
-    return ParameterVersions(SPECS, initial_state(SPECS, START), 0, m.Compression(up=up, down=down))
+    return ParameterVersions(SPECS, initial_state(SPECS, START), 0, rm.Compression(up=up, down=down))
 
 
 def trained(params: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
@@ -50,13 +50,13 @@ def trained(params: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
     return {"w": params["w"] + np.float32(0.01) * noise, "b": to_bfloat16(np.full(40, 1 + 0.1 * seed, np.float32))}
 
 
-def result(task: int, digest: str) -> m.TrainResult:
-    return m.TrainResult(
+def result(task: int, digest: str) -> rm.TrainResult:
+    return rm.TrainResult(
         task=task, round=1, steps=1, tokens=1, loss=1.0, grad_norm=1.0, seconds=1.0, payload="delta", digest=digest
     )
 
 
-def sent_to(server: ParameterVersions, round_: int, own: Sequence[int] = ()) -> tuple[m.Parameters, Tensors]:
+def sent_to(server: ParameterVersions, round_: int, own: Sequence[int] = ()) -> tuple[rm.Parameters, Tensors]:
     """Return the newest version in the form for a worker with the one before, whose tasks `own` are in it."""
     offer = server.change.offer(round_, round_ - 1, own)
     if isinstance(offer.payload, ChangeOf):
@@ -64,7 +64,7 @@ def sent_to(server: ParameterVersions, round_: int, own: Sequence[int] = ()) -> 
     return offer.message, server.of_version(round_)
 
 
-def taken(worker: Exchange, message: m.Parameters, tensors: Tensors) -> dict[str, np.ndarray]:
+def taken(worker: Exchange, message: rm.Parameters, tensors: Tensors) -> dict[str, np.ndarray]:
     worker.take(message, tensors)
     return dict(worker.start((), 0))
 
@@ -79,8 +79,8 @@ def task(number: int, start: Tensors, ends: Tensors) -> Trained:
 )
 def test_worker_and_gateway_have_equal_bits_after_each_change(up: str, down: str) -> None:
     server = gateway(up, down)
-    workers = [exchange_of(SPECS, m.Compression(up=up, down=down)) for _ in range(2)]
-    params = [taken(worker, m.Parameters(version=0), server.of_version(0)) for worker in workers]
+    workers = [exchange_of(SPECS, rm.Compression(up=up, down=down)) for _ in range(2)]
+    params = [taken(worker, rm.Parameters(version=0), server.of_version(0)) for worker in workers]
     for round_ in range(1, 5):
         parts = []
         for number, worker in enumerate(workers):
@@ -92,16 +92,16 @@ def test_worker_and_gateway_have_equal_bits_after_each_change(up: str, down: str
         server.take_outer_step(round_, parts, RULES.get(up, Mean()))
         for number, worker in enumerate(workers):
             params[number] = taken(worker, *sent_to(server, round_, [10 * round_ + number]))
-        newcomer = exchange_of(SPECS, m.Compression(up=up, down=down))
-        fresh = taken(newcomer, m.Parameters(version=round_), server.of_version(round_))
+        newcomer = exchange_of(SPECS, rm.Compression(up=up, down=down))
+        fresh = taken(newcomer, rm.Parameters(version=round_), server.of_version(round_))
         for name in START:
             assert params[0][name].tobytes() == params[1][name].tobytes() == fresh[name].tobytes()
 
 
 def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
     """To rounding: a delta in float32 is rounded once, which end parameters are not."""
-    server, worker = gateway("float32", "float32"), exchange_of(SPECS, m.Compression(up="float32", down="float32"))
-    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+    server, worker = gateway("float32", "float32"), exchange_of(SPECS, rm.Compression(up="float32", down="float32"))
+    params = taken(worker, rm.Parameters(version=0), server.of_version(0))
     ends = trained(dict(params), 1)
     sent = worker.give(task(1, params, ends))
     _, tensors = server.read(result(1, sent.digest), sent.tensors)
@@ -111,8 +111,8 @@ def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
 
 def test_master_is_the_sum_of_deltas_for_any_broadcast() -> None:
     """The broadcast's rounding is never in the master copy, and what workers have stays near it."""
-    server, worker = gateway("float32", "int4"), exchange_of(SPECS, m.Compression(up="float32", down="int4"))
-    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+    server, worker = gateway("float32", "int4"), exchange_of(SPECS, rm.Compression(up="float32", down="int4"))
+    params = taken(worker, rm.Parameters(version=0), server.of_version(0))
     total = START["w"].astype(np.float64)
     for round_ in range(1, 12):
         ends = trained(params, round_)
@@ -127,7 +127,7 @@ def test_master_is_the_sum_of_deltas_for_any_broadcast() -> None:
 
 
 def test_altered_delta_is_named_and_dropped() -> None:
-    server, worker = gateway("int8", "none"), CodedUpdates(SPECS, m.Compression(up="int8"))
+    server, worker = gateway("int8", "none"), CodedUpdates(SPECS, rm.Compression(up="int8"))
     sent = worker.give(task(1, START, trained(START, 1)))
     defect, tensors = server.read(result(1, "0" * 32), sent.tensors)
     assert "it was altered" in defect
@@ -137,19 +137,19 @@ def test_altered_delta_is_named_and_dropped() -> None:
 
 
 def test_altered_or_foreign_change_is_refused() -> None:
-    worker = CodedUpdates(SPECS, m.Compression(up="int4", down="int4"))
+    worker = CodedUpdates(SPECS, rm.Compression(up="int4", down="int4"))
     payload = PayloadForm("int4", SPECS).encode({"w": START["w"], "b": np.ones(40, np.float32)})
-    change = m.Parameters(version=3, since=2, digest=payload_digest(payload))
+    change = rm.Parameters(version=3, since=2, digest=payload_digest(payload))
     with pytest.raises(RemoteProtocolError, match="a change since 2, which this worker has not"):
         worker.take(change, {PAYLOAD: payload})
-    worker.take(m.Parameters(version=2), {"w": START["w"], "b": np.ones(40, np.float32)})
+    worker.take(rm.Parameters(version=2), {"w": START["w"], "b": np.ones(40, np.float32)})
     with pytest.raises(ProtocolError, match="digest"):
         worker.take(change, {PAYLOAD: payload ^ np.uint8(1)})
 
 
 def test_feedback_is_saved_and_loaded_by_round(tmp_path: Path) -> None:
     """A worker that is started again goes on from the residual of the round before, as from its optimizer state."""
-    compression = m.Compression(up="int4")
+    compression = rm.Compression(up="int4")
     first, states = (
         CodedUpdates(SPECS, compression),
         InnerStates(tmp_path, CodedUpdates(SPECS, compression).residual_specs),
@@ -186,7 +186,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
     for name in ("compress", "decode"):
         monkeypatch.setattr(PayloadForm, name, noting(name))
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    compression, start = m.Compression(up="int4", down="int4"), {"w": np.ones(8, np.float32)}
+    compression, start = rm.Compression(up="int4", down="int4"), {"w": np.ones(8, np.float32)}
     worker = CodedUpdates(SPEC.params, compression)
     server = ParameterVersions(SPEC.params, initial_state(SPEC.params, start), 0, compression)
     states, feedback = InnerStates(tmp_path / "inner", ()), InnerStates(tmp_path / "feedback", worker.residual_specs)
@@ -205,7 +205,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
 
     async def train(round_: int) -> None:
         """Train a task, let the gateway read its result and step, and let the worker take the change."""
-        message, tensors = sent_to(server, round_ - 1) if round_ > 1 else (m.Parameters(version=0), start)
+        message, tensors = sent_to(server, round_ - 1) if round_ > 1 else (rm.Parameters(version=0), start)
 
         def use() -> Tensors:
             worker.take(message, tensors)
@@ -213,7 +213,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
 
         compute.use_parameters(use)
         lease = Slice("", "ui32", 0, tokens.size)
-        task = m.TrainTask(
+        task = rm.TrainTask(
             task=round_, round=round_, version=round_ - 1, lease=round_, slice=lease, steps=2, first_step=0
         )
         compute.train(task, schedule, tokens)
@@ -221,7 +221,7 @@ def test_tensors_are_coded_off_the_event_loop(tmp_path: Path, monkeypatch: pytes
             assert isinstance(done, StepDone)
         payload = compute.end_parameters(EndParametersOf(round_))
         sent = replace(result(round_, done.digest), round=round_)
-        event = await server.receive(m.TrainResult, 1, ReceivedMessage(sent, payload))
+        event = await server.receive(rm.TrainResult, 1, ReceivedMessage(sent, payload))
         assert event.defect == ""
         merge = TakeOuterStep(round_, "mean", ((round_, 1, event.attachment),))
         assert isinstance(await asyncio.to_thread(server.step, OuterConfig(), 1, merge), OuterStepDone)
@@ -245,7 +245,7 @@ def test_no_task_begins_before_an_unreadable_version(beside: bool, tmp_path: Pat
     ended: queue.SimpleQueue[Event] = queue.SimpleQueue()
     states, start = InnerStates(tmp_path, ()), {"w": np.ones(8, np.float32)}
     compute = Compute(
-        SmallExecutor(), SPEC, {}, states, reset_inner_state=False, exchange=exchange_of(SPEC.params, m.Compression()),
+        SmallExecutor(), SPEC, {}, states, reset_inner_state=False, exchange=exchange_of(SPEC.params, rm.Compression()),
         feedback=None, report=ended.put,
     )  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_no_task_begins_before_an_unreadable_version(beside: bool, tmp_path: Pat
 
     def train(task: int) -> Event:
         lease, tokens = Slice("", "ui32", 0, 20), np.arange(20, dtype=np.int32)
-        work = m.TrainTask(task=task, round=1, version=0, lease=1, slice=lease, steps=2, first_step=0)
+        work = rm.TrainTask(task=task, round=1, version=0, lease=1, slice=lease, steps=2, first_step=0)
         compute.train(work, Schedule("constant", 0.1, 0, 10), tokens)
         while isinstance(event := ended.get(timeout=30), StepDone):
             pass
@@ -274,24 +274,24 @@ def test_no_task_begins_before_an_unreadable_version(beside: bool, tmp_path: Pat
 
 
 def test_a_nan_is_found_before_it_is_sent() -> None:
-    worker = CodedUpdates(SPECS, m.Compression(up="int4"))
+    worker = CodedUpdates(SPECS, rm.Compression(up="int4"))
     with pytest.raises(NumericsError, match="tensor 'w' contains NaN"):
         worker.give(task(1, START, {**START, "w": np.full((70, 90), np.nan, np.float32)}))
     assert worker.residual is None
 
 
 def test_without_codecs_everything_is_whole() -> None:
-    worker = exchange_of(SPECS, m.Compression())
+    worker = exchange_of(SPECS, rm.Compression())
     assert isinstance(worker, WholeParameters)
     assert worker.give(task(1, START, START)).tensors is START
-    assert taken(worker, m.Parameters(version=1), START) == START
+    assert taken(worker, rm.Parameters(version=1), START) == START
 
 
 def test_an_eager_start_has_the_delta_and_the_error_feedback() -> None:
     """All that the worker has trained and no version contains: the rest of one payload goes with the next delta."""
     server = gateway("int4", "none")
-    worker = CodedUpdates(SPECS, m.Compression(up="int4"), eager_rate=1.0)
-    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+    worker = CodedUpdates(SPECS, rm.Compression(up="int4"), eager_rate=1.0)
+    params = taken(worker, rm.Parameters(version=0), server.of_version(0))
     ends = trained(params, 1)
     sent = worker.give(task(5, params, ends))
     delta = np.subtract(params["w"], ends["w"])
@@ -310,9 +310,9 @@ def test_an_eager_start_has_the_delta_and_the_error_feedback() -> None:
 def test_eager_start_takes_the_root_of_its_share_radially() -> None:
     """That is the coefficient of one of M orthogonal deltas; embeddings take the mean."""
     specs = (TensorSpec("w", "f32", (4,)), TensorSpec("embed", "f32", (4,)))
-    worker = CodedUpdates(specs, m.Compression(up="float32"), eager_rate=1.0, eager_radial=True)
+    worker = CodedUpdates(specs, rm.Compression(up="float32"), eager_rate=1.0, eager_radial=True)
     start, ends = ({spec.name: np.full(4, value, np.float32) for spec in specs} for value in (1.0, 3.0))
-    taken(worker, m.Parameters(version=0), start)
+    taken(worker, rm.Parameters(version=0), start)
     worker.give(Trained(task=5, round=1, tokens=1, start=start, ends=ends))
     begins = worker.start((5,), 4)
     np.testing.assert_array_equal(begins["w"], np.full(4, 1.0 + 0.5 * 2.0, np.float32))
@@ -320,36 +320,36 @@ def test_eager_start_takes_the_root_of_its_share_radially() -> None:
 
 
 def test_eager_worker_forgets_contents_of_the_newest_version() -> None:
-    worker = CodedUpdates(SPECS, m.Compression(up="float32"), eager_rate=1.0)
-    taken(worker, m.Parameters(version=0), START)
+    worker = CodedUpdates(SPECS, rm.Compression(up="float32"), eager_rate=1.0)
+    taken(worker, rm.Parameters(version=0), START)
     worker.give(task(5, START, trained(START, 1)))
     later = trained(START, 3)
-    taken(worker, m.Parameters(version=1), later)
+    taken(worker, rm.Parameters(version=1), later)
     np.testing.assert_array_equal(worker.start((5,), 1)["w"], later["w"])
 
 
-PARTS = m.Fragmentation(count=2, delay=1, mixing=0.5)
+PARTS = rm.Fragmentation(count=2, delay=1, mixing=0.5)
 
 
 def test_a_fragment_for_another_version_is_refused() -> None:
     """And one that is older than the worker's: versions only go forward, but for whole parameters."""
-    worker = exchange_of(SPECS, m.Compression(), fragments=PARTS)
-    worker.take(m.Parameters(version=2), START)
+    worker = exchange_of(SPECS, rm.Compression(), fragments=PARTS)
+    worker.take(rm.Parameters(version=2), START)
     later = trained(START, 1)
     with pytest.raises(RemoteProtocolError, match="came as a fragment for version 3, and this worker has version 2"):
-        worker.take(m.Parameters(version=4, since=3), {"b": later["b"]})
-    worker.take(m.Parameters(version=3, since=2), {"w": later["w"]})
+        worker.take(rm.Parameters(version=4, since=3), {"b": later["b"]})
+    worker.take(rm.Parameters(version=3, since=2), {"w": later["w"]})
     with pytest.raises(RemoteProtocolError, match="for version 2, and this worker has version 3"):
-        worker.take(m.Parameters(version=3, since=2), {"w": later["w"]})
+        worker.take(rm.Parameters(version=3, since=2), {"w": later["w"]})
     assert worker.start()["w"] is later["w"]
     assert worker.start()["b"] is START["b"]
 
 
 def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
-    codecs = m.Compression(up="int4", down="int8")
+    codecs = rm.Compression(up="int4", down="int8")
     server = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs, fragments=2)
     worker = exchange_of(SPECS, codecs, fragments=PARTS)
-    worker.take(m.Parameters(version=0), server.of_version(0))
+    worker.take(rm.Parameters(version=0), server.of_version(0))
     own = worker.start()
     for round_ in range(1, 6):
         ends = trained(dict(own), round_)
@@ -360,7 +360,7 @@ def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
         server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], Mean())
         worker.take(*sent_to(server, round_))
         shared, newcomer = worker.start(), exchange_of(SPECS, codecs, fragments=PARTS)
-        newcomer.take(m.Parameters(version=round_), server.of_version(round_))
+        newcomer.take(rm.Parameters(version=round_), server.of_version(round_))
         assert {k: v.tobytes() for k, v in shared.items()} == {k: v.tobytes() for k, v in newcomer.start().items()}
         own = worker.mix(ends, round_)
         kept = "b" if round_ % 2 else "w"  # of the other fragment
@@ -368,8 +368,8 @@ def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
 
 
 def test_nan_in_the_feedback_of_a_fragment_is_named() -> None:
-    worker = exchange_of(SPECS, m.Compression(up="int4"), fragments=PARTS)
-    worker.take(m.Parameters(version=0), START)
+    worker = exchange_of(SPECS, rm.Compression(up="int4"), fragments=PARTS)
+    worker.take(rm.Parameters(version=0), START)
     worker.give(task(1, START, trained(START, 1)))
     worker.residual = {"w": np.full((70, 90), np.nan, np.float32), "b": np.zeros(40, np.float32)}
     with pytest.raises(NumericsError, match="error feedback of tensor 'w'"):
@@ -377,8 +377,8 @@ def test_nan_in_the_feedback_of_a_fragment_is_named() -> None:
 
 
 def test_a_chain_without_fragments_is_refused() -> None:
-    for worker in (exchange_of(SPECS, m.Compression()), CodedUpdates(SPECS, m.Compression(up="int4"))):
-        worker.take(m.Parameters(version=0), START)
+    for worker in (exchange_of(SPECS, rm.Compression()), CodedUpdates(SPECS, rm.Compression(up="int4"))):
+        worker.take(rm.Parameters(version=0), START)
         with pytest.raises(RemoteProtocolError, match="goes on from task 4, and its run has no fragments"):
             worker.start(after=4)
         with pytest.raises(RemoteProtocolError, match="mixes in version 1, and its run has no fragments"):
@@ -388,7 +388,7 @@ def test_a_chain_without_fragments_is_refused() -> None:
 def test_zero_fragment_is_judged_by_the_length_of_all() -> None:
     """A fragment that begins at zero is judged by the length of all parameters."""
     zero = {"w": START["w"], "b": to_bfloat16(np.zeros(40, np.float32))}
-    server = ParameterVersions(SPECS, initial_state(SPECS, zero), 0, m.Compression(up="float32"), fragments=2)
+    server = ParameterVersions(SPECS, initial_state(SPECS, zero), 0, rm.Compression(up="float32"), fragments=2)
     part = server.attach({"b": np.ones(40, np.float32)})
     whole = float(np.linalg.norm(START["w"].astype(np.float64)))
     assert server.measure(2, [(1, part)]).start_norm == pytest.approx(whole)
@@ -396,7 +396,7 @@ def test_zero_fragment_is_judged_by_the_length_of_all() -> None:
 
 def test_initial_parameters_in_a_codec_are_those_of_the_run() -> None:
     """The gateway begins from the decoded values, so that a newcomer's whole parameters have the same bits."""
-    codecs = m.Compression(up="sign", down="relay", start="int8")
+    codecs = rm.Compression(up="sign", down="relay", start="int8")
     server, worker = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs), exchange_of(SPECS, codecs)
     offer = start_offer("int8", server.start_digest, SPECS)
     sent = server.of_version(0)
@@ -414,23 +414,23 @@ def test_initial_parameters_in_a_codec_are_those_of_the_run() -> None:
 
 
 def test_relayed_version_lacking_a_payload_is_refused() -> None:
-    codecs = m.Compression(up="sign", down="relay")
+    codecs = rm.Compression(up="sign", down="relay")
     server, worker = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs), exchange_of(SPECS, codecs)
     with pytest.raises(RemoteProtocolError, match="as a change since 0, which this worker has not"):
-        worker.take(m.Parameters(version=1, since=0, digest="d"), {PAYLOAD: np.zeros(1, np.uint8)})
-    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+        worker.take(rm.Parameters(version=1, since=0, digest="d"), {PAYLOAD: np.zeros(1, np.uint8)})
+    params = taken(worker, rm.Parameters(version=0), server.of_version(0))
     sent = worker.give(task(4, params, trained(params, 1)))
     _, tensors = server.read(result(4, sent.digest), sent.tensors)
     server.take_outer_step(1, [(4, 1, server.attach(tensors, sent.tensors[PAYLOAD], sent.digest))], Radial())
     message, change = sent_to(server, 1, [4])
     assert list(change) == [COEFFICIENTS]
     other = exchange_of(SPECS, codecs)
-    taken(other, m.Parameters(version=0), START_MASTERS)
+    taken(other, rm.Parameters(version=0), START_MASTERS)
     with pytest.raises(RemoteProtocolError, match="without the payload of task 4"):
         other.take(message, change)
     assert worker.expects(message, "payload-4") == TensorSpec("payload-4", "ui8", sent.tensors[PAYLOAD].shape)
     assert worker.expects(message, "payload-5") is None
     taken(worker, message, change)
-    taken(worker, m.Parameters(version=0), START_MASTERS)  # to evaluate an older version
+    taken(worker, rm.Parameters(version=0), START_MASTERS)  # to evaluate an older version
     again = taken(worker, message, change)
     assert again["w"].tobytes() == server.state.params["w"].tobytes()

@@ -15,9 +15,9 @@ from planetary.core.registry import Chosen
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.runs.rounds.worker.ring_peer import RingPeer
 from planetary.sync.outer import initial_state
 from planetary.sync.ring import state_tensors
@@ -26,8 +26,8 @@ PARAMS = (TensorSpec("w", "f32", (1000,)),)
 SPEC = StepSpec("small", PARAMS, (), (), (), "0" * 64)
 
 
-def job(port: int, bits: int = 0) -> m.TrainingJob:
-    ring = m.RingJob(
+def job(port: int, bits: int = 0) -> rm.TrainingJob:
+    ring = rm.RingJob(
         port=port,
         connections=1,
         precision="f32",
@@ -36,7 +36,7 @@ def job(port: int, bits: int = 0) -> m.TrainingJob:
         measures=True,
         bits=bits,
     )
-    return m.TrainingJob(
+    return rm.TrainingJob(
         run="r", artifact="", buffers="", spec=SPEC, inner_state="reset", schedule=Schedule(), ring=ring
     )
 
@@ -60,7 +60,7 @@ def reduced(bits: int) -> tuple[list[ReduceSucceeded], np.ndarray, np.ndarray]:
             peer.start_from(0)()
             peer.hold(task, 1, 10, {"w": ends[task]})
         for task, peer in enumerate(peers):
-            peer.reduce(m.Reduce(round=1, attempt=1, group=1, peers=3, own={task: 10}, contributions=3, tokens=30))
+            peer.reduce(rm.Reduce(round=1, attempt=1, group=1, peers=3, own={task: 10}, contributions=3, tokens=30))
         answers = [events.get(timeout=30.0) for _ in peers]
         assert all(isinstance(answer, ReduceSucceeded) for answer in answers), answers
         peers[0].use(1, (1,))
@@ -107,9 +107,9 @@ def test_peer_refuses_to_add_what_it_has_not(order: dict[str, Any], reason: str)
         peer.use(0, (0,))
         peer.start_from(0)()
         peer.hold(1, 1, 10, {"w": np.ones(1000, np.float32)})
-        peer.reduce(m.Reduce(**{**sound, **order}))
+        peer.reduce(rm.Reduce(**{**sound, **order}))
         assert events.get(timeout=30.0) == ReduceBroke(order.get("round", 1), 1, "refused", reason)
-        peer.reduce(m.Reduce(**sound))
+        peer.reduce(rm.Reduce(**sound))
         assert isinstance(events.get(timeout=30.0), ReduceSucceeded)
     finally:
         peer.close()

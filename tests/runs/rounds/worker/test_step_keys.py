@@ -13,7 +13,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.core.token_slice import Slice
-from planetary.fleet.protocol import messages as m
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.compute import inner_steps
 from planetary.runtime.executor import StepResult
 
@@ -38,7 +38,7 @@ class Recorder:
 def trained(lease: int, first_step: int, seed: int = 7, task: int = 1) -> list[tuple[int, ...]]:
     """Return the keys of the steps of a lease."""
     executor: Any = Recorder(RANDOM)
-    work = m.TrainTask(
+    work = rm.TrainTask(
         task=task,
         round=1,
         version=0,
@@ -67,7 +67,7 @@ def test_leases_and_seeds_share_no_key() -> None:
 
 def test_a_step_without_random_numbers_gets_its_batch_alone() -> None:
     executor: Any = Recorder(SPEC)
-    work = m.TrainTask(
+    work = rm.TrainTask(
         task=1,
         round=1,
         version=0,
@@ -81,8 +81,8 @@ def test_a_step_without_random_numbers_gets_its_batch_alone() -> None:
 
 
 def test_worker_loads_again_for_another_seed_where_needed() -> None:
-    def job(spec: StepSpec, seed: int) -> m.TrainingJob:
-        return m.TrainingJob(
+    def job(spec: StepSpec, seed: int) -> rm.TrainingJob:
+        return rm.TrainingJob(
             run="r", artifact="a" * 64, buffers="", spec=spec, inner_state="persist", schedule=Schedule(), seed=seed
         )
 

@@ -7,8 +7,8 @@ import numpy as np
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import host_dtype
+from planetary.core.token_slice import Slice
 from planetary.data.reader import batches, read_slice
-from planetary.fleet.protocol import messages as m
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.plan import MixturePlan
 
@@ -67,7 +67,7 @@ class ComposerData:
         return next(batches(tokens, self._plan.model.batch_size, self._plan.model.sequence_length))
 
 
-def tokens_payload(slices: tuple[m.Slice, ...]) -> np.ndarray:
+def tokens_payload(slices: tuple[Slice, ...]) -> np.ndarray:
     """Return the tokens of slices, one after the other in their own type, as bytes ui8 [n].
 
     Raises:

@@ -425,7 +425,7 @@ class ComposerDriver:
         loss = mean_loss(self._whole, arguments, held_out)
         if not math.isfinite(loss):
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
-        self.post.put(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)))
+        self.post.put(mm.MixtureEvaluated(task=message.task, version=message.version, loss=loss, batches=len(held_out)))
 
     def _send_own(
         self, type_: type[m.Message], kind: str = "", pack: Callable[[], Packed] | None = None, **fields: object

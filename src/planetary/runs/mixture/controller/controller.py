@@ -152,7 +152,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self._from_composer(worker, event, now)
             case mm.ExpertsImproved():
                 self.offload.improved(worker, message, event.attachment, now)
-            case m.EvalResult():
+            case mm.MixtureEvaluated():
                 self.rounds.evaluated(worker, message, now)
             case _:
                 self._drop_attachment(event)

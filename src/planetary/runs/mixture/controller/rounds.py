@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planetary.fleet.protocol import events as e
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import MixtureMetrics, RoundMetrics, ShardMetrics
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.board import InFlight
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk
@@ -20,6 +19,7 @@ from planetary.runs.mixture.controller.events import AssembleModel, ModelAssembl
 from planetary.runs.mixture.controller.tasks import Evaluating, MixtureBoard
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import ShardKept
+from planetary.runs.mixture.status import MixtureMetrics, ShardMetrics
 
 
 class Composing(InFlight):
@@ -225,7 +225,7 @@ class MixtureRounds:
             bytes_down=0,
             tokens_per_s=finished.tokens / finished.seconds,
             compute_fraction=finished.compute_fraction,
-            mixture=mixture,
+            own=mixture,
         )
 
     def _report(self, round_: int) -> None:
@@ -255,10 +255,10 @@ class MixtureRounds:
             return ""
         self._assembling, self._parts = None, frozenset()
         metrics = self._unreported.get(event.round)
-        if event.routing is not None and metrics is not None and metrics.mixture is not None:
+        if event.routing is not None and metrics is not None and metrics.own is not None:
             agreed = {"routing_overlap": event.routing.overlap, "routing_divergence": event.routing.divergence}
-            mixture = msgspec.structs.replace(metrics.mixture, **agreed)
-            self._unreported[event.round] = msgspec.structs.replace(metrics, mixture=mixture)
+            mixture = msgspec.structs.replace(metrics.own, **agreed)
+            self._unreported[event.round] = msgspec.structs.replace(metrics, own=mixture)
         if event.failed:
             self._desk.append(CheckpointFailed(round=event.round, reason=event.failed))
         elif event.checkpoint:
@@ -285,7 +285,7 @@ class MixtureRounds:
             self._desk.send(session, message, StoredPayload(one.payload))
             loan.flight.awaits = self._desk.under_way.count(session)
 
-    def evaluated(self, worker: WorkerSession, result: m.EvalResult, now: float) -> None:
+    def evaluated(self, worker: WorkerSession, result: mm.MixtureEvaluated, now: float) -> None:
         """Take a result, if it is from who was asked."""
         loan = self._board.loan(worker.session, result.task)
         if loan is None or not isinstance(one := loan.tasks[0], Evaluating):

@@ -18,13 +18,11 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.gateway import Demand, Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fleet.gateway.status import (
     base_status,
     connected_worker,
-    ended_as,
     message_of,
     stage_of,
     workers_seen,
@@ -32,12 +30,12 @@ from planetary.fleet.gateway.status import (
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.records import Mark
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
+from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
-from planetary.machine.journal import Record
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import tokens_payload
 from planetary.runs.mixture.config import MoeConfig
@@ -75,7 +73,8 @@ from planetary.runs.mixture.gateway.preparation import (
 )
 from planetary.runs.mixture.payloads.shard import model_bytes
 from planetary.runs.mixture.plan import OwnerMap
-from planetary.runs.mixture.records import MixtureStarted, ShardGranted, mixture_news
+from planetary.runs.mixture.records import MixtureStarted, ShardGranted
+from planetary.runs.mixture.status import mixture_part
 from planetary.runs.rounds.gateway.run_step import own_record, step_news
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -245,9 +244,6 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
                 return super()._carry_out(instruction)
         return None
 
-    def _news_of(self, record: Record) -> str:
-        return mixture_news(record) or super()._news_of(record)
-
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None
         return await self._compile_program(self.prepared, target, self.options.cache)
@@ -279,7 +275,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             model_digest=self.prepared.program.digest,
             param_specs=specs,
             data_key=self.prepared.data.key,
-            controller=msgspec.Raw(msgspec.json.encode(Mark(round_, 0, 1, LeaseLedger()))),
+            controller=msgspec.Raw(msgspec.json.encode(Mark(round_, 0, 1))),
             random_state={"seed": self.config.run.seed},
         )
         nothing = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}  # merges keep no velocity
@@ -327,7 +323,7 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         stage_since=since,
         round=min(state.round + 1, gateway.config.train.rounds),
         workers=workers_seen(controller.desk, lambda worker: worker_status(controller, worker)),
-        mixture=newest_mixture(gateway.metrics),
+        own=mixture_part(gateway.metrics),
         message=message_of(gateway, controller.stalls.why),
     )
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
@@ -24,9 +23,10 @@ from planetary.core.token_slice import Slice
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
-from planetary.data.slices import LeaseLedger, SliceOrder
+from planetary.data.slices import SliceOrder
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, write_config
 from planetary.fleet.preparation.environment import environment
+from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -48,7 +48,8 @@ from planetary.runs.mixture.payloads.surrogates import messages_of, surrogates_b
 from planetary.runs.mixture.plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.runs.mixture.program.part import part_of
 from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
-from planetary.runs.mixture.records import FragmentStart, MixtureRecord, MixtureStarted, MixtureState
+from planetary.runs.mixture.records import FragmentStart, MixtureStarted, MixtureState
+from planetary.runs.mixture.status import READER
 from planetary.runs.mixture.training.composer import LayerFit
 from planetary.runs.mixture.training.expert_work import HeldExperts
 from planetary.runs.mixture.training.participant_states import ComposerState, TrainingState
@@ -310,7 +311,12 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
             for one in state.composers
         )
     return MixtureStarted(
-        owners=plan.owners, shards=shards, surrogates=surrogates, experts=experts, fragments=fragments
+        steps_per_round=prepared.plan.steps_per_round,
+        owners=plan.owners,
+        shards=shards,
+        surrogates=surrogates,
+        experts=experts,
+        fragments=fragments,
     )
 
 
@@ -347,7 +353,7 @@ class MixtureStart:
 
 def owners_of_run(folder: Path) -> OwnerMap | None:
     """Return the ownership map of a run that has begun, from the journal; None: a new run."""
-    records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
+    records = read_journal(folder / EVENTS, READER)
     return next((record.owners for record in records if isinstance(record, MixtureStarted)), None)
 
 
@@ -367,15 +373,16 @@ def begin_mixture(
     """
     folder, resume, files = options.folder, options.resume, system.files
     path = folder / EVENTS
-    earlier = list(read_json_lines(path, MixtureRecord, checksums=True)) if path.exists() else []
+    earlier = read_journal(path, READER)
     policy = msgspec.structs.replace(mixture_policy(config, prepared, system), local=options.local_threads is not None)
-    steps = prepared.plan.steps_per_round
     if not resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
+            kind=READER.name,
+            format=FORMAT,
             run=config.run.name,
             rounds=config.train.rounds,
             config_hash=policy.config_hash,
@@ -383,8 +390,8 @@ def begin_mixture(
             params=prepared.param_count,
         )
         records: list[Record] = [started, store_start(prepared, store)]
-        return MixtureStart(policy, replay(records, MixtureState(steps_per_round=steps)), records, [], [])
-    state = replay(earlier, MixtureState(steps_per_round=steps), folder / EVENTS)
+        return MixtureStart(policy, replay(records, MixtureState()), records, [], [])
+    state = replay(earlier, MixtureState(), folder / EVENTS)
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     _check_same(earlier, policy, prepared, folder)
@@ -398,7 +405,7 @@ def begin_mixture(
                 f"cannot resume {folder}: the payload {name[:24]}… is not in {store.url}; a run needs its payloads "
                 "where they were"
             )
-    mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
+    mark = Mark(state.round, state.tokens_total, 1)
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
@@ -406,11 +413,13 @@ def begin_mixture(
     write_config(folder, config, files)
     write_record(folder, prepared.record, files)
     evaluates = state.evaluates_last(config.train.rounds)
-    metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates, files=files)
+    metrics, late = resume_metrics(
+        folder / METRICS, earlier, state.round, prepared.plan.steps_per_round, evaluates=evaluates, files=files
+    )
     return MixtureStart(policy, state, [*records, resumed, *pardons], metrics, late)
 
 
-def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:
+def _check_same(earlier: list[Record], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:
     started = next(record for record in earlier if isinstance(record, RunStarted))
     if started.config_hash != policy.config_hash:
         raise TrustError(

@@ -40,6 +40,7 @@ from planetary.runs.mixture.composer.data import Batch
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.program.signature import in_layer
 from planetary.runs.mixture.results.run_state import is_run, read_run
+from planetary.runs.mixture.status import MixtureMetrics
 from planetary.runs.mixture.training.participant_states import ComposerState, Surrogates, assembled, merged_model
 from planetary.runs.mixture.training.saved import SavedTraining
 
@@ -269,9 +270,9 @@ def _reported(folder: Path, round_: int, *, last: bool) -> Reported:
     line = {line.round: line for line in lines}.get(round_)  # a resumed run may have trained it again
     if line is None:
         return Reported()
-    if line.mixture is None or not last:  # in the middle of a run composers look at one batch only
+    if not isinstance(line.own, MixtureMetrics) or not last:  # in the middle of a run composers look at one batch only
         return Reported(line.eval_loss)
-    shards = line.mixture.shards
+    shards = line.own.shards
     return Reported(line.eval_loss, tuple(s.mixed_loss for s in shards), tuple(s.surrogate_loss for s in shards))
 
 

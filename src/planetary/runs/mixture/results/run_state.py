@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config, load_config
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import CONFIG, EVENTS, PAYLOADS
+from planetary.fleet.protocol.kind_reader import read_journal
 from planetary.machine.journal import replay
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.preparation import plan_over
 from planetary.runs.mixture.payloads.saved_composers import saved_composer
 from planetary.runs.mixture.payloads.surrogates import empty_bank, install, surrogates_from
-from planetary.runs.mixture.records import MixtureRecord, MixtureState
+from planetary.runs.mixture.records import MixtureState
+from planetary.runs.mixture.status import READER
 from planetary.runs.mixture.training.participant_states import SyncerState, TrainingState
 from planetary.runs.mixture.training.saved import REST, SavedTraining, read_training
 
@@ -77,8 +78,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
 
 
 def _journal_of(folder: Path, config: Config) -> MixtureState:
-    records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
-    state = replay(records, MixtureState(steps_per_round=config.train.inner_steps), folder / EVENTS)
+    state = replay(read_journal(folder / EVENTS, READER), MixtureState(), folder / EVENTS)
     if not state.shards:
         raise UserError(f"the run in {folder} has not begun: expected {EVENTS} with the start of its composers")
     return state

@@ -16,18 +16,11 @@ import msgspec
 from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import (
-    CheckpointWritten,
-    EndKind,
-    Mark,
-    RolledBack,
-    RoundStarted,
-    StepReplaced,
-    TopologyReplaced,
-)
+from planetary.fleet.protocol.records import CheckpointWritten, EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
@@ -39,6 +32,7 @@ from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.metrics import metrics_of
 from planetary.runs.rounds.policy import ControllerPolicy
+from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundStarted, StepReplaced, TopologyReplaced
 from planetary.runs.rounds.state import ControllerState, OpenRound, contradiction
 from planetary.sync.rounds import RoundAction
 
@@ -55,7 +49,7 @@ class Controller(RunController[RoundsDesk]):
         now: float,
         unreported: Iterable[RoundMetrics] = (),
     ) -> None:
-        """Go on from `state`, whose last record is `RunStarted` or `RunResumed`, at monotonic time `now`.
+        """Go on from `state`, whose last record is `RunStarted` or `RoundsResumed`, at monotonic time `now`.
 
         `unreported` are the metrics of finished rounds whose lines were not written before a crash.
         """
@@ -147,7 +141,7 @@ class Controller(RunController[RoundsDesk]):
         if worker is None:
             return
         worker.arriving.setdefault(message.id, now)
-        if isinstance(message, m.TrainResult):
+        if isinstance(message, rm.TrainResult):
             self.training.leases.begins_to_arrive(worker, message, now)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
@@ -158,27 +152,27 @@ class Controller(RunController[RoundsDesk]):
             worker.arrived_at = worker.arrived_at if since is None else now
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        if isinstance(event.message, m.Progress | m.TrainResult | m.EvalResult):
+        if isinstance(event.message, rm.Progress | rm.TrainResult | rm.EvalResult):
             self.training.leases.gave_sign(worker)
         match message := event.message:
-            case m.Ready() if message.artifact != worker.artifact or message.in_ring != (self.policy.ring is not None):
+            case rm.Ready() if message.artifact != worker.artifact or message.in_ring != (self.policy.ring is not None):
                 pass  # of the job before
-            case m.Ready():
+            case rm.Ready():
                 self.membership.ready(worker, now, message.device, message.verified)
                 self.topology.ready(worker, message)
-            case m.Progress():
+            case rm.Progress():
                 self.training.leases.progress(worker, message, now)
-            case m.TrainResult():
+            case rm.TrainResult():
                 found = self.training.leases.result(worker, message, event, now)
                 if found:
                     reason = f"worker {worker.worker} sent an unusable result: {found}"
                     self._strike(worker, reason, "peer", now, lasting=True)
                 elif found is not None:
                     self.membership.succeeded(worker)
-            case m.EvalResult():
+            case rm.EvalResult():
                 self.membership.answered(worker)
                 self.evaluation.result(worker, message)
-            case m.ReduceFailed(kind="refused"):
+            case rm.ReduceFailed(kind="refused"):
                 self._expel(worker, f"a false report: {message.reason}", now)
             case _ if self.topology.take(worker, event, now):
                 self.training.withdraw_lost(now)
@@ -188,11 +182,11 @@ class Controller(RunController[RoundsDesk]):
     def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
         train, flight = worker.train, worker.evaluate
         match message:
-            case m.Progress() if train is not None and train.task == message.task:
+            case rm.Progress() if train is not None and train.task == message.task:
                 most = self.policy.most_steps(train.steps)
                 if not 0 <= message.step <= most:
                     return f"step {message.step} of a task of {most} steps"
-            case m.EvalResult() if flight is not None and flight.task == message.task:
+            case rm.EvalResult() if flight is not None and flight.task == message.task:
                 batches = self.policy.held_out[flight.chunk].batches
                 if (message.version, message.batches) != (flight.version, batches):
                     reported = f"a loss of version {message.version} on {message.batches} batches"
@@ -260,7 +254,7 @@ class Controller(RunController[RoundsDesk]):
         if self._may_open(now):
             self.training.open(now)
         reduced = self.training.advance(now, self.evaluation.versions)
-        if isinstance(reduced, Mark):
+        if isinstance(reduced, LeaseMark):
             reason = f"every worker that had trained for round {reduced.round + 1} was lost before the end of it"
             self._go_back(reduced, reason, now)
         elif reduced is not None:
@@ -290,7 +284,7 @@ class Controller(RunController[RoundsDesk]):
                 self.evaluation.give_back(worker.evaluate)
                 worker.evaluate = None
 
-    def _use_star(self, why: str, mark: Mark, now: float) -> None:
+    def _use_star(self, why: str, mark: LeaseMark, now: float) -> None:
         """Go on in a star from `mark`, whose outer state the gateway has. Rounds do not overlap there."""
         self.desk.append(TopologyReplaced(round=mark.round, why=why))
         self._go_back(mark, why, now)
@@ -363,7 +357,7 @@ class Controller(RunController[RoundsDesk]):
         self.topology.restored(event.mark, event.digest)
         self.guard.went_back()
 
-    def _go_back(self, mark: Mark, reason: str, now: float, *, bad: int = 0) -> None:
+    def _go_back(self, mark: LeaseMark, reason: str, now: float, *, bad: int = 0) -> None:
         self.desk.append(RolledBack(mark=mark, reason=reason, bad=bad))
         self.desk.out.append(e.ForgetRounds(mark.round))
         self.lines.forget_after(mark.round)
@@ -494,7 +488,7 @@ class RoundTraining:
         )
         self.leases.begin(now)
 
-    def advance(self, now: float, evaluated: Collection[int] = ()) -> int | Mark | None:
+    def advance(self, now: float, evaluated: Collection[int] = ()) -> int | LeaseMark | None:
         """Hand out free leases, and close the round when it is due; `evaluated`: versions whose evaluation goes on.
 
         Returns the round whose parameters now exist (`outer_step_done` is to follow), or where to go back to when
@@ -549,7 +543,7 @@ class RoundTraining:
             self.open(now)
         self._topology.begin(opened, why, now)
 
-    def _reduce(self, ended: OpenRound, now: float) -> int | Mark | None:
+    def _reduce(self, ended: OpenRound, now: float) -> int | LeaseMark | None:
         """Go on with the reduction; see `advance`."""
         match self._topology.settle(ended, now):
             case ReductionOutcome.WAIT:
@@ -618,7 +612,7 @@ class RoundTraining:
         if self.trained is not None:
             self.leases.withdraw_lost(self.trained, now)
 
-    def rolled_back(self, mark: Mark, reason: str, now: float) -> None:
+    def rolled_back(self, mark: LeaseMark, reason: str, now: float) -> None:
         """The run went back to an earlier round; nothing is under way."""
         self._began.clear()
         self._why_closing = ""

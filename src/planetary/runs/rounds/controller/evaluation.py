@@ -7,9 +7,9 @@ from statistics import median
 
 import msgspec
 
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EvalFinished
 from planetary.fleet.protocol.sessions import EvalInFlight, WorkerSession
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
@@ -112,7 +112,7 @@ class Evaluation:
         for worker in self._desk.workers.values():
             flight = worker.evaluate
             if flight is not None and flight.version > version:  # there will be another version of this number
-                self._desk.send(worker.session, m.CancelTask(task=flight.task, reason="the run went back"))
+                self._desk.send(worker.session, rm.CancelTask(task=flight.task, reason="the run went back"))
                 worker.evaluate = None
         if version not in self._desk.state.evals and version not in self._versions:
             self.begin(version)
@@ -137,7 +137,7 @@ class Evaluation:
                     version.pending.remove(chunk)
                     self._assign(worker, number, chunk, now)
 
-    def result(self, worker: WorkerSession, result: m.EvalResult) -> None:
+    def result(self, worker: WorkerSession, result: rm.EvalResult) -> None:
         """Take a worker's report of a chunk's loss."""
         flight = worker.evaluate
         if flight is None or flight.task != result.task:
@@ -198,7 +198,7 @@ class Evaluation:
         piece = self._desk.policy.held_out[chunk]
         self._desk.send(
             worker.session,
-            m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
+            rm.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
             TokensOf(True, (piece.slice,)) if self._desk.policy.delivers_held_out else None,
         )
         worker.evaluate.awaits = self._desk.under_way.count(worker.session)

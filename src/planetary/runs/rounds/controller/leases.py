@@ -6,9 +6,16 @@ from typing import Literal
 
 from planetary.core.token_slice import joined
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.records import (
+from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
+from planetary.machine.events import Received
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.controller.desk import RoundsDesk
+from planetary.runs.rounds.controller.guard import Guard
+from planetary.runs.rounds.controller.pace import SHARES, LeaseTimes, WorkerPaces
+from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.events import TokensOf
+from planetary.runs.rounds.records import (
     DeltaAccepted,
     DeltaRejected,
     DeltaWithdrawn,
@@ -17,13 +24,6 @@ from planetary.fleet.protocol.records import (
     LeaseReturned,
     LeaseStarted,
 )
-from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
-from planetary.machine.events import Received
-from planetary.runs.rounds.controller.desk import RoundsDesk
-from planetary.runs.rounds.controller.guard import Guard
-from planetary.runs.rounds.controller.pace import SHARES, LeaseTimes, WorkerPaces
-from planetary.runs.rounds.controller.topology import Topology
-from planetary.runs.rounds.events import TokensOf
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.fragments import FragmentSteps
 from planetary.sync.rounds import RoundView, admits_latecomer, exponential_mean
@@ -152,7 +152,7 @@ class Leases:
             asked = True
             if not train.ends_early:
                 train.ends_early = True
-                self._desk.send(worker.session, m.FinishTask(task=train.task))
+                self._desk.send(worker.session, rm.FinishTask(task=train.task))
         if not asked:
             return None
         if self._finish_until is None:
@@ -202,7 +202,7 @@ class Leases:
                 )
             )
         if train.known_round != opened.round:
-            self._desk.send(worker.session, m.CountIn(task=train.task, round=opened.round))
+            self._desk.send(worker.session, rm.CountIn(task=train.task, round=opened.round))
         if train.early:
             train.due_from = now
         train.round, train.early = opened.round, False
@@ -212,7 +212,7 @@ class Leases:
         for worker in self._desk.all_workers():
             train = worker.train
             if train is not None and train.ended is not None:
-                assert isinstance(train.ended.message, m.TrainResult)
+                assert isinstance(train.ended.message, rm.TrainResult)
                 worker.train = None
                 self._topology.accept(worker, train.task, train.ended.attachment)
                 self._count(worker, train, train.ended.message, now)
@@ -289,7 +289,7 @@ class Leases:
         pieces = joined(desk.policy.locate(lease) for lease in leases)
         desk.send(
             worker.session,
-            m.TrainTask(
+            rm.TrainTask(
                 task=task,
                 round=train.known_round,
                 version=version,
@@ -321,7 +321,7 @@ class Leases:
         silent = (w for w in workers if w.is_unresponsive and w.train is None and w.evaluate is None)
         return [w for w in silent if not self._topology.keeps(w)]
 
-    def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
+    def progress(self, worker: WorkerSession, message: rm.Progress, now: float) -> None:
         """Take note of an inner step."""
         train = worker.train
         if train is None or train.task != message.task:
@@ -341,7 +341,7 @@ class Leases:
                 )
             )
 
-    def result(self, worker: WorkerSession, result: m.TrainResult, event: Received, now: float) -> str | None:
+    def result(self, worker: WorkerSession, result: rm.TrainResult, event: Received, now: float) -> str | None:
         """Accept or reject a result. Returns None when the result is stale, "" when it counts, else the defect."""
         known = self._topology.arrived(result.task, event)
         if known is not None:
@@ -382,7 +382,7 @@ class Leases:
         self._count(worker, train, result, now)
         return ""
 
-    def begins_to_arrive(self, worker: WorkerSession, result: m.TrainResult, now: float) -> None:
+    def begins_to_arrive(self, worker: WorkerSession, result: rm.TrainResult, now: float) -> None:
         """Accept a result whose tensors have begun to arrive, where a round does not wait for them.
 
         One with a defect is rejected when it is here completely.
@@ -394,7 +394,7 @@ class Leases:
             self._end_task(worker, now)
             self._count(worker, train, result, now)
 
-    def _count(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> None:
+    def _count(self, worker: WorkerSession, train: TrainInFlight, result: rm.TrainResult, now: float) -> None:
         times = self._times(worker, train, result, now)
         self.pace.contributed(train.round, times, now)
         self._shares.observe(times)
@@ -470,7 +470,7 @@ class Leases:
     def _take_back(self, worker: WorkerSession, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
         """Cancel a worker's task; the leases go back to the pool."""
         if is_here:
-            self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
+            self._desk.send(worker.session, rm.CancelTask(task=train.task, reason=why))
         self._return(worker, train, why, to="pool")
 
     def _return(
@@ -526,7 +526,7 @@ class Leases:
             for train in (worker.train, worker.next):
                 if train is not None:
                     self._discard(train)
-                    self._desk.send(worker.session, m.CancelTask(task=train.task, reason=reason))
+                    self._desk.send(worker.session, rm.CancelTask(task=train.task, reason=reason))
             worker.train = worker.next = None
 
     # --- time -------------------------------------------------------------------------------------------------
@@ -605,7 +605,7 @@ class Leases:
         """Whether a lease was handed out when the round began, not to a late worker or as an orphan."""
         return train.assigned_at <= self._began
 
-    def _times(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> LeaseTimes:
+    def _times(self, worker: WorkerSession, train: TrainInFlight, result: rm.TrainResult, now: float) -> LeaseTimes:
         """Return the times of a task that is trained. The worker's own count at most as the time since the start."""
         opened = self._desk.state.under_way(train.round)
         alone = opened.contributions and opened.tasks == 1 and not opened.orphans
@@ -659,7 +659,7 @@ class Leases:
         if attachment:
             self._desk.out.append(DropAttachment(attachment))
 
-    def _defect_of(self, result: m.TrainResult, train: TrainInFlight) -> str:
+    def _defect_of(self, result: rm.TrainResult, train: TrainInFlight) -> str:
         if result.round != train.known_round:
             return f"it was trained for round {train.known_round}, and says that it is of round {result.round}"
         if defect := self._desk.policy.defect_of(result, train.steps, ends_early=train.ends_early):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from planetary.fleet.protocol.records import WorkerRecovered, WorkerSlow
+from planetary.runs.rounds.records import WorkerRecovered, WorkerSlow
 
 ROUNDS = 2  # rounds in a row before a mark is set or taken away
 FACTOR = 1.5  # times the median of the others

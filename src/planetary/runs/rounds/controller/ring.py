@@ -28,15 +28,15 @@ from collections import Counter
 import msgspec
 
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.events import Received
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepOuterState, OuterStateOf
 from planetary.runs.rounds.policy import RingPolicy
+from planetary.runs.rounds.records import DigestsDiffered, LeaseMark, ReduceRetried, RoundClosed
 from planetary.runs.rounds.state import OpenRound
 
 _FIRST_PAUSE_S = 0.1
@@ -76,7 +76,7 @@ class Ring(Topology):
         self._held_by: dict[int, int] = {}  # accepted task -> session with the tensors
         version = desk.state.version
         self.held = version
-        self._marks: dict[int, Mark] = {version: desk.state.mark()}
+        self._marks: dict[int, LeaseMark] = {version: desk.state.mark()}
         self._digests: dict[int, str] = {version: policy.start_digest}
         self._attempt: _Attempt | None = None
         self.attempts = self.groups = 0
@@ -146,7 +146,7 @@ class Ring(Topology):
         for session in sessions:
             desk.send(
                 session,
-                m.Reduce(
+                rm.Reduce(
                     round=ended.round,
                     attempt=self.attempts,
                     group=self.groups,
@@ -159,24 +159,24 @@ class Ring(Topology):
 
     def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
         match message := event.message:
-            case m.ReduceDone():
+            case rm.ReduceDone():
                 self._done(worker, message)
-            case m.ReduceFailed():
+            case rm.ReduceFailed():
                 self._failed(worker, message, now)
-            case m.RingState():
+            case rm.RingState():
                 self._uploaded(worker, message, event)
             case _:
                 return False
         return True
 
-    def _done(self, worker: WorkerSession, message: m.ReduceDone) -> None:
+    def _done(self, worker: WorkerSession, message: rm.ReduceDone) -> None:
         """A worker has taken the outer step."""
         attempt = self._attempt
         if attempt is not None and attempt.number == message.attempt and worker.session in attempt.waiting:
             attempt.waiting.discard(worker.session)
             attempt.done[worker.session] = message.digest
 
-    def _failed(self, worker: WorkerSession, message: m.ReduceFailed, now: float) -> None:
+    def _failed(self, worker: WorkerSession, message: rm.ReduceFailed, now: float) -> None:
         """A worker's reduction failed."""
         attempt = self._attempt
         if attempt is None or attempt.number != message.attempt or worker.session not in attempt.waiting:
@@ -217,7 +217,7 @@ class Ring(Topology):
         self.stall = f"round {self._desk.state.round + 1}: the workers' reduction failed and is tried again"
         return ReductionOutcome.WAIT
 
-    def give_up(self) -> Mark:
+    def give_up(self) -> LeaseMark:
         self.again_at = None
         return self._marks[self._desk.state.version]
 
@@ -358,12 +358,12 @@ class Ring(Topology):
         workers = self._desk.workers.values()
         return max([self._desk.state.version, *(w.version for w in workers)])
 
-    def ready(self, worker: WorkerSession, message: m.Ready) -> None:
+    def ready(self, worker: WorkerSession, message: rm.Ready) -> None:
         """A worker's outer state counts if the digest is the agreed one."""
         if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
             worker.version = message.outer_version
 
-    def supply(self, now: float) -> Mark | None:
+    def supply(self, now: float) -> LeaseMark | None:
         desk = self._desk
         if self.busy or desk.state.ends:
             self._bereft_since = None  # the newest version is in the making
@@ -375,7 +375,7 @@ class Ring(Topology):
             for worker in self._participants():
                 if worker.version != version:
                     worker.version = version
-                    message = m.RingState(version=version, digest=self._digests[version])
+                    message = rm.RingState(version=version, digest=self._digests[version])
                     desk.send(worker.session, message, OuterStateOf(version))
             return None
         if any(w.version == version for w in desk.workers.values()):
@@ -390,7 +390,7 @@ class Ring(Topology):
             return None
         return self._marks[self.held]
 
-    def _uploaded(self, worker: WorkerSession, message: m.RingState, event: Received) -> None:
+    def _uploaded(self, worker: WorkerSession, message: rm.RingState, event: Received) -> None:
         """Take an outer state from a worker, which may differ from the version the worker claims."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):
@@ -414,7 +414,7 @@ class Ring(Topology):
             if worker.version != version:
                 worker.version = -1
 
-    def restored(self, mark: Mark, digest: str) -> None:
+    def restored(self, mark: LeaseMark, digest: str) -> None:
         self.held = mark.round
         self._marks, self._digests = {mark.round: mark}, {mark.round: digest}
         for worker in self._desk.workers.values():
@@ -436,10 +436,10 @@ class Ring(Topology):
         # Preferably a worker between leases: a result would wait behind the upload.
         holder = next((w for w in holders if w.train is None), holders[0])
         self._asked, self._asked_at = (holder.session, version), now
-        self._desk.send(holder.session, m.SendOuterState(version=version))
+        self._desk.send(holder.session, rm.SendOuterState(version=version))
         return True
 
-    def _keep(self, version: int, mark: Mark, digest: str) -> None:
+    def _keep(self, version: int, mark: LeaseMark, digest: str) -> None:
         """Remember the newest version; of older ones only those the gateway has or a worker may have."""
         wanted = {self.held, version - 1}
         self._marks = {**{v: k for v, k in self._marks.items() if v in wanted}, version: mark}

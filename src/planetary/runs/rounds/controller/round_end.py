@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planetary.fleet.protocol.events import WriteMetrics
-from planetary.fleet.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.topology import Topology
+from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundStarted
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.outer_optimizers import OuterOptimizer
 
@@ -26,12 +26,12 @@ def finished_record(
     *,
     durable: bool,
     merged: MergedMetrics | None = None,
-) -> RoundFinished:
+) -> RoundMerged:
     """Return the record that ends `opened`, which took `seconds`; `tokens_before` were trained before it."""
     seconds = max(seconds, _NO_TIME)
     workers = len({c.worker for c in opened.contributions})
     busy = sum(c.seconds for c in opened.contributions)
-    return RoundFinished(
+    return RoundMerged(
         round=opened.round,
         workers=workers,
         tokens=opened.tokens,
@@ -92,7 +92,7 @@ def _contributions(opened: OpenRound, round_s: float) -> tuple[ContributionMetri
 
 def finished_by_checkpoint(
     records: Sequence[Record], opened: OpenRound | None, tokens_before: int, round_: int
-) -> RoundFinished | None:
+) -> RoundMerged | None:
     """Return the end of the round whose checkpoint is the journal's last deed, though the journal does not know it.
 
     A gateway that dies after it has committed the checkpoint of `round_` and before it has written `round_finished`
@@ -119,8 +119,7 @@ def began_at(records: Sequence[Record], round_: int) -> float:
     times = [
         r.t
         for r in records
-        if (isinstance(r, RoundStarted) and r.round == round_)
-        or (isinstance(r, RoundFinished) and r.round == round_ - 1)
+        if (isinstance(r, RoundStarted) and r.round == round_) or (isinstance(r, RoundMerged) and r.round == round_ - 1)
     ]
     return times[-1]
 

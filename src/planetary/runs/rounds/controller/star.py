@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.records import ContributionsJudged, Mark, ParametersSent, RoundClosed
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.changes import Offer, start_offer, unchanged
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepParameters, MeasureContributions, OuterStepDone, TakeOuterStep
+from planetary.runs.rounds.records import ContributionsJudged, LeaseMark, ParametersSent, RoundClosed
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 from planetary.sync.judgement import Claim
@@ -229,7 +229,7 @@ class Star(Topology):
         most = max((c.share for c in ended.contributions), default=0.0)
         return {c.task: c.share / most if most > 0 else 1.0 for c in ended.contributions}
 
-    def give_up(self) -> Mark | None:
+    def give_up(self) -> LeaseMark | None:
         """Nothing counts, so the round goes on, or with overlap the run goes back to the round's start."""
         self._collecting = self._measuring = 0
         return self._mark

@@ -8,13 +8,13 @@ from typing import Literal
 
 from planetary.core.extension_points import OVERLAPS
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.records import Mark
 from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
 from planetary.runs.rounds.events import OuterStepDone
+from planetary.runs.rounds.records import LeaseMark
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 
@@ -46,7 +46,7 @@ class Topology(ABC):
         self._desk = desk
         self.overlap: Overlap = OVERLAPS.find(desk.policy.overlap)()
         self.stall = ""
-        self.unfit: tuple[str, Mark] | None = None
+        self.unfit: tuple[str, LeaseMark] | None = None
         self.delta_norm: float | None = None
         self.autocorrelation: float | None = None
 
@@ -108,14 +108,14 @@ class Topology(ABC):
         """Whether a worker still holds the contribution of `task`, on the same connection."""
         return False
 
-    def supply(self, now: float) -> Mark | None:
+    def supply(self, now: float) -> LeaseMark | None:
         """Bring every ready worker to the newest version; return the mark to go back to when none has that."""
         return None
 
     def went_back(self, version: int) -> None:
         """Take note that the run was rolled back to `version`."""
 
-    def restored(self, mark: Mark, digest: str) -> None:
+    def restored(self, mark: LeaseMark, digest: str) -> None:
         """The gateway has the outer state after `mark` again, which has this digest; workers may drop their copies."""
 
     def newest(self) -> int:
@@ -178,7 +178,7 @@ class Topology(ABC):
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """Return the outcome of the reduction; called after every event and at `next_deadline`."""
 
-    def give_up(self) -> Mark | None:
+    def give_up(self) -> LeaseMark | None:
         """Nothing is left to be reduced: the round is trained again.
 
         Return where it began, if the run goes back to there while the round after it is trained.
@@ -193,7 +193,7 @@ class Topology(ABC):
 
     # --- reports of workers and the gateway ---------------------------------------------------------------------
 
-    def ready(self, worker: WorkerSession, message: m.Ready) -> None:
+    def ready(self, worker: WorkerSession, message: rm.Ready) -> None:
         """A worker connected that may still have parameters from before."""
 
     def take(self, worker: WorkerSession, event: Received, now: float) -> bool:

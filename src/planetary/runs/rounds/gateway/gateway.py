@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -24,11 +25,13 @@ from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
@@ -36,6 +39,7 @@ from planetary.runs.rounds.gateway.run_step import keep_step, own_record, record
 from planetary.runs.rounds.gateway.start import RoundsStart, begin
 from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
+from planetary.runs.rounds.messages import ROUNDS
 from planetary.runs.rounds.metrics import trim_metrics
 from planetary.runs.rounds.preparation.budget import MachineSpeed
 from planetary.runs.rounds.preparation.machine_speed import fit_run, local_target, measure_speed
@@ -43,6 +47,10 @@ from planetary.runs.rounds.preparation.next_step import ExportStep, export_apart
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.records import RoundClosed, StepReplaced
+from planetary.runs.rounds.state import ControllerState
+from planetary.runs.rounds.status import READER
+from planetary.runs.rounds.traffic import RoundTraffic
 from planetary.sync.outer_optimizers import optimizer_of
 from planetary.wire.limits import MIB, Limits
 
@@ -59,6 +67,11 @@ TopologyOf = Callable[[Config, str, Authority | None], GatewayTopology]
 
 class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     """A run in rounds: leases of tokens, and one outer step a round."""
+
+    protocol = ROUNDS
+    traffic_of = RoundTraffic
+    synced = (*Gateway.synced, StepReplaced, RoundClosed)
+    reader: ClassVar[KindReader[ControllerState]] = READER
 
     def __init__(
         self,
@@ -118,7 +131,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         if text:
             self.note(text) if fits else self.warn(text)
         self._topology.start()
-        return begin(self.config, self.options, prepared, self._topology, self._system.files)
+        return begin(self.config, self.options, prepared, self._topology, files=self._system.files, reader=self.reader)
 
     def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         for why in (start.policy.length.why_shorter(), why_chosen(self.config.outer, self.config.train.rounds)):
@@ -245,7 +258,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         """A parameter of the model, or an unknown name: checked, with the worker's name, once the tensors are here."""
-        if not isinstance(message, m.TrainResult | m.RingState) or spec.name not in self._accepted:
+        if not isinstance(message, rm.TrainResult | rm.RingState) or spec.name not in self._accepted:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
             )

@@ -9,7 +9,6 @@ import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
-from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import own_files
@@ -18,20 +17,23 @@ from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAP
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
-from planetary.fleet.protocol.messages import Compression, Fragmentation
-from planetary.fleet.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
+from planetary.fleet.protocol.kind_reader import FORMAT, KindReader, read_journal
+from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
-from planetary.machine.journal import replay
+from planetary.machine.journal import Record, replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
 from planetary.runs.rounds.gateway.run_step import keep_step, write_record
+from planetary.runs.rounds.messages import Compression, Fragmentation
 from planetary.runs.rounds.metrics import resume_metrics
 from planetary.runs.rounds.policy import ControllerPolicy, EvalChunk
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.records import LeaseMark, RoundsResumed, StepReplaced
 from planetary.runs.rounds.state import ControllerState
+from planetary.runs.rounds.status import READER
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 from planetary.sync.rounds import RoundPolicy
@@ -53,7 +55,7 @@ class RoundsStart:
     policy: ControllerPolicy
     state: ControllerState
     parameters: ParameterVersions
-    records: list[AnyRecord]  # new ones: to be written to the journal
+    records: list[Record]  # new ones: to be written to the journal
     metrics: list[RoundMetrics]  # metrics of earlier rounds
     unreported: list[RoundMetrics]  # metrics of finished rounds whose lines are still to be written
 
@@ -63,7 +65,9 @@ def begin(
     options: GatewayOptions,
     prepared: Prepared,
     topology: GatewayTopology,
+    *,
     files: DurableFiles = DISK,
+    reader: KindReader[ControllerState] = READER,
 ) -> RoundsStart:
     """Read or make the run folder with the operations of `files`; `topology` has been started.
 
@@ -75,13 +79,15 @@ def begin(
     policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
     keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
     path = folder / EVENTS
-    earlier = list(read_json_lines(path, AnyRecord, checksums=True)) if path.exists() else []
+    earlier = read_journal(path, reader)
     if not options.resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
+            kind=reader.name,
+            format=FORMAT,
             run=config.run.name,
             rounds=policy.length.expected_rounds,
             config_hash=policy.config_hash,
@@ -102,10 +108,10 @@ def begin(
         )
         policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
         policy = topology.extend(policy, parameters.state)
-        return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
+        return RoundsStart(policy, replay([started], reader.fold()), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
-    start = _resume(config, options, prepared, policy, earlier, files=files)
+    start = _resume(config, options, prepared, policy, earlier, state=reader.fold(), files=files)
     policy = msgspec.structs.replace(
         policy, inner_state_of=start.state.inner_state_of, start_digest=start.parameters.start_digest
     )
@@ -118,12 +124,13 @@ def _resume(
     options: GatewayOptions,
     prepared: Prepared,
     policy: ControllerPolicy,
-    earlier: list[AnyRecord],
+    earlier: list[Record],
     *,
+    state: ControllerState,
     files: DurableFiles,
 ) -> RoundsStart:
     folder, specs = options.folder, prepared.step.spec.params
-    state = replay(earlier, ControllerState(), folder / EVENTS)
+    replay(earlier, state, folder / EVENTS)
     checkpoint = _checkpoint(options)
     if checkpoint is not None:
         _check_same(checkpoint, prepared, policy)
@@ -136,7 +143,7 @@ def _resume(
     if late is not None:
         state.apply(late)
         earlier = [*earlier, late]
-    resumed = RunResumed(
+    resumed = RoundsResumed(
         run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
     )
     state.apply(resumed)
@@ -154,7 +161,7 @@ def _resume(
     )
     write_config(folder, config, files)
     write_record(folder, prepared.record, files)
-    records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
+    records: list[Record] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown
     parameters = ParameterVersions(
         specs,
@@ -169,12 +176,12 @@ def _resume(
     return RoundsStart(policy, state, parameters, records, metrics, untold)
 
 
-def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
+def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[LeaseMark, OuterState]:
     """Return where a run stands at a checkpoint, and the outer state there; without one, both at the start."""
     if checkpoint is None:
         optimizer = optimizer_of(prepared.config.outer)
-        return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
-    mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
+        return LeaseMark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
+    mark = msgspec.json.decode(checkpoint.info.controller, type=LeaseMark)
     return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity), dict(checkpoint.moments))
 
 

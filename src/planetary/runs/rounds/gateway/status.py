@@ -11,11 +11,11 @@ import msgspec
 from planetary.fleet.gateway.status import (
     base_status,
     connected_worker,
-    ended_as,
     message_of,
     stage_of,
     workers_seen,
 )
+from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
 

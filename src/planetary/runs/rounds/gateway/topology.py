@@ -14,6 +14,7 @@ from planetary.fleet.gateway.invites import InviteList
 from planetary.fleet.protocol import messages as m
 from planetary.net.addresses import address_text
 from planetary.net.authority import Authority
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.policy import ControllerPolicy, RingPolicy
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 from planetary.sync.payload import PayloadForm
@@ -84,7 +85,7 @@ class GatewayTopology(Protocol):
 class StarGateway:
     """Workers send their end parameters, or their deltas as bytes of a codec ("none": end parameters)."""
 
-    brings = m.TrainResult
+    brings = rm.TrainResult
 
     def __init__(self, codec: str = "none") -> None:
         self._codec = codec
@@ -103,7 +104,7 @@ class StarGateway:
 class RingGateway:
     """Workers reduce among themselves, led by a master in this process, and send the outer state when asked."""
 
-    brings = m.RingState
+    brings = rm.RingState
 
     def __init__(
         self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = new_master
@@ -132,7 +133,7 @@ _RING_BITS = {"none": 0, "int4": 4, "int8": 8, "int16": 16}
 def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState, port: int) -> RingPolicy:
     """Return the ring's constants of a configuration: a start from `state`, and a master at `port`."""
     overlap = OVERLAPS.find(config.sync.overlap)
-    job = m.RingJob(
+    job = rm.RingJob(
         port=port,
         connections=config.sync.connections,
         precision=config.sync.precision,

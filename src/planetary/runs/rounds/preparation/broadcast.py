@@ -13,8 +13,8 @@ import numpy as np
 
 from planetary.core.configuration.ranges import RELAY
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.messages import Compression, Relay
 from planetary.runs.rounds.changes import WHOLE, Change, CodedChange, RelayedChange
+from planetary.runs.rounds.messages import Compression, Relay
 from planetary.sync.fragments import Fragments
 from planetary.sync.merge import MergeRule
 from planetary.sync.outer import OuterStep, published_params

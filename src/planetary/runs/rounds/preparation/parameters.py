@@ -12,9 +12,10 @@ from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError
 from planetary.core.extension_points import MERGE_RULES
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.messages import Compression, Message, RingState, TrainResult
+from planetary.fleet.protocol.messages import Message
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.changes import Change
+from planetary.runs.rounds.messages import Compression, RingState, TrainResult
 from planetary.runs.rounds.preparation.broadcast import broadcast_of
 from planetary.sync.contributions import Contribution, Weighting, check_contribution, flat
 from planetary.sync.deltas import Table, table_of

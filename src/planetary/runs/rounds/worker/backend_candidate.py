@@ -11,6 +11,7 @@ from planetary.core.errors import PlanetaryError
 from planetary.core.step_trial import Trial, decode_reference, draw_trial
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import NothingToDo, Role, Roles, Workplace
+from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_trial import POLL_S, STEPS, TURNS, Loaded, write_answer
 from planetary.runs.rounds.worker.role import OpenStep, TrainingLoader
 from planetary.runtime.backends import open_executor
@@ -26,14 +27,14 @@ class _StepCandidate:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         """The step's digest may suffice to look up the choice."""
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         if not job.reference:
             return _NothingToTry(self._folder).blobs(job)
         write_answer(self._folder / "job", Loaded(job.spec.stablehlo_digest))
         return TrainingLoader().blobs(job)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         try:
             step = OpenStep(job, place, open_executor)
         except PlanetaryError as error:
@@ -62,7 +63,7 @@ class _NothingToTry:
 
 def candidate_roles(folder: Path) -> Roles:
     """Return the role loaders of a candidate, by class of job."""
-    return {m.TrainingJob: _StepCandidate(folder), m.WorkerJob: _NothingToTry(folder)}
+    return {rm.TrainingJob: _StepCandidate(folder), m.WorkerJob: _NothingToTry(folder)}
 
 
 def _take_part(executor: Executor, trial: Trial, folder: Path, stopped: Callable[[], bool]) -> None:

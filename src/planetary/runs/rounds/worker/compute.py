@@ -18,9 +18,11 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slices
-from planetary.fleet.protocol.messages import EvalTask, TrainTask
 from planetary.fleet.shell.system import SYSTEM, System
-from planetary.fleet.worker.events import (
+from planetary.machine.events import Event, Payload
+from planetary.runs.rounds.events import EndParametersOf
+from planetary.runs.rounds.messages import EvalTask, TrainTask
+from planetary.runs.rounds.worker.events import (
     EvaluationDone,
     StepDone,
     TaskBroke,
@@ -28,8 +30,6 @@ from planetary.fleet.worker.events import (
     TrainingDone,
     TrainingPaused,
 )
-from planetary.machine.events import Event, Payload
-from planetary.runs.rounds.events import EndParametersOf
 from planetary.runs.rounds.worker.exchange import Exchange, Trained, WholeParameters
 from planetary.runs.rounds.worker.inner_state import BackgroundSaver, InnerStates
 from planetary.runtime.executor import Executor, StepResult

@@ -16,7 +16,7 @@ from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.registry import file_of
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.protocol.messages import Compression, Fragmentation, Parameters
+from planetary.runs.rounds.messages import Compression, Fragmentation, Parameters
 from planetary.sync.bfloat16 import in_float32, to_master
 from planetary.sync.contributions import Contribution
 from planetary.sync.fragments import Fragments, mixed

@@ -13,7 +13,12 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.events import (
+from planetary.machine.events import Event, Instruction, Payload, Received, Send
+from planetary.machine.machine import check_invariants
+from planetary.machine.state_table import Table, advance
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.events import EndParametersOf
+from planetary.runs.rounds.worker.events import (
     CountTaskIn,
     EndPaused,
     EvaluationDone,
@@ -31,12 +36,8 @@ from planetary.fleet.worker.events import (
     TrainingPaused,
     UseParameters,
 )
-from planetary.machine.events import Event, Instruction, Payload, Received, Send
-from planetary.machine.machine import check_invariants
-from planetary.machine.state_table import Table, advance
-from planetary.runs.rounds.events import EndParametersOf
 
-Task = m.TrainTask | m.EvalTask
+Task = rm.TrainTask | rm.EvalTask
 MOST_QUEUED = 8  # messages a gateway sends ahead; with more it has lost count of them
 
 
@@ -67,13 +68,13 @@ class LeaseMachine:
         phase: see `LEASE_TASKS`.
     """
 
-    def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
+    def __init__(self, ready: rm.Ready, *, progress_every_s: float) -> None:
         """`ready`: the worker's announcement of itself, sent when it begins."""
         self._ready = ready
         self._progress_every_s = progress_every_s
         self._session: int | None = None  # None: nothing can be sent
-        self._job: m.TrainingJob | None = None
-        self._queue: deque[m.Parameters | Task] = deque()
+        self._job: rm.TrainingJob | None = None
+        self._queue: deque[rm.Parameters | Task] = deque()
         self._running: Task | None = None
         self._trained_last = 0  # the task whose result was sent last on this connection; 0: none
         self._asked = 0  # the round it was asked for last
@@ -83,7 +84,7 @@ class LeaseMachine:
         self._out: list[Instruction] = []
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         self._out = []
         self._session, self._job = session, job
         self._send(self._greeting())
@@ -111,7 +112,7 @@ class LeaseMachine:
             case EvaluationDone():
                 self._answer(
                     event.task,
-                    m.EvalResult(task=event.task, version=event.version, loss=event.loss, batches=event.batches),
+                    rm.EvalResult(task=event.task, version=event.version, loss=event.loss, batches=event.batches),
                 )
             case TaskBroke():
                 self._answer(
@@ -143,7 +144,7 @@ class LeaseMachine:
 
     # --- hooks of a topology ----------------------------------------------------------------------------------
 
-    def _greeting(self) -> m.Ready:
+    def _greeting(self) -> rm.Ready:
         return self._ready
 
     def _other(self, event: Event) -> None:
@@ -158,14 +159,14 @@ class LeaseMachine:
 
     def _before(self, task: Task) -> None:
         """Ask for the parameters a task begins from, unless they are in use."""
-        if isinstance(task, m.TrainTask) and (task.ahead or task.after):
+        if isinstance(task, rm.TrainTask) and (task.ahead or task.after):
             self._in_use = -1
             self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens, task.after, task.missed))
         elif task.version != self._in_use:
             self._in_use = task.version
             self._out.append(UseParameters(task.version))
 
-    def _trained(self, event: TrainingDone, result: m.TrainResult) -> None:
+    def _trained(self, event: TrainingDone, result: rm.TrainResult) -> None:
         """Answer with the result of a task."""
         self._answer(event.task, result, EndParametersOf(event.task))
 
@@ -173,41 +174,41 @@ class LeaseMachine:
 
     def _received(self, message: m.Message) -> None:
         match message:
-            case m.Parameters() | m.TrainTask() | m.EvalTask():
+            case rm.Parameters() | rm.TrainTask() | rm.EvalTask():
                 if self._may_take_ahead(message):
                     self._out.append(TakeAhead(message.version))
                 self._queue.append(message)
                 self._next()
-            case m.CountIn():
+            case rm.CountIn():
                 self._queue = deque(_counted_in(item, message) for item in self._queue)
                 self._count_in(message)
-            case m.CancelTask():
+            case rm.CancelTask():
                 self._queue = deque(q for q in self._queue if getattr(q, "task", None) != message.task)
                 if self._running is not None and self._running.task == message.task:
                     self._stop_running(self._running)
-            case m.FinishTask():
+            case rm.FinishTask():
                 if self._is_wanted(message.task):
                     self._out.append(FinishTraining(message.task))
             case _:
                 self._other_message(message)
 
-    def _may_take_ahead(self, message: m.Parameters | Task) -> bool:
+    def _may_take_ahead(self, message: rm.Parameters | Task) -> bool:
         """Whether a version can be read beside the lease that is trained: nothing begins from an older one after it.
 
         A fragment is the base of the delta under way, until that is trained.
         """
         job = self._job
         codes = job is not None and job.compression.down != "none" and job.fragments is None
-        trains = isinstance(self._running, m.TrainTask) and self.phase is TaskPhase.WORKING
-        alone = all(isinstance(item, m.Parameters) for item in self._queue)
-        return isinstance(message, m.Parameters) and codes and trains and alone
+        trains = isinstance(self._running, rm.TrainTask) and self.phase is TaskPhase.WORKING
+        alone = all(isinstance(item, rm.Parameters) for item in self._queue)
+        return isinstance(message, rm.Parameters) and codes and trains and alone
 
     def _next(self) -> None:
         if self.phase is TaskPhase.PAUSED:
             self._mix_in(self._running)
         while self._queue and self._running is None:
             item = self._queue[0]
-            if isinstance(item, m.Parameters):
+            if isinstance(item, rm.Parameters):
                 self._in_use = item.version
                 self._out.append(UseParameters(item.version))
             elif self._may_begin(item):
@@ -215,7 +216,7 @@ class LeaseMachine:
                 self._before(item)
                 self._advance("started")
                 self._running = item
-                train = isinstance(item, m.TrainTask)
+                train = isinstance(item, rm.TrainTask)
                 self._out.append(StartTraining(item, self._job.schedule) if train else StartEvaluating(item))
             else:
                 return
@@ -225,7 +226,7 @@ class LeaseMachine:
         task = self._running
         if task is None or task.task != event.task:
             return
-        assert isinstance(task, m.TrainTask)
+        assert isinstance(task, rm.TrainTask)
         if self.phase is TaskPhase.STOPPING:
             self._out.append(EndPaused(task))
             return
@@ -235,7 +236,7 @@ class LeaseMachine:
     def _mix_in(self, task: Task | None) -> None:
         """Go on with the paused task once the next message has the parameters it mixes in."""
         item = self._queue[0] if self._queue else None
-        if isinstance(task, m.TrainTask) and isinstance(item, m.Parameters) and item.version == task.mixes:
+        if isinstance(task, rm.TrainTask) and isinstance(item, rm.Parameters) and item.version == task.mixes:
             self._queue.popleft()
             self._in_use = -1
             self._advance("mixed")
@@ -246,21 +247,21 @@ class LeaseMachine:
             paused = self.phase is TaskPhase.PAUSED
             self._advance("stop")
             self._out.append(StopTask(task.task))
-            if paused and isinstance(task, m.TrainTask):
+            if paused and isinstance(task, rm.TrainTask):
                 self._out.append(EndPaused(task))
 
     def _step_done(self, event: StepDone, now: float) -> None:
         task = self._running
-        if not isinstance(task, m.TrainTask) or task.task != event.task or self.phase is TaskPhase.STOPPING:
+        if not isinstance(task, rm.TrainTask) or task.task != event.task or self.phase is TaskPhase.STOPPING:
             return
         # Steps can be much shorter than anybody's interest in them.
         if event.step == 0 or now - self._progress_at >= self._progress_every_s:
             self._progress_at = now
-            self._send(m.Progress(task=task.task, round=task.round, step=event.step, loss=event.loss))
+            self._send(rm.Progress(task=task.task, round=task.round, step=event.step, loss=event.loss))
 
-    def _count_in(self, message: m.CountIn) -> None:
+    def _count_in(self, message: rm.CountIn) -> None:
         task = self._running
-        if isinstance(task, m.TrainTask) and task.task == message.task:
+        if isinstance(task, rm.TrainTask) and task.task == message.task:
             self._running = replace(task, round=message.round)
             self._out.append(CountTaskIn(message.task, message.round))
         elif message.task == self._trained_last:
@@ -269,7 +270,7 @@ class LeaseMachine:
 
     def _training_done(self, event: TrainingDone) -> None:
         task = self._running
-        if isinstance(task, m.TrainTask) and task.task == event.task and task.round > event.round:
+        if isinstance(task, rm.TrainTask) and task.task == event.task and task.round > event.round:
             self._out.append(GiveAgain(event.task, task.round))  # it ended before it was known where it counts
             return
         if task is None or task.task != event.task:
@@ -280,8 +281,8 @@ class LeaseMachine:
         self._trained(event, self._result_of(event))
 
     @staticmethod
-    def _result_of(event: TrainingDone) -> m.TrainResult:
-        return m.TrainResult(
+    def _result_of(event: TrainingDone) -> rm.TrainResult:
+        return rm.TrainResult(
             task=event.task,
             round=event.round,
             steps=event.steps,
@@ -314,7 +315,7 @@ class LeaseMachine:
             self._out.append(Send(self._session, message, payload))
 
 
-def _counted_in(item: m.Parameters | Task, message: m.CountIn) -> m.Parameters | Task:
-    if isinstance(item, m.TrainTask) and item.task == message.task:
+def _counted_in(item: rm.Parameters | Task, message: rm.CountIn) -> rm.Parameters | Task:
+    if isinstance(item, rm.TrainTask) and item.task == message.task:
         return replace(item, round=message.round)
     return item

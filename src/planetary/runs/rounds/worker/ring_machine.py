@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.events import (
+from planetary.machine.events import Event, Instruction
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.events import OuterStateOf
+from planetary.runs.rounds.worker.events import (
     FollowRing,
     HoldEndParameters,
     LeaveRing,
@@ -18,8 +21,6 @@ from planetary.fleet.worker.events import (
     TrainingDone,
     UseOuterState,
 )
-from planetary.machine.events import Event, Instruction
-from planetary.runs.rounds.events import OuterStateOf
 from planetary.runs.rounds.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 
 MOST_VERSIONS = 3  # parameter versions: the newest, the one before it, and the one named by a queued task
@@ -33,15 +34,15 @@ class RingMachine(LeaseMachine):
     reduction may begin and end while it trains from the older one.
     """
 
-    def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
+    def __init__(self, ready: rm.Ready, *, progress_every_s: float) -> None:
         super().__init__(ready, progress_every_s=progress_every_s)
-        self._of_ring: deque[m.RingState | m.SendOuterState | m.Reduce] = deque()
-        self._reducing: m.Reduce | None = None
+        self._of_ring: deque[rm.RingState | rm.SendOuterState | rm.Reduce] = deque()
+        self._reducing: rm.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
         self._versions: tuple[int, ...] = ()  # versions of the parameters here
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         assert job.ring is not None
         return [FollowRing(job.ring), *super().connected(session, job)]
 
@@ -61,7 +62,7 @@ class RingMachine(LeaseMachine):
         if self._session is None:
             yield not waiting and self._reducing is None, "it keeps orders of a connection that is over"
 
-    def _greeting(self) -> m.Ready:
+    def _greeting(self) -> rm.Ready:
         return replace(self._ready, outer_version=self._outer_version, outer_digest=self._outer_digest)
 
     def _other(self, event: Event) -> None:
@@ -69,7 +70,7 @@ class RingMachine(LeaseMachine):
             case ReduceSucceeded() if self._is_reduced(event.attempt):
                 self._use_outer_state(event.round, event.digest)
                 self._reduced(
-                    m.ReduceDone(
+                    rm.ReduceDone(
                         round=event.round,
                         attempt=event.attempt,
                         digest=event.digest,
@@ -79,13 +80,13 @@ class RingMachine(LeaseMachine):
                 )
             case ReduceBroke() if self._is_reduced(event.attempt):
                 self._reduced(
-                    m.ReduceFailed(round=event.round, attempt=event.attempt, kind=event.kind, reason=event.reason)
+                    rm.ReduceFailed(round=event.round, attempt=event.attempt, kind=event.kind, reason=event.reason)
                 )
             case _:
                 pass
 
     def _other_message(self, message: m.Message) -> None:
-        if isinstance(message, m.RingState | m.SendOuterState | m.Reduce):
+        if isinstance(message, rm.RingState | rm.SendOuterState | rm.Reduce):
             self._of_ring.append(message)
             self._next()
 
@@ -94,22 +95,22 @@ class RingMachine(LeaseMachine):
             self._begin_of_ring(self._of_ring.popleft())
         super()._next()
 
-    def _begin_of_ring(self, item: m.RingState | m.SendOuterState | m.Reduce) -> None:
+    def _begin_of_ring(self, item: rm.RingState | rm.SendOuterState | rm.Reduce) -> None:
         match item:
-            case m.RingState():
+            case rm.RingState():
                 self._use_outer_state(item.version, item.digest)
-            case m.SendOuterState():
+            case rm.SendOuterState():
                 if item.version == self._outer_version:
-                    message = m.RingState(version=item.version, digest=self._outer_digest)
+                    message = rm.RingState(version=item.version, digest=self._outer_digest)
                     self._send(message, OuterStateOf(item.version))
-            case m.Reduce():
+            case rm.Reduce():
                 self._reducing = item
                 self._out.append(StartReduce(item))
 
     def _may_begin(self, task: Task) -> bool:
         return task.version in self._versions
 
-    def _trained(self, event: TrainingDone, result: m.TrainResult) -> None:
+    def _trained(self, event: TrainingDone, result: rm.TrainResult) -> None:
         if self._is_wanted(event.task):
             self._out.append(HoldEndParameters(event.task, event.round, event.tokens))
         self._answer(event.task, replace(result, payload="held"))

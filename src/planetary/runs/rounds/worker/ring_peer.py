@@ -12,11 +12,11 @@ import numpy as np
 from planetary.core.errors import LocalProtocolError, NumericsError, PeerError, PlanetaryError
 from planetary.core.extension_points import OUTER_OPTIMIZERS
 from planetary.core.tensors import Tensors
-from planetary.fleet.protocol.messages import Reduce, RingJob, TrainingJob
 from planetary.fleet.shell.system import SYSTEM, System
-from planetary.fleet.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
 from planetary.net.addresses import address_text
+from planetary.runs.rounds.messages import Reduce, RingJob, TrainingJob
+from planetary.runs.rounds.worker.events import ReduceBroke, ReduceSucceeded
 from planetary.sync.contributions import Contribution
 from planetary.sync.outer import published_params
 from planetary.sync.outer_optimizers import OuterOptimizer, OuterState

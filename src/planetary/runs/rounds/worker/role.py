@@ -18,9 +18,10 @@ from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.core.user_code import load_text
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker import events as w
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds import messages as rm
+from planetary.runs.rounds.worker import events as w
 from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.exchange import Exchange, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates
@@ -44,15 +45,15 @@ class LeaseWork(Protocol):
 
     def take_ahead(self, take: Callable[[], None]) -> None: ...
 
-    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None: ...
+    def train(self, task: rm.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None: ...
 
     def count_in(self, task: int, round_: int) -> None: ...
 
     def give_again(self, task: int, round_: int) -> None: ...
 
-    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None: ...
+    def mix(self, task: rm.TrainTask, take: Callable[[], None]) -> None: ...
 
-    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None: ...
+    def evaluate(self, task: rm.EvalTask, tokens: np.ndarray | None) -> None: ...
 
     def stop(self, task: int) -> None: ...
 
@@ -70,10 +71,10 @@ OpenExecutor = Callable[..., Executor]
 class TrainingRole:
     """In the star. See `Role`."""
 
-    def __init__(self, job: m.TrainingJob, place: Workplace, compute: LeaseWork, ready: m.Ready) -> None:
+    def __init__(self, job: rm.TrainingJob, place: Workplace, compute: LeaseWork, ready: rm.Ready) -> None:
         self._spec, self._place, self._compute = job.spec, place, compute
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
-        self._params: dict[int, tuple[m.Parameters, Tensors]] = {}  # received and not used yet
+        self._params: dict[int, tuple[rm.Parameters, Tensors]] = {}  # received and not used yet
         self._lacking: dict[int, PlanetaryError] = {}  # the version that was of no use last, and why
         self.machine: LeaseMachine = LeaseMachine(ready, progress_every_s=PROGRESS_EVERY_S)
 
@@ -111,9 +112,9 @@ class TrainingRole:
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         match message:
-            case m.Parameters():
+            case rm.Parameters():
                 return self._compute.exchange.expects(message, tensor.name)
-            case m.TrainTask() | m.EvalTask() if tensor.name == "tokens":
+            case rm.TrainTask() | rm.EvalTask() if tensor.name == "tokens":
                 count = sum(piece.count for piece in message.slices)
                 return TensorSpec("tokens", message.slice.dtype, (count,))
             case _:
@@ -161,9 +162,9 @@ class TrainingRole:
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep the tensors of a message; return their defect, "" for none."""
         match message:
-            case m.Parameters():
+            case rm.Parameters():
                 self._params[message.version] = message, tensors
-            case m.TrainTask() | m.EvalTask() if "tokens" in tensors:
+            case rm.TrainTask() | rm.EvalTask() if "tokens" in tensors:
                 self._tokens[message.task] = tensors["tokens"]
             case _:
                 pass
@@ -175,10 +176,10 @@ class RingRole(TrainingRole):
 
     def __init__(
         self,
-        job: m.TrainingJob,
+        job: rm.TrainingJob,
         place: Workplace,
         compute: Compute,
-        ready: m.Ready,
+        ready: rm.Ready,
         make_communicator: MakeCommunicator,
     ) -> None:
         super().__init__(job, place, compute, ready)
@@ -221,7 +222,7 @@ class RingRole(TrainingRole):
         return self._compute.end_parameters(payload)
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
-        if isinstance(message, m.RingState):
+        if isinstance(message, rm.RingState):
             return next(
                 (spec for spec in state_specs(self._spec.params, self._outer) if spec.name == tensor.name), None
             )
@@ -235,7 +236,7 @@ class RingRole(TrainingRole):
         return self._ring.start_from(use.version, use.ahead, use.ahead_tokens)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
-        if not isinstance(message, m.RingState):
+        if not isinstance(message, rm.RingState):
             return super()._keep(message, tensors)
         defect = check_state(self._spec.params, tensors, message.digest, self._outer)
         if not defect:
@@ -252,7 +253,7 @@ class OpenStep:
         verified: the finding of the check, in words; "": there is nothing to compare with.
     """
 
-    def __init__(self, job: m.TrainingJob, place: Workplace, open_executor: OpenExecutor) -> None:
+    def __init__(self, job: rm.TrainingJob, place: Workplace, open_executor: OpenExecutor) -> None:
         """Raises as `RoleLoader.load`."""
         artifact = place.store.path(job.artifact)
         self.executor: Executor = open_executor(artifact, job.spec, **place.options.device)
@@ -263,7 +264,7 @@ class OpenStep:
             self.executor.close()
             raise
 
-    def _check(self, job: m.TrainingJob, place: Workplace) -> str:
+    def _check(self, job: rm.TrainingJob, place: Workplace) -> str:
         reference = decode_reference(place.store.get(job.reference), job.spec)
         check = partial(check_on_device, self.executor, reference, self.buffers)
         return place.checked(job.artifact, job.reference, self.executor.device_name, check).summary
@@ -279,11 +280,11 @@ class TrainingLoader:
         self._open_executor, self._make_communicator = open_executor, make_communicator
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         return job.artifact, job.buffers, job.reference, *(file.digest for file in job.code)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        assert isinstance(job, m.TrainingJob)
+        assert isinstance(job, rm.TrainingJob)
         names = [job.schedule.kind, *job.compression.codecs, *([] if job.ring is None else [job.ring.outer.name])]
         load_code(names, job.code, place.store, allowed=place.options.allow_code)
         step = OpenStep(job, place, self._open_executor)
@@ -308,7 +309,7 @@ class TrainingLoader:
             system=place.system,
         )
         saved = states.rounds()
-        ready = m.Ready(
+        ready = rm.Ready(
             artifact=job.artifact,
             opt_state_round=saved[0] if saved else 0,
             device=step.executor.device_name,

@@ -1,0 +1,89 @@
+"""How the files of one kind of run are read: records, fold, and the kind's parts of status, report and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.core.errors import UserError
+from planetary.fleet.protocol.kind_table import view_of
+from planetary.fleet.protocol.run_fold import RunFold
+from planetary.fleet.protocol.status import KindPicture, KindReport, KindStatus, KindView, RoundMetrics
+from planetary.machine.journal import Record
+
+FORMAT = 2
+"""Version of the files of a run folder that a gateway writes: `events.jsonl` and `metrics.jsonl`."""
+
+FoldT_co = TypeVar("FoldT_co", bound=RunFold, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindReader(KindView, Generic[FoldT_co]):
+    """Knowledge of a kind of run that readers of a run's files need.
+
+    Attributes:
+        records: union of the journal's records.
+        fold: class of the state that the records fold to; made without arguments, it is the empty one.
+        status_after: returns the kind's part of the status after these rounds; None: it has none then.
+        report_of: returns the kind's part of a report on these rounds; None: it has none.
+        picture: of the kind's figures, in place of the losses.
+    """
+
+    records: Any
+    fold: type[FoldT_co]
+    status_after: Callable[[Sequence[RoundMetrics]], KindStatus | None] = lambda metrics: None
+    report_of: Callable[[Sequence[RoundMetrics]], KindReport | None] = lambda metrics: None
+    picture: KindPicture | None = None
+
+
+def journal_reader(path: Path) -> KindReader[Any] | None:
+    """Return the reader of the journal at `path`; None while there is no whole record.
+
+    Raises:
+        UserError: another version of planetary wrote it, it begins with no run, or its kind is not known here.
+    """
+    if not path.exists():
+        return None
+    first = next(iter(read_json_lines(path, dict[str, Any])), None)
+    if first is None:
+        return None
+    found = first.get("format", 0)
+    if found != FORMAT:
+        which = "an older" if isinstance(found, int) and found < FORMAT else "a newer"
+        raise UserError(
+            f"{path} was written by {which} planetary (format {found}, this one reads {FORMAT}): read and resume "
+            "the run with the version it was begun with, or begin another run"
+        )
+    return kind_reader(str(first.get("kind", "")))
+
+
+def kind_reader(kind: str) -> KindReader[Any]:
+    """Return the reader of a kind of run.
+
+    Raises:
+        UserError: nothing installed here reads this kind, or it is no kind of run.
+    """
+    reader = view_of(kind)
+    if not isinstance(reader, KindReader):
+        raise UserError(f"{kind!r} is no kind of run, and has no journal")
+    return reader
+
+
+def read_journal(path: Path, reader: KindReader[Any]) -> list[Record]:
+    """Return the records of a gateway's own journal, with checked checksums; none where there is no file.
+
+    Raises:
+        UserError: it is damaged, of another version, or the journal of another kind of run.
+    """
+    found = journal_reader(path)
+    if found is None:
+        return []
+    if found.name != reader.name:
+        raise UserError(
+            f"{path.parent} has a run of the kind {found.name!r}, and the configuration asks for {reader.name!r}: "
+            "choose another folder"
+        )
+    return list(read_json_lines(path, reader.records, checksums=True))

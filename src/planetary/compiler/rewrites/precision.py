@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -255,17 +255,7 @@ def demote_f64(module: Module, model: str) -> str:
         )
     found: list[Operation] = []
     ir.walk(module.operation, found.append)
-    for op in found:
-        for region in op.regions:
-            for block in region.blocks:
-                for argument in block.arguments:
-                    _demote_value(argument)
-        if op.name == "stablehlo.constant" and _is_f64(op.results[0]):
-            _demote_constant(op)
-        for result in op.results:
-            _demote_value(result)
-    for function in ir.functions(module).values():
-        ir.refresh_function_type(function)
+    _retype(module, found, ir.f64(), ir.f32(), _narrowed)
     for op in found:
         if op.name == "stablehlo.convert" and op.operands[0].type == op.results[0].type:
             ir.replace_uses(op.results[0], op.operands[0])
@@ -285,41 +275,40 @@ def promoted(stablehlo: str) -> str:
         ir.walk(module.operation, found.append)
         for op in found:
             values = [*op.operands, *op.results]
-            if op.name == "stablehlo.bitcast_convert" and any(_is_f32(value) for value in values):
+            if op.name == "stablehlo.bitcast_convert" and any(_has_elements(value, ir.f32()) for value in values):
                 raise CompileError("the module takes the bits of f32 numbers (stablehlo.bitcast_convert)")
-        for op in found:
-            for region in op.regions:
-                for block in region.blocks:
-                    for argument in block.arguments:
-                        _promote_value(argument)
-            if op.name == "stablehlo.constant" and _is_f32(op.results[0]):
-                _promote_constant(op)
-            for result in op.results:
-                _promote_value(result)
-        for function in ir.functions(module).values():
-            ir.refresh_function_type(function)
+        _retype(module, found, ir.f32(), ir.f64(), lambda numbers: numbers.astype(np.float64))
         ir.verify(module)
         return ir.to_text(module)
 
 
-def _is_f32(value: Value) -> bool:
-    return ir.is_tensor(value) and ir.element_of(value) == ir.f32()
+def _retype(
+    module: Module, found: list[Operation], old: Type, new: Type, converted: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Give, in place, the element type `new` to all values of the element type `old`, and convert constants."""
+    for op in found:
+        if op.name == "stablehlo.constant" and _has_elements(op.results[0], old):
+            number = ir.constant_number(op)
+            array = ir.constant_value(op) if number is None else np.float64(number)
+            assert array is not None
+            value, kind = converted(np.asarray(array)), ir.tensor(ir.shape_of(op.results[0]), new)
+            op.attributes["value"] = (
+                ir.array_attribute(value) if number is None else ir.splat_attribute(kind, float(value))
+            )
+        arguments = [argument for region in op.regions for block in region.blocks for argument in block.arguments]
+        for value in (*arguments, *op.results):
+            if _has_elements(value, old):
+                value.set_type(ir.tensor(ir.shape_of(value), new))
+    for function in ir.functions(module).values():
+        ir.refresh_function_type(function)
 
 
-def _promote_value(value: Value) -> None:
-    if _is_f32(value):
-        value.set_type(ir.tensor(ir.shape_of(value), ir.f64()))
+def _has_elements(value: Value, kind: Type) -> bool:
+    return ir.is_tensor(value) and ir.element_of(value) == kind
 
 
-def _promote_constant(op: Operation) -> None:
-    number = ir.constant_number(op)
-    if number is not None:
-        kind = ir.tensor(ir.shape_of(op.results[0]), ir.f64())
-        op.attributes["value"] = ir.splat_attribute(kind, float(number))
-        return
-    array = ir.constant_value(op)
-    assert array is not None
-    op.attributes["value"] = ir.array_attribute(array.astype(np.float64))
+def _is_f64(value: Value) -> bool:
+    return _has_elements(value, ir.f64())
 
 
 def note_about(counts: Counter[str]) -> str:
@@ -338,27 +327,7 @@ def _listed(counts: Counter[str]) -> str:
     return kinds + (", …" if len(counts) > _MOST_NAMES else "")
 
 
-def _is_f64(value: Value) -> bool:
-    return ir.is_tensor(value) and ir.element_of(value) == ir.f64()
-
-
-def _demote_value(value: Value) -> None:
-    if _is_f64(value):
-        value.set_type(ir.tensor(ir.shape_of(value), ir.f32()))
-
-
-def _demote_constant(op: Operation) -> None:
-    number = ir.constant_number(op)
-    kind = ir.tensor(ir.shape_of(op.results[0]), ir.f32())
-    if number is not None:
-        op.attributes["value"] = ir.splat_attribute(kind, float(_narrowed(np.float64(number))))
-        return
-    array = ir.constant_value(op)
-    assert array is not None
-    op.attributes["value"] = ir.array_attribute(_narrowed(array))
-
-
-def _narrowed(numbers: np.ndarray | np.float64) -> np.ndarray:
+def _narrowed(numbers: np.ndarray) -> np.ndarray:
     """Round to f32, with finite numbers kept finite and others than 0 kept so."""
     wide = np.asarray(numbers, np.float64)
     limits = np.finfo(np.float32)

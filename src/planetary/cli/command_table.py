@@ -110,3 +110,14 @@ def command_parser(
         epilog=f"example{'s' if len(examples) > 1 else ''}:\n{shown}",
         formatter_class=HelpFormatter,
     )
+
+
+def action_parser(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    """Add and return the parser of an action of a command; `example` is a whole command line."""
+    return actions.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=HelpFormatter,
+    )

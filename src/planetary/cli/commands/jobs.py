@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planetary.cli.command_table import HelpFormatter, command_parser
+from planetary.cli.command_table import action_parser, command_parser
 from planetary.cli.exit_codes import EXIT_OK
 from planetary.site.client import DEFAULT_URL
 
@@ -87,13 +87,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=HelpFormatter,
-    )
+    parser = action_parser(actions, name, summary, example)
     add_gateway_flags(parser)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planetary.cli.command_table import HelpFormatter, command_parser
+from planetary.cli.command_table import action_parser, command_parser
 from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def _action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
-    parser = actions.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"example:\n  {example}",
-        formatter_class=HelpFormatter,
-    )
+    parser = action_parser(actions, name, summary, example)
     parser.add_argument("--cache", type=Path, metavar="DIR", help=_CACHE_HELP)
     return parser
 

@@ -49,8 +49,7 @@ def main() -> None:
         nbytes = sum(one.nbytes for one in spec.params)
 
         def loss_of(cluster: SimCluster) -> float:
-            assert cluster.gateway is not None
-            executor.load(cluster.gateway.parameters.state.params, prepared.buffer_values, None)
+            executor.load(cluster.parameters.state.params, prepared.buffer_values, None)
             losses = [
                 executor.eval_step(batch)
                 for piece, _ in prepared.data.eval_chunks(config)

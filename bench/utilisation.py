@@ -210,7 +210,8 @@ def settings(preset: Preset, workers: int, rounds: int, given: Sequence[str], so
 
 def gateway_main(config: Config, spec: StepSpec, folder: Path, pipe: Any) -> None:
     """The gateway's process: sends its port, and the processor seconds of each round at the end."""
-    from planetary.runs.rounds.gateway.gateway import RoundsGateway
+    from planetary.fleet.gateway.gateway import Gateway
+    from planetary.runs.rounds.gateway.gateway import RoundsSetup
     from planetary.runtime.host_memory import keep_large_blocks
 
     keep_large_blocks()
@@ -224,13 +225,11 @@ def gateway_main(config: Config, spec: StepSpec, folder: Path, pipe: Any) -> Non
         return PublishedArtifact(gateway.store.put(b"a step of pinned duration"), 1, "pinned")
 
     options = GatewayOptions(folder=folder / "run", cache=folder / "gateway", host="127.0.0.1", port=0, resume=False)
-    gateway = RoundsGateway(
-        config,
-        options,
-        Security(),
+    setup = RoundsSetup(
         prepare=lambda fitted, *_: Prepared(fitted, data, TrainStep("", spec, b""), params, {}, record),
         compile_for=compile_for,
     )
+    gateway = Gateway(config, options, Security(), setup)
     marks: list[float] = []
 
     class Follower:

@@ -63,8 +63,6 @@ def main() -> None:
 
     assert cluster.run(limit_s=600.0, follow=follow), "the run hangs"
     follow()
-    gateway = cluster.gateway
-    assert gateway is not None
     print(f"\nfaults that hit: {', '.join(cluster.struck)}")
 
     # The state of the controller is a fold over the journal.
@@ -72,7 +70,7 @@ def main() -> None:
     assert replay(untimed, ControllerState()).ledger == cluster.controller.state.ledger
     # Which leases count, and in which rounds, decides the parameters: whatever went wrong, they are the same bits.
     again = training.replay(cluster.journal)
-    for name, value in gateway.parameters.state.params.items():
+    for name, value in cluster.parameters.state.params.items():
         np.testing.assert_array_equal(value, again[name])
     print(f"parameters recomputed from the journal: equal in every bit after {ROUNDS} rounds")
 

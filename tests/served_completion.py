@@ -12,14 +12,14 @@ from typing import Any
 from small_policy import SmallPolicy, SmallPolicyProgram, small_policy
 
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
-from planetary.core.config import Config, config_from_tables
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.core.config import config_from_tables
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.worker.role import Role, WorkerOptions, Workplace
 from planetary.fleet.worker.worker import WorkerShell
-from planetary.runs.serve.gateway import PreparedServing, ServingGateway
+from planetary.runs.serve.gateway import PreparedServing, ServingSetup
 from planetary.runs.serve.loader import ServingLoader
 from planetary.runs.serve.messages import SERVING, WEIGHTS, ServingJob, ServingReady
 from planetary.runs.serve.role import LoadedModel, ServingRole
@@ -27,22 +27,21 @@ from planetary.runs.serve.role import LoadedModel, ServingRole
 LOCAL = "127.0.0.1"
 
 
-class KnownGateway(ServingGateway):
+class KnownSetup(ServingSetup):
     """Serves a table of logits; nothing is exported and nothing is compiled."""
 
-    def __init__(self, config: Config, options: GatewayOptions, policy: SmallPolicy) -> None:
-        super().__init__(config, options, Security(), lambda _: policy.prepared.model)
+    def __init__(self, policy: SmallPolicy) -> None:
+        super().__init__(lambda _: policy.prepared.model, self._compile)
         self._policy = policy
 
-    def _prepare(self) -> PreparedServing:
-        prepared = self._policy.prepared
-        self.model = prepared.model
-        weights = self.store.put(pack_arrays(WEIGHTS, None, prepared.model.arrays()))
+    def prepare(self, gateway: Gateway[Any]) -> PreparedServing:
+        prepared, self._store = self._policy.prepared, gateway.store
+        weights = gateway.store.put(pack_arrays(WEIGHTS, None, prepared.model.arrays()))
         shape, program = prepared.shape.serving, self._policy.run.program
-        return PreparedServing(self.config, prepared.model, shape, program, weights, "")
+        return PreparedServing(gateway.config, prepared.model, shape, program, weights, "")
 
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        return PublishedArtifact(self._policy.artifact(self.store), 1, "known")
+    async def _compile(self, *_: object) -> PublishedArtifact:
+        return PublishedArtifact(self._policy.artifact(self._store), 1, "known")
 
 
 class KnownLoader(ServingLoader):
@@ -65,7 +64,8 @@ async def _complete(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     config = config_from_tables({"run": {"name": "served"}, "serve": {"model": "known", "port": 0}})
     (folder / "run").mkdir()
     options = GatewayOptions(folder=folder / "run", cache=folder / "cache", host=LOCAL, port=0, resume=False)
-    gateway = KnownGateway(config, options, small_policy(rounds=1))
+    serving_setup = KnownSetup(small_policy(rounds=1))
+    gateway = Gateway(config, options, Security(), serving_setup)
     await gateway.start()
     worker = WorkerShell(
         WorkerOptions(
@@ -86,7 +86,7 @@ async def _complete(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     )
     serving, working = asyncio.create_task(gateway.run()), asyncio.create_task(worker.work())
     try:
-        while not gateway.is_ready:
+        while not serving_setup.is_ready:
             assert not serving.done()
             assert not working.done()
             await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from planetary.run.kinds import kind_of
 
 AT_THE_START: list[Place] = [
     ("planetary.run.choice", "new_run"),
+    ("planetary.fleet.gateway.gateway", "Gateway"),
     ("planetary.run.processes.local_run", "check_backend"),
     ("planetary.run.processes.local_run", "threads_of"),
     ("planetary.run.processes.local_run", "node_start"),
@@ -22,22 +23,22 @@ AT_THE_START: list[Place] = [
 """Code that starts a run of any kind, and hands its keys to other processes."""
 STARTS: dict[str, list[Place]] = {
     "rounds": [
-        ("planetary.runs.rounds.gateway.gateway", "RoundsGateway"),
+        ("planetary.runs.rounds.gateway.gateway", "RoundsSetup"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
     ],
-    "hub": [("planetary.runs.federation.hub_gateway", "HubGateway")],
+    "hub": [("planetary.runs.federation.hub_gateway", "HubSetup")],
     "site": [
-        ("planetary.runs.federation.site_gateway", "SiteGateway"),
+        ("planetary.runs.federation.site_gateway", "SiteSetup"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
         ("planetary.run.kind.federation", "SiteRounds"),
     ],
-    "serving": [("planetary.runs.serve.gateway", "ServingGateway"), ("planetary.run.model.served", "load_served")],
+    "serving": [("planetary.runs.serve.gateway", "ServingSetup"), ("planetary.run.model.served", "load_served")],
     "mixture": [
-        ("planetary.runs.mixture.gateway.gateway", "MixtureGateway"),
+        ("planetary.runs.mixture.gateway.gateway", "MixtureSetup"),
         ("planetary.runs.mixture.composer.loader", "MixtureLoader"),
     ],
     "reinforcement": [
-        ("planetary.runs.rl.gateway", "PolicyGateway"),
+        ("planetary.runs.rl.gateway", "PolicySetup"),
         ("planetary.runs.rl.preparation", "prepare_policy"),
         ("planetary.run.model.served", "new_model"),
     ],

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.errors import RemoteProtocolError
-from planetary.core.tensors import TensorSpec
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.gateway.run_files import write_config
 from planetary.fleet.gateway.status import base_status
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
@@ -27,7 +24,6 @@ from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.fleet.protocol.records import AnyRecord, EndKind, RunStarted
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus
 from planetary.fleet.worker.role import Roles
 from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
@@ -99,33 +95,17 @@ class ToyController(RunController[Desk[ToyPolicy, ToyState]]):
         return ()
 
 
-@dataclass
-class ToyStart:
-    """What the gateway goes on from."""
-
-    records: list[Record]
-    metrics: list[RoundMetrics] = field(default_factory=list)
-
-
-class ToyGateway(Gateway[Any, ToyStart, ToyController]):
+class ToySetup(Setup[Any, None]):
     """Prepares and compiles nothing."""
 
     protocol = PROTOCOL
 
-    def status(self) -> RunStatus:
-        return base_status(self, None)
+    def prepare(self, gateway: Gateway[None]) -> Any:
+        return SimpleNamespace(config=gateway.config, param_count=0, data=None)
 
-    def _prepare(self) -> Any:
-        return SimpleNamespace(config=self.config, param_count=0, data=None)
-
-    def _begin(self, prepared: Any) -> ToyStart:
-        write_config(self.options.folder, self.config, self._system.files)
-        return ToyStart(
-            [RunStarted(kind="toy", format=FORMAT, run="toy", rounds=0, config_hash="", model="", params=0)]
-        )
-
-    def _control(self, prepared: Any, start: ToyStart) -> ToyController:
-        timings = self.config.timings
+    def begin(self, gateway: Gateway[None], prepared: Any) -> Parts[None]:
+        write_config(gateway.options.folder, gateway.config, gateway.system.files)
+        timings = gateway.config.timings
         policy = ToyPolicy(
             run="toy",
             startup_grace_s=timings.startup_grace_s,
@@ -133,18 +113,22 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,
             iree_version="",
-            answers=self.config.fabric.workers,
+            answers=gateway.config.fabric.workers,
         )
-        return ToyController(Desk(policy, ToyState()), timings.grace_s, self._clock.monotonic())
+        return Parts(
+            run=None,
+            controller=ToyController(Desk(policy, ToyState()), timings.grace_s, gateway.clock.monotonic()),
+            records=[RunStarted(kind="toy", format=FORMAT, run="toy", rounds=0, config_hash="", model="", params=0)],
+            status=lambda: base_status(gateway, None),
+            compile_for=nothing_compiled,
+            limits=lambda: Limits(tensor_bytes=MIB, tensors=1, messages_under_way=1),
+            expects=lambda message, spec: False,
+        )
 
-    def _limits(self) -> Limits:
-        return Limits(tensor_bytes=MIB, tensors=1, messages_under_way=1)
 
-    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        raise RemoteProtocolError(f"reading {type(message).__name__}: no tensor is expected with it")
-
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        return PublishedArtifact("f" * 64, 0, "nothing to verify")
+async def nothing_compiled(target: CompileTarget) -> PublishedArtifact:
+    """Return an artifact of no bytes."""
+    return PublishedArtifact("f" * 64, 0, "nothing to verify")
 
 
 class Toy(RunKind):
@@ -159,8 +143,8 @@ class Toy(RunKind):
         named = ("model.source", "model.weights", "data.source", "data.tokenizer", "sinks")  # of files and addresses
         return (HonouredKeys("toy", ("run.*", "fabric.workers", "moe.*", *named), {}),)
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        return ToyGateway(config, options, security)
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        return Gateway(config, options, security, ToySetup())
 
     def has_code(self, config: Config) -> bool:
         return False

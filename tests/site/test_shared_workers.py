@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from site_support import Running, run, toy_kinds  # noqa: F401
 
+from planetary.fleet.gateway.gateway import Gateway
 from planetary.site.config import ControllerOptions, Controllers
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
@@ -150,13 +151,13 @@ def test_unpreparable_job_fails_and_the_next_one_runs(tmp_path: Path, monkeypatc
 
     from planetary.core.errors import UserError
 
-    class Unprepared(toy_kind.ToyGateway):
-        def _prepare(self) -> Any:
-            if self.config.run.name == "toy":
+    class Unprepared(toy_kind.ToySetup):
+        def prepare(self, gateway: Gateway[None]) -> Any:
+            if gateway.config.run.name == "toy":
                 raise UserError("there is no such model")
-            return super()._prepare()
+            return super().prepare(gateway)
 
-    monkeypatch.setattr(toy_kind, "ToyGateway", Unprepared)
+    monkeypatch.setattr(toy_kind, "ToySetup", Unprepared)
 
     async def test(site: Running) -> None:
         await site.submit()

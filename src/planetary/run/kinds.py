@@ -62,7 +62,7 @@ class RunKind(ABC):
         return only
 
     @abstractmethod
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         """Make the gateway; it is not started."""
 
     def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:

@@ -64,8 +64,7 @@ class SimulatedRounds:
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
         assert isinstance(cluster, SimCluster)
-        assert cluster.gateway is not None, "a run that ended has a gateway"
-        return cluster.gateway.parameters.state.params
+        return cluster.parameters.state.params
 
 
 class SimulatedMixture:

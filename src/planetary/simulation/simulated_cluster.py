@@ -46,7 +46,7 @@ COMPILE_S = 3.0
 THREAD_S = 0.1  # longest time of the gateway's calls in a thread, and as much until it sees the result
 RESTART_S = (0.1, 5.0)  # pauses of the supervisors
 
-GatewayT = TypeVar("GatewayT", bound=Gateway[Any, Any, Any])
+GatewayT = TypeVar("GatewayT", bound=Gateway[Any])
 
 
 @dataclass(frozen=True)

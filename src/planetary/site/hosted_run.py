@@ -75,7 +75,7 @@ class HostedRun:
         """
         self.kind: RunKind = kind_of(config)
         self.folder = options.folder
-        self.gateway: Gateway[Any, Any, Any] = self.kind.gateway(config, options, security)
+        self.gateway: Gateway[Any] = self.kind.gateway(config, options, security)
         self._sinks_of, self._again = config, options.again
         self._barred = limits is not None and not self.kind.loads_code
         if limits is not None and self.kind.has_code(config):

@@ -180,8 +180,7 @@ def check_the_journals_give_all_parameters(federation: SimFederation) -> None:
         (federation.hub, replayed.hub(federation.hub.controller.state.round)),
         *((site, replayed.after(name)) for name, site in federation.sites.items()),
     ):
-        assert cluster.gateway is not None
-        np.testing.assert_array_equal(cluster.gateway.parameters.state.params["w"], state.params["w"])
+        np.testing.assert_array_equal(cluster.parameters.state.params["w"], state.params["w"])
 
 
 class Replayed:

@@ -48,8 +48,7 @@ def test_each_version_of_a_hub_worker_has_its_held_out_loss() -> None:
     losses = {record.version: record.loss for record in journal if isinstance(record, EvalFinished)}
     assert sorted(losses) == [1, 2, 3, 4]
     assert {n: line.eval_loss for n, line in federation.hub.metrics.items()} == losses
-    assert federation.hub.gateway is not None
-    final = federation.hub.gateway.parameters.state.params["w"]
+    final = federation.hub.parameters.state.params["w"]
     assert losses[4] == LEAST_LOSS + float(np.square(final - GOAL, dtype=np.float64).mean())
     assert {record.worker for record in journal if isinstance(record, WorkerJoined)} == {"judge", "s0", "s1"}
     assert {record.worker for record in journal if isinstance(record, DeltaAccepted)} == {"s0", "s1"}

@@ -20,9 +20,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined, WorkerRefused
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.facts import differences, facts_of
-from planetary.runs.federation.hub_gateway import HubGateway
 from planetary.runs.federation.hub_policy import terms_of
-from planetary.runs.federation.site_gateway import SiteGateway
 from planetary.runs.federation.status import FederationStanding
 from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
@@ -164,7 +162,7 @@ def test_a_hub_and_its_sites_say_how_they_stand() -> None:
 
     def look() -> None:
         gateways = [made.hub.gateway, made.sites["a"].gateway]
-        seen.extend(one.federation() for one in gateways if isinstance(one, HubGateway | SiteGateway))
+        seen.extend(one.parts.run.federation() for one in gateways if one is not None and one.parts is not None)
 
     for second in (0.01, 12.0, 14.0):
         made.world.at(second, look)

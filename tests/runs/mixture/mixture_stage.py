@@ -31,6 +31,7 @@ from planetary.core.step import FunctionSpec
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
+from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, PAYLOADS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -44,9 +45,9 @@ from planetary.runs.mixture.composer.role import ComposerDriver, ComposerRole
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.controller.events import MixturePolicy
-from planetary.runs.mixture.gateway.gateway import KEPT_KINDS, MixtureGateway
+from planetary.runs.mixture.gateway.gateway import KEPT_KINDS, MixtureRun
 from planetary.runs.mixture.gateway.payload_work import PayloadChecks
-from planetary.runs.mixture.gateway.preparation import MixtureStart, PreparedMixture, ProgramRecord
+from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.tiers import Cadence
 from planetary.runs.mixture.plan import MixturePlan
@@ -141,20 +142,13 @@ class PlannedMixture:
         return self._run
 
 
-class WatchedGateway(MixtureGateway):
-    """The gateway, which leaves its messages with the stage."""
+class WatchedRun(MixtureRun):
+    """The run at its gateway, which leaves its messages with the stage."""
 
     stage_of: weakref.ref[MixtureStage]
 
-    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
-        stage = self.stage_of()
-        if stage is not None:
-            stage.sent.append(received.message)
-            stage.sent_bytes.append(sum(tensor.nbytes for tensor in received.tensors.values()))
-        return await super()._read(session, received)
-
-    def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
-        controller = super()._control(prepared, start)
+    def __init__(self, gateway: Gateway[Any], prepared: PreparedMixture, controller: MixtureController, *rest: Any):
+        super().__init__(gateway, prepared, controller, *rest)
         handle = controller.handle
 
         def watched(event: e.Event, now: float) -> Sequence[e.Instruction]:
@@ -167,7 +161,13 @@ class WatchedGateway(MixtureGateway):
             return found
 
         controller.handle = watched  # type: ignore[method-assign]
-        return controller
+
+    async def read(self, session: int, received: ReceivedMessage) -> e.Event:
+        stage = self.stage_of()
+        if stage is not None:
+            stage.sent.append(received.message)
+            stage.sent_bytes.append(sum(tensor.nbytes for tensor in received.tensors.values()))
+        return await super().read(session, received)
 
 
 @dataclass
@@ -407,7 +407,7 @@ class MixtureStage(MixtureCluster):
         checks: the gateway's of payloads.
     """
 
-    gateway_type = WatchedGateway
+    run_type = WatchedRun
 
     def __init__(
         self,
@@ -427,7 +427,7 @@ class MixtureStage(MixtureCluster):
         self.sent_bytes: list[int] = []
         self.told_to: list[tuple[int, m.Message]] = []
         self.asked: list[e.Instruction] = []
-        WatchedGateway.stage_of = weakref.ref(self)
+        WatchedRun.stage_of = weakref.ref(self)
         self.local_threads = 1 if local else None
         super().__init__(seed, PlannedMixture(folder, plan, grace_s / 2, workers), 0, step_s=STEP_S)
         prepared = self.training.prepared

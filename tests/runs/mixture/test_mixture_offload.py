@@ -426,7 +426,7 @@ def test_results_of_an_earlier_gateways_work_are_dropped(tmp_path: Path) -> None
     assert cluster.controller.board.loans(w.session) == [under_way]
     assert len(of_kind(cluster, ExpertsAdvanced)) == told
     assert cluster.gateway is not None
-    assert not cluster.gateway.kept_results
+    assert not cluster.gateway.run_parts.run.kept_results
     assert cluster.finish().ok
     assert "unusable" not in {why for line in cluster.lines for why in line.own.updates}
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from small_policy import SmallPolicy
@@ -13,7 +14,7 @@ from small_policy import SmallPolicy
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.config import Config
 from planetary.core.tensors import Tensors
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
@@ -24,10 +25,11 @@ from planetary.machine.machine import Validated
 from planetary.runs.rl.controller import ReinforcementController
 from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
-from planetary.runs.rl.gateway import PolicyGateway
+from planetary.runs.rl.gateway import PolicySetup
 from planetary.runs.rl.loader import PolicyLoader
 from planetary.runs.rl.messages import REINFORCEMENT, PolicyJob, RolloutsSampled
 from planetary.runs.rl.program.shape import SCORE, TRAIN
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runtime.device_program import Handle
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
@@ -42,7 +44,7 @@ Lies = dict[int, RolloutLie]
 """The lie of each worker that lies now, by number."""
 
 
-class PolicyCluster(SimulatedCluster[PolicyGateway]):
+class PolicyCluster(SimulatedCluster[Gateway[Any]]):
     """A run of reinforcement learning; see `SimulatedCluster`.
 
     Attributes:
@@ -85,30 +87,33 @@ class PolicyCluster(SimulatedCluster[PolicyGateway]):
         allowed = self._allowed[number] if number < len(self._allowed) else ()
         return super()._node(number, name, roles or allowed)
 
-    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> PolicyGateway:
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> Gateway[Any]:
         async def compile_for(*_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
             return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
-        gateway = PolicyGateway(
-            self.config,
-            options,
-            Security(),
-            system=system,
-            prepare=lambda *_: self.training.prepared,
+        setup = PolicySetup(
+            lambda *_: self.training.prepared,
             compile_for=compile_for,
             make_judges=lambda *_: SimulatedJudges(self.training),
         )
+        gateway = Gateway[Any](self.config, options, Security(), setup, system=system)
         return gateway
+
+    @property
+    def parameters(self) -> ParameterVersions:
+        """The parameters at the gateway."""
+        assert self.gateway is not None
+        return self.gateway.run_parts.run.parameters
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
         return {PolicyJob: DoubtfulLoader(self.training, health, number, self.lies)}
 
-    def _check(self, gateway: PolicyGateway, machine: Validated) -> None:
+    def _check(self, gateway: Gateway[Any], machine: Validated) -> None:
         """The gateway keeps the newest version, and those of texts that are sampled or judged."""
         if gateway.controller is not machine:
             return
-        versions, results = gateway.parameters.kept()
+        versions, results = self.parameters.kept()
         self.most_kept = max(self.most_kept, versions)
         assert versions <= 2 * len(self.nodes) + 2, f"the gateway keeps {versions} versions of the parameters"
         assert results <= 2 * (len(self.nodes) + 1), f"the gateway keeps {results} results of {len(self.nodes)} workers"

@@ -98,8 +98,7 @@ def check_the_journal_replays(cluster: PolicyCluster) -> None:
     """
     live = cluster.controller.desk.state
     assert untimed(replay(cluster.journal, ReinforcementState())) == untimed(live)
-    assert cluster.gateway is not None
-    found = cluster.gateway.parameters.state.params["table"]
+    found = cluster.parameters.state.params["table"]
     np.testing.assert_array_equal(found, cluster.training.replay(cluster.journal)[live.round])
 
 

@@ -156,9 +156,8 @@ def check_the_journal_replays(cluster: SimCluster) -> None:
     """The journal gives the live state, and the parameters of the run bit for bit."""
     journal = cluster.journal
     assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
-    assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
-    found = cluster.gateway.parameters.state.params
+    found = cluster.parameters.state.params
     again = cluster.training.replay(journal, cluster.received, cluster.sums)
     for name, values in found.items():
         np.testing.assert_array_equal(values, again[name])

@@ -95,9 +95,7 @@ def test_a_quorum_of_all_in_a_calm_run_is_streaming() -> None:
     shared = (*PLAIN, "sync.fragments=3", "sync.delay=2", "sync.compression=float32", f"fabric.quorum={WORKERS}")
     one, other = (run(given=(f"sync.overlap={name}", *shared)) for name in ("streaming", "decoupled"))
     assert {r.task for r in of(other, LeaseCarried)} == {r.task for r in of(other, LeaseAssigned) if r.early}
-    assert one.gateway is not None
-    assert other.gateway is not None
-    found, expected = (c.gateway.parameters.state.params for c in (one, other) if c.gateway is not None)
+    found, expected = (cluster.parameters.state.params for cluster in (one, other))
     assert {k: v.tobytes() for k, v in found.items()} == {k: v.tobytes() for k, v in expected.items()}
 
 

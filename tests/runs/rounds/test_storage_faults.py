@@ -220,8 +220,7 @@ def test_memory_is_bounded_after_every_event() -> None:
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
 
     def keep_all() -> None:
-        assert cluster.gateway is not None
-        cluster.gateway.parameters.keep = lambda versions: None
+        cluster.parameters.keep = lambda versions: None
 
     cluster.world.at(2.0, keep_all)
     with pytest.raises(AssertionError, match="the gateway keeps the parameters of 5 rounds"):

@@ -41,8 +41,7 @@ def of(cluster: SimCluster, *kinds: type[RoundsRecord]) -> list:
 
 
 def ends(cluster: SimCluster) -> list[bytes]:
-    assert cluster.gateway is not None
-    state = cluster.gateway.parameters.state
+    state = cluster.parameters.state
     return [values.tobytes() for table in (state.params, state.velocity) for values in table.values()]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import numpy as np
 import pytest
@@ -11,7 +9,8 @@ from serving_model import SHAPE
 
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
-from planetary.runs.serve.gateway import ServingGateway, results_of
+from planetary.fleet.gateway.parts import allocate_expected
+from planetary.runs.serve.gateway import expects_results, results_of
 from planetary.runs.serve.messages import SERVING, Computed
 from planetary.wire.limits import Limits
 from planetary.wire.streams import Inbox, Outbox
@@ -39,10 +38,7 @@ def arrays(rows: int, *, full: bool, scores: bool) -> dict[str, np.ndarray]:
 
 def received(tensors: Tensors, count: int = 7) -> Tensors:
     """Return tensors as the gateway's side of a connection has them."""
-    gateway: Any = None
-    inbox = Inbox(
-        SERVING, Limits(tensors=count), lambda message, spec: ServingGateway._allocate(gateway, message, spec)
-    )
+    inbox = Inbox(SERVING, Limits(tensors=count), allocate_expected(expects_results))
     outbox, messages = Outbox(SERVING), []
     outbox.add(MESSAGE, tensors)
     while frame := outbox.next_frame():

@@ -6,7 +6,9 @@ import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config, to_toml
@@ -14,6 +16,8 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.registry import PinnedFile, file_of
 from planetary.core.user_code import kept_text
 from planetary.data.tokenizer import CHARACTERS
+from planetary.fleet.protocol.kind_reader import KindReader, read_journal
+from planetary.machine.journal import Record
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
@@ -86,6 +90,31 @@ def check_config(folder: Path) -> None:
             "earlier version of planetary. A cut file would be resumed with defaults. Restore it from a copy; or make "
             "sure that every key is in it that the run began with, and add that line"
         )
+
+
+def earlier_records(folder: Path, reader: KindReader[Any], *, resume: bool) -> list[Record]:
+    """Return the records of the run in `folder`, which a resumed run goes on from.
+
+    Raises:
+        UserError: there is already a run in the folder, or none to resume.
+    """
+    earlier = read_journal(folder / EVENTS, reader)
+    if earlier and not resume:
+        raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+    if resume and not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    return earlier
+
+
+def checkpoint_to_resume(folder: Path, chosen: Path | None) -> Checkpoint | None:
+    """Return the checkpoint that the run in `folder` goes on from: the `chosen` one, or the newest.
+
+    None: the run ended before the first checkpoint. Raises `TrustError` for a damaged one.
+    """
+    if chosen is not None:
+        return load_checkpoint(chosen)
+    checkpoints = folder / CHECKPOINTS
+    return load_latest(checkpoints) if any(checkpoints.glob("round-*")) else None
 
 
 def has_run(folder: Path) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
 
 
-def base_status(host: Gateway[Any, Any, Any], state: RunFold | None, rounds_left: int | None = None) -> RunStatus:
+def base_status(host: Gateway[Any], state: RunFold | None, rounds_left: int | None = None) -> RunStatus:
     """Return the part of the status that all kinds of run have; without a state the run is being prepared.
 
     `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
@@ -74,7 +74,7 @@ def workers_seen(desk: AnyDesk, describe: Callable[[WorkerSession], WorkerStatus
     return tuple(found[name] for name in sorted(found))
 
 
-def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[str, float]:
+def stage_of(host: Gateway[Any], state: RunState, why: str) -> tuple[str, float]:
     """Return the current activity, for users, and since when (Unix time in seconds).
 
     `why`: the reason for waiting, or the activity besides training; "" for none. A run that trains, or ended, has no
@@ -85,7 +85,7 @@ def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[s
     return stage or why or idle, since
 
 
-def message_of(host: Gateway[Any, Any, Any], why: str) -> str:
+def message_of(host: Gateway[Any], why: str) -> str:
     """Return the newest event worth telling; `why`: the reason for waiting, "" for none.
 
     During a compilation, that is the stage, and waiting workers are no news.

@@ -41,15 +41,17 @@ class Hub(Rounds):
     def keys(self, config: Config) -> HonouredKeys:
         return RunKind.keys(self, config)
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.runs.federation.hub_gateway import HubGateway
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
+        from planetary.runs.federation.hub_gateway import HubSetup
+        from planetary.runs.rounds.gateway.gateway import RoundsSetup
 
         if options.local_threads is not None:
             raise UserError(
                 "train: a hub has no workers of its own, its sites have; start it with planetary federation-hub, and "
                 "each site with planetary gateway --hub HOST:PORT"
             )
-        return HubGateway(config, options, security)
+        return Gateway(config, options, security, HubSetup(RoundsSetup()))
 
     def protocol(self) -> Protocol:
         from planetary.runs.federation.messages import FEDERATION
@@ -84,10 +86,12 @@ class SiteRounds(Rounds):
     def keys(self, config: Config) -> HonouredKeys:
         return RunKind.keys(self, config)
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
         from planetary.runs.federation.config import FederationConfig
-        from planetary.runs.federation.site_gateway import SiteGateway
+        from planetary.runs.federation.site_gateway import SiteSetup
         from planetary.runs.federation.uplink import UplinkOptions, hub_address, hub_invite_in
+        from planetary.runs.rounds.gateway.gateway import RoundsSetup
 
         federation, address = config.of(FederationConfig), options.uplink
         name = federation.site or config.run.name
@@ -95,7 +99,7 @@ class SiteRounds(Rounds):
             token, key = hub_invite_in(federation.token_file), options.cache / "sites" / name / "identity.key"
             address = hub_address(federation.hub, token, key, config.timings.connect_s)
         site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs", run=federation.run)
-        return SiteGateway(config, options, security, site=site)
+        return Gateway(config, options, security, SiteSetup(RoundsSetup(), site=site))
 
     def prepare(self, config: Config, options: GatewayOptions, stage: Callable[[str], None]) -> None:
         """The hub has no part in it."""

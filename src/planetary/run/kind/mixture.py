@@ -35,12 +35,13 @@ class Mixture(RunKind):
 
         return (HONOURED,)
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.runs.mixture.gateway.gateway import MixtureGateway
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
+        from planetary.runs.mixture.gateway.gateway import MixtureSetup
 
         if options.resume_from is not None:
             raise UserError("a mixture goes on from its payloads, not from a checkpoint")
-        return MixtureGateway(config, options, security)
+        return Gateway(config, options, security, MixtureSetup())
 
     def protocol(self) -> Protocol:
         from planetary.runs.mixture.messages import MIXTURES

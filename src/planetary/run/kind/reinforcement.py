@@ -43,13 +43,14 @@ class Reinforcement(RunKind):
 
         return NEW, STARTED
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
         from planetary.run.model.served import load_folder, new_model
-        from planetary.runs.rl.gateway import PolicyGateway
+        from planetary.runs.rl.gateway import PolicySetup
         from planetary.runs.rl.preparation import prepare_policy
 
         prepare = partial(prepare_policy, load=new_model, load_folder=load_folder)
-        return PolicyGateway(config, options, security, prepare=prepare)
+        return Gateway(config, options, security, PolicySetup(prepare))
 
     def protocol(self) -> Protocol:
         from planetary.runs.rl.messages import REINFORCEMENT

@@ -35,10 +35,11 @@ class Rounds(RunKind):
         star, ring = self.declared()
         return ring if config.sync.topology == "ring" else star
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
-        from planetary.runs.rounds.gateway.gateway import RoundsGateway
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
+        from planetary.runs.rounds.gateway.gateway import RoundsSetup
 
-        return RoundsGateway(config, options, security)
+        return Gateway(config, options, security, RoundsSetup())
 
     def protocol(self) -> Protocol:
         from planetary.runs.rounds.messages import ROUNDS

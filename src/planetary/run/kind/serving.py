@@ -45,11 +45,12 @@ class Serving(RunKind):
 
         return CODED, GRAPH
 
-    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
+        from planetary.fleet.gateway.gateway import Gateway
         from planetary.run.model.served import load_served
-        from planetary.runs.serve.gateway import ServingGateway
+        from planetary.runs.serve.gateway import ServingSetup
 
-        return ServingGateway(config, options, security, load_served)
+        return Gateway(config, options, security, ServingSetup(load_served))
 
     def has_code(self, config: Config) -> bool:
         from planetary.runs.serve.config import ServeConfig

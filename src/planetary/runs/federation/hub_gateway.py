@@ -1,19 +1,21 @@
-"""The gateway of a hub and the topology: a run in rounds in a star, whose workers are the gateways of sites."""
+"""A hub at its gateway: a run in rounds in a star, whose workers are the gateways of sites."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ConflictError, TrustError
 from planetary.core.tensors import TensorSpec
+from planetary.fleet.gateway.gateway import Gateway
+from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
@@ -29,8 +31,9 @@ from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.events import ParametersOf
-from planetary.runs.rounds.gateway.gateway import RoundsGateway
-from planetary.runs.rounds.gateway.start import RoundsStart
+from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
+from planetary.runs.rounds.gateway.status import status_of
+from planetary.runs.rounds.gateway.topology import StarGateway
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
@@ -64,60 +67,81 @@ class HubController(Controller):
         super()._go_on(now)
 
 
-class HubGateway(RoundsGateway):
-    """The gateway of a hub."""
+class HubStar(StarGateway):
+    """Sites send the masters of their parameters."""
+
+    def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        return masters_of(params)
+
+
+class HubSetup(Setup[Prepared, "HubRun"]):
+    """How a hub begins: as a run in rounds, with terms for its sites."""
 
     protocol = FEDERATION
-    reader = HUB_READER
+    traffic_of, synced = RoundsSetup.traffic_of, RoundsSetup.synced
     compiles = "the terms of the federation"
 
-    def _begin(self, prepared: Prepared) -> RoundsStart:
-        start = super()._begin(prepared)
-        hub = f"{self.config.run.name}-{_identity(self.options.folder, self._system)}"
-        start.policy = hub_policy(start.policy, self.config, prepared, hub)
+    def __init__(self, rounds: RoundsSetup) -> None:
+        self._rounds = rounds
+
+    def prepare(self, gateway: Gateway[Any]) -> Prepared:
+        return self._rounds.prepare(gateway)
+
+    async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
+        return await self._rounds.fit(gateway, prepared)
+
+    def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[HubRun]:
+        run = self._rounds.run(gateway, prepared, HUB_READER, HubStar())
+        start = run.start
+        name = f"{gateway.config.run.name}-{_identity(gateway.options.folder, gateway.system)}"
+        policy = start.policy = hub_policy(start.policy, gateway.config, prepared, name)
         masters, mark = masters_of(prepared.step.spec.params), start.state.round
-        start.parameters = ParameterVersions(masters, start.parameters.state, mark, optimizer=start.policy.outer)
-        return start
-
-    @cached_property
-    def _accepted(self) -> Mapping[str, TensorSpec]:
-        assert self.prepared is not None
-        return {spec.name: spec for spec in masters_of(self.prepared.step.spec.params)}
-
-    def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
-        return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
-
-    def _is_on_loan(self, hello: m.Hello) -> bool:
-        """A site's run ends with the hub's, whatever other runs the hub has."""
-        return super()._is_on_loan(hello) and hello.backend != SITE
-
-    def roll_out(self, wanted: StepWanted) -> None:
-        raise ConflictError(
-            "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
-            code="step_fixed",
+        start.parameters = ParameterVersions(masters, start.parameters.state, mark, optimizer=policy.outer)
+        controller = HubController(policy, start.state, gateway.clock.monotonic(), start.unreported)
+        rounds: Parts[Any] = run.parts(controller)
+        hub = HubRun(run, policy)
+        return replace(
+            rounds,
+            run=hub,
+            status=hub.status,
+            compile_for=hub.compile_for,
+            sources={**rounds.sources, PublishedOf: hub.published},
+            roll_out=_refuse_step,
+            # A site's run ends with the hub's, whatever other runs the hub has.
+            may_be_on_loan=lambda hello: hello.backend != SITE,
         )
+
+
+def _refuse_step(wanted: StepWanted) -> None:
+    raise ConflictError(
+        "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub",
+        code="step_fixed",
+    )
+
+
+class HubRun:
+    """A hub that has begun; `rounds` is the run it has as every run in rounds."""
+
+    def __init__(self, rounds: RoundsRun, policy: HubPolicy) -> None:
+        self.rounds, self._policy = rounds, policy
+
+    @property
+    def parameters(self) -> ParameterVersions:
+        """The federation's parameters."""
+        return self.rounds.parameters
 
     def status(self) -> RunStatus:
         """A site of the configuration that has not come is listed, too."""
-        status, start = super().status(), self._start
-        if start is None:
-            return status
-        assert isinstance(start.policy, HubPolicy)
-        absent = start.policy.sites.keys() - {worker.name for worker in status.workers}
+        status = status_of(self.rounds)
+        absent = self._policy.sites.keys() - {worker.name for worker in status.workers}
         awaited = [WorkerStatus(name=name, node=name, pid=0, state="starting") for name in absent]
         workers = sorted([*status.workers, *awaited], key=lambda worker: worker.name)
         return msgspec.structs.replace(status, workers=tuple(workers))
 
     def federation(self) -> FederationStanding:
         """Return the federation as it is now. Called on the event loop."""
-        controller, start = self.controller, self._start
-        if controller is None or start is None:
-            return FederationStanding(
-                role="hub", hub="", version=None, tokens_total=0, uncounted=0, waits=self.stage, sites=()
-            )
-        policy, state = start.policy, controller.state
-        assert isinstance(policy, HubPolicy)
-        here = {site.worker: site for site in controller.desk.workers.values()}
+        policy, controller = self._policy, self.rounds.controller
+        state, here = controller.state, {site.worker: site for site in controller.desk.workers.values()}
         sites = [
             FederatedSite(
                 terms=terms.entry,
@@ -142,21 +166,17 @@ class HubGateway(RoundsGateway):
             sites=tuple(sites),
         )
 
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        """Sites compile for their own workers, so nothing is made for them; for a worker of the hub it is."""
-        assert self._start is not None
-        policy = self._start.policy
-        assert isinstance(policy, HubPolicy)
+    async def compile_for(self, target: CompileTarget) -> PublishedArtifact:
+        """Compile for a worker of the hub; sites compile for their own workers."""
         if target.backend != SITE:
-            return await super()._compile_for(target)
-        return PublishedArtifact(policy.site_artifact, 0, "sites compare models and compile for themselves")
+            return await self.rounds.compile_for(target)
+        artifact = self._policy.site_artifact
+        return PublishedArtifact(artifact, 0, "sites compare models and compile for themselves")
 
-    def _source(self, payload: e.Payload | None) -> TensorSource | None:
-        if isinstance(payload, PublishedOf):
-            assert self.prepared is not None
-            specs, masters = self.prepared.step.spec.params, self.parameters.of_version(payload.version)
-            return lambda: published_params(specs, masters)
-        return super()._source(payload)
+    def published(self, payload: PublishedOf) -> TensorSource:
+        """Return the source of a version's published parameters."""
+        specs, masters = self.rounds.prepared.step.spec.params, self.parameters.of_version(payload.version)
+        return lambda: published_params(specs, masters)
 
 
 def _identity(folder: Path, system: System) -> str:

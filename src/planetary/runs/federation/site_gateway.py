@@ -1,18 +1,19 @@
-"""The gateway of a site: that of a run in rounds, which belongs to a hub."""
+"""A site at its gateway: a run in rounds that belongs to a hub."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.core.random_keys import seed_of_site
 from planetary.core.token_slice import Slice
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway
+from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.protocol import events as e
 from planetary.runs.federation import site_events as s
 from planetary.runs.federation.border import adoption_of
@@ -22,122 +23,114 @@ from planetary.runs.federation.site_controller import SiteController
 from planetary.runs.federation.site_points import Anchor, SitePoints
 from planetary.runs.federation.status import SITE_READER, FederationStanding
 from planetary.runs.federation.uplink import Uplink, UplinkOptions
-from planetary.runs.rounds.controller.controller import Controller
-from planetary.runs.rounds.gateway.gateway import RoundsGateway
-from planetary.runs.rounds.gateway.start import RoundsStart
+from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.worker.events import TrainingDone
 
 
-class SiteGateway(RoundsGateway):
-    """The gateway of a site."""
+class SiteSetup(Setup[Prepared, "SiteRun"]):
+    """How a site begins: as a run in rounds, with a connection to its hub."""
 
-    reader = SITE_READER
+    protocol, traffic_of, synced = RoundsSetup.protocol, RoundsSetup.traffic_of, RoundsSetup.synced
 
-    def __init__(
-        self, config: Config, options: GatewayOptions, security: Security, *, site: UplinkOptions, **parts: Any
-    ) -> None:
-        """`site`: how it joins the hub; `parts`: as of `RoundsGateway`."""
-        super().__init__(config, options, security, **parts)
-        self._site = site
-        self._points: SitePoints | None = None
-        self._uplink: Uplink | None = None
+    def __init__(self, rounds: RoundsSetup, *, site: UplinkOptions) -> None:
+        """`site`: how it joins the hub."""
+        self._rounds, self._site = rounds, site
 
-    # --- the run ----------------------------------------------------------------------------------------------
+    def prepare(self, gateway: Gateway[Any]) -> Prepared:
+        return self._rounds.prepare(gateway)
 
-    def _begin(self, prepared: Prepared) -> RoundsStart:
-        start = super()._begin(prepared)
-        points = self._points = SitePoints(self.options.folder, prepared.step.spec.params, self._system.files)
+    async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
+        return await self._rounds.fit(gateway, prepared)
+
+    def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[SiteRun]:
+        run = self._rounds.run(gateway, prepared, SITE_READER)
+        config, start = gateway.config, run.start
+        points = SitePoints(gateway.options.folder, prepared.step.spec.params, gateway.system.files)
         points.forget_after(start.state.round)
         if (params := points.began_with(start.state.round)) is not None:
             start.parameters.replace(start.state.round, params)
             assert points.anchor is not None
             start.records.append(adoption_of(points.anchor, start.state.tokens_total))
-        seed = seed_of_site(self.config.run.seed, self.config.of(FederationConfig).site or self.config.run.name)
-        locate = partial(self._locate, start.policy.locate)
+        facts = facts_of(config, prepared)
+        uplink = Uplink(self._site, facts, points, gateway.post, gateway.system)
+        gateway.before_close.push_async_callback(uplink.stop)
+        seed = seed_of_site(config.run.seed, config.of(FederationConfig).site or config.run.name)
+        locate = partial(_locate, uplink, start.policy.locate)
         start.policy = msgspec.structs.replace(start.policy, locate=locate, seed=seed)
-        facts = facts_of(self.config, prepared)
-        self._uplink = Uplink(self._site, facts, points, self._post, self._system)
-        return start
-
-    def _locate(self, locate: Any, lease: int) -> Slice:
-        """Return where the tokens of a lease are: those of the site's part of the data, which has every n-th lease."""
-        terms = self._uplink.terms if self._uplink is not None else None
-        if terms is None:
-            raise LocalProtocolError("a lease was handed out before the hub said which part of the data is this site's")
-        return locate(lease * terms.parts + terms.part)
-
-    def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
-        points = self._points
-        assert points is not None
-        return SiteController(
+        controller = SiteController(
             start.policy,
             start.state,
-            self._clock.monotonic(),
+            gateway.clock.monotonic(),
             start.unreported,
             anchor=points.anchor,
             offered=points.offered,
-            patience_s=self.config.of(FederationConfig).patience_s,
+            patience_s=config.of(FederationConfig).patience_s,
         )
+        site = SiteRun(run, controller, points, uplink)
+        run.unfit = site.unfit
+        rounds: Parts[Any] = run.parts(controller)
+        effects = {
+            **rounds.effects,
+            s.AdoptVersion: site.adopt,
+            s.OfferParameters: lambda asked: gateway.work.add(site.offer(asked)),
+            s.ShowProgress: uplink.work.show,
+        }
+        return replace(rounds, run=site, effects=effects, begun=uplink.start)
 
-    def _begun(self) -> None:
-        assert self._uplink is not None
-        self._uplink.start()
 
-    async def _close(self) -> None:
-        if self._uplink is not None:
-            await self._uplink.stop()
-        await super()._close()
+def _locate(uplink: Uplink, locate: Any, lease: int) -> Slice:
+    """Return where the tokens of a lease are: those of the site's part of the data, which has every n-th lease."""
+    terms = uplink.terms
+    if terms is None:
+        raise LocalProtocolError("a lease was handed out before the hub said which part of the data is this site's")
+    return locate(lease * terms.parts + terms.part)
+
+
+class SiteRun:
+    """A site that has begun; `rounds` is the run it has as every run in rounds."""
+
+    def __init__(self, rounds: RoundsRun, controller: SiteController, points: SitePoints, uplink: Uplink) -> None:
+        self.rounds, self._controller, self._points, self._uplink = rounds, controller, points, uplink
+
+    @property
+    def parameters(self) -> ParameterVersions:
+        """The site's parameters."""
+        return self.rounds.parameters
 
     def federation(self) -> FederationStanding:
         """Return the site's place in the federation. Called on the event loop."""
-        controller = self.controller
-        anchor = controller.border.anchor if isinstance(controller, SiteController) else None
-        tokens = 0 if controller is None else controller.state.tokens_total
-        waits = controller.border.wait() if isinstance(controller, SiteController) else self.stage
+        border, tokens = self._controller.border, self._controller.state.tokens_total
+        anchor = border.anchor
         return FederationStanding(
             role="site",
-            hub=self._uplink.hub if self._uplink is not None else "",
+            hub=self._uplink.hub,
             version=None if anchor is None else anchor.version,
             tokens_total=tokens,
             uncounted=tokens if anchor is None else tokens - anchor.tokens,
-            waits=waits,
+            waits=border.wait(),
             sites=(),
         )
 
-    def _unfit(self, made: Prepared) -> str:
-        """The facts the hub compares at a border must not change."""
-        assert self.prepared is not None
-        if facts_of(made.config, made) == facts_of(self.config, self.prepared):
+    def unfit(self, made: Prepared) -> str:
+        """Return why a step is not for this site: the facts the hub compares at a border must not change."""
+        if facts_of(made.config, made) == facts_of(self.rounds.gateway.config, self.rounds.prepared):
             return ""
         return "a site trains the model of its hub, and this step has another [model]; give keys of [optimizer]"
 
     # --- instructions -----------------------------------------------------------------------------------------
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        uplink = self._uplink
-        match instruction:
-            case s.AdoptVersion():
-                assert uplink is not None
-                assert self._shell is not None
-                version, params = uplink.work.arrived
-                if version != instruction.version:
-                    raise LocalProtocolError(f"version {instruction.version} of the hub is not here, {version} is")
-                self._shell.answer(partial(self._adopt, instruction, params))
-            case s.OfferParameters():
-                self._work.add(self._offer(instruction))
-            case s.ShowProgress():
-                assert uplink is not None
-                uplink.work.show(instruction)
-            case _:
-                return super()._carry_out(instruction)
-        return None
+    def adopt(self, asked: s.AdoptVersion) -> None:
+        """Begin to take the version of the hub that has arrived."""
+        version, params = self._uplink.work.arrived
+        if version != asked.version:
+            raise LocalProtocolError(f"version {asked.version} of the hub is not here, {version} is")
+        self.rounds.gateway.answer(partial(self._adopted, asked, params))
 
-    def _adopt(self, asked: s.AdoptVersion, params: Any) -> e.Event:
+    def _adopted(self, asked: s.AdoptVersion, params: Any) -> e.Event:
         uplink, points = self._uplink, self._points
-        assert uplink is not None
         assert uplink.terms is not None
-        assert points is not None
         anchor = Anchor(
             hub=uplink.hub, terms=uplink.terms, version=asked.version, round=asked.round, tokens=asked.tokens
         )
@@ -148,15 +141,13 @@ class SiteGateway(RoundsGateway):
         self.parameters.replace(asked.round, start)
         return s.VersionTaken(anchor)
 
-    async def _offer(self, asked: s.OfferParameters) -> None:
-        uplink, points = self._uplink, self._points
-        assert uplink is not None
-        assert points is not None
-        newest = self.parameters.state.params
+    async def offer(self, asked: s.OfferParameters) -> None:
+        """Save this site's contribution, and offer it to the hub."""
+        gateway, uplink, newest = self.rounds.gateway, self._uplink, self.parameters.state.params
         try:
-            await asyncio.to_thread(points.offer, asked.offered, newest)
+            await asyncio.to_thread(self._points.offer, asked.offered, newest)
         except ResourceError as error:
-            self._post(s.SiteFileLost(f"this site's contribution cannot be saved: {error}"))
+            gateway.post(s.SiteFileLost(f"this site's contribution cannot be saved: {error}"))
             return
         done = TrainingDone(
             asked.task.task,
@@ -168,5 +159,5 @@ class SiteGateway(RoundsGateway):
             asked.seconds,
             asked.offered.tokens,
         )
-        self._post(s.ContributionKept())
+        gateway.post(s.ContributionKept())
         uplink.work.offer(done, newest)

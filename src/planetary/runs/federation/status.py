@@ -57,7 +57,7 @@ def terms_in_words(terms: SiteTerms) -> str:
 
 @runtime_checkable
 class InFederation(Protocol):
-    """The gateway of a hub, or of a site of one."""
+    """The run of a hub, or of a site, at its gateway."""
 
     def federation(self) -> FederationStanding:
         """Return how the run stands."""

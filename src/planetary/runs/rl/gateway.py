@@ -1,4 +1,4 @@
-"""The gateway of reinforcement learning: a controller on real connections, rollouts, environments and checkpoints."""
+"""Reinforcement learning at its gateway: rollouts, environments, parameters and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,16 +16,16 @@ from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_che
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway
+from planetary.fleet.gateway.parts import SYNCED, Parts, Setup, constant
 from planetary.fleet.gateway.run_files import CHECKPOINTS, kept_place
 from planetary.fleet.gateway.status import base_status, connected_worker, stage_of, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
-from planetary.fleet.shell.shell import Answer, Read, TensorSource
-from planetary.fleet.shell.system import SYSTEM, System
+from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fleet.shell.shell import TensorSource
 from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.controller import ReinforcementController, ReinforcementDesk
 from planetary.runs.rl.environments.judges import JudgeLimits, JudgeProcesses, Judges
@@ -52,7 +53,6 @@ from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
 from planetary.runs.rounds import events as e
-from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.records import RoundClosed
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
@@ -77,79 +77,77 @@ async def compile_policy(prepared: PreparedPolicy, target: CompileTarget, cache:
     return await compile_program_apart(prepared.program, prepared.model.name, below, target, cache)
 
 
-class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController]):
-    """A run of reinforcement learning."""
+class PolicySetup(Setup[PreparedPolicy, "PolicyRun"]):
+    """How a run of reinforcement learning begins."""
 
     protocol = REINFORCEMENT
-    synced = (*Gateway.synced, RoundClosed)
     compiles = "the policy's functions"
+    synced = (*SYNCED, RoundClosed)
+
+    def __init__(
+        self, prepare: Prepare, *, compile_for: CompileFor = compile_policy, make_judges: MakeJudges = JudgeProcesses
+    ) -> None:
+        """`prepare` loads the policy and builds the functions, `compile_for` compiles them."""
+        self._prepare, self._compile_for, self._make_judges = prepare, compile_for, make_judges
+
+    def prepare(self, gateway: Gateway[Any]) -> PreparedPolicy:
+        prepared = self._prepare(gateway.config, gateway.set_stage)
+        meaning = prepared.manifest.meaning
+        if meaning is not None and meaning.author != "framework":
+            gateway.notes.append(meaning.summary)
+        return prepared
+
+    def begin(self, gateway: Gateway[Any], prepared: PreparedPolicy) -> Parts[PolicyRun]:
+        config, options = gateway.config, gateway.options
+        policy = policy_of_run(config, prepared, local=options.local_threads is not None)
+        start = begin_policy(config, options, prepared, policy, gateway.system.files)
+        desk = ReinforcementDesk(start.policy, start.state)
+        newest = next((line for line in start.metrics if line.round == start.state.round), None)
+        controller = ReinforcementController(desk, config.timings.grace_s, gateway.clock.monotonic(), newest)
+        judges = self._make_judges(kept_place(options.folder, config.of(RlConfig).task), judge_limits(config))
+        gateway.after_close.push_async_callback(judges.close)
+        run = PolicyRun(gateway, prepared, start, controller, judges)
+        tokens = config.train.batch_size * config.of(RlConfig).max_tokens
+        return Parts(
+            run=run,
+            controller=controller,
+            records=start.records,
+            metrics=start.metrics,
+            status=run.status,
+            compile_for=lambda target: self._compile_for(prepared, target, options.cache),
+            limits=run.limits,
+            expects=run.expects,
+            read=run.read,
+            effects=run.effects,
+            answers={e.TakeOuterStep: partial(start.parameters.step, config.outer, tokens)},
+            sources=run.sources,
+        )
+
+
+class PolicyRun:
+    """A run of reinforcement learning that has begun, at its gateway.
+
+    Attributes:
+        parameters: the versions of the policy's parameters that are kept.
+        effects: instructions that are carried out at once, by class.
+        sources: returns the tensors of a payload, by class.
+    """
 
     def __init__(
         self,
-        config: Config,
-        options: GatewayOptions,
-        security: Security,
-        *,
-        prepare: Prepare,
-        system: System = SYSTEM,
-        compile_for: CompileFor = compile_policy,
-        make_judges: MakeJudges = JudgeProcesses,
+        gateway: Gateway[Any],
+        prepared: PreparedPolicy,
+        start: PolicyStart,
+        controller: ReinforcementController,
+        judges: Judges,
     ) -> None:
-        """`prepare` loads the policy and builds the functions, `compile_for` compiles them."""
-        super().__init__(config, options, security, system=system)
-        self._prepare_policy, self._compile_policy, self._make_judges = prepare, compile_for, make_judges
-        self._rollouts: Rollouts | None = None
+        """`judges` decide on rewards."""
+        config = gateway.config
+        rl, model = config.of(RlConfig), prepared.model
+        self.parameters = start.parameters
+        self._gateway, self._prepared, self._controller, self._judges = gateway, prepared, controller, judges
+        self._rollouts = Rollouts(prepared.problems, model.tokenizer, prepared.limits, config.run.seed, rl.completions)
         self._rollouts_turn = asyncio.Lock()  # rollouts are used by one thread at a time
-        self._judges: Judges | None = None
-        self._recomputation: Recomputation | None = None
-        self._sampled: dict[int, Tensors] = {}  # attachment -> tensors of a `RolloutsSampled`
-        self._attachments = 0
-        self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of the batches
-        self._reference: Tensors | None = None
-        self._reference_is_kept = True  # on the disk, or made of the configuration again
-
-    # --- the run ----------------------------------------------------------------------------------------------
-
-    def status(self) -> RunStatus:
-        """The run as it is now. Called on the event loop."""
-        controller = self.controller
-        if controller is None:
-            return base_status(self, None)
-        state = controller.desk.state
-        run_state: RunState = ended_as(state.ended) or ("training" if controller.desk.ready_workers() else "waiting")
-        stage, since = stage_of(self, run_state, controller.stalls.why)
-        return msgspec.structs.replace(
-            base_status(self, state),
-            state=run_state,
-            stage=stage,
-            stage_since=since,
-            round=min(state.round + 1, self.config.train.rounds),
-            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
-        )
-
-    @property
-    def parameters(self) -> ParameterVersions:
-        """The versions of the policy's parameters that are kept."""
-        return self._parts[1].parameters
-
-    def _prepare(self) -> PreparedPolicy:
-        prepared = self._prepare_policy(self.config, self.set_stage)
-        meaning = prepared.manifest.meaning
-        if meaning is not None and meaning.author != "framework":
-            self.notes.append(meaning.summary)
-        return prepared
-
-    def _begin(self, prepared: PreparedPolicy) -> PolicyStart:
-        policy = policy_of_run(self.config, prepared, local=self.options.local_threads is not None)
-        return begin_policy(self.config, self.options, prepared, policy, self._system.files)
-
-    def _control(self, prepared: PreparedPolicy, start: PolicyStart) -> ReinforcementController:
-        rl, model = self.config.of(RlConfig), prepared.model
-        self._reference = start.reference
-        self._rollouts = Rollouts(
-            prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions
-        )
-        self._judges = self._make_judges(kept_place(self.options.folder, rl.task), judge_limits(self.config))
         self._recomputation = Recomputation(
             model.decode,
             model.params,
@@ -158,45 +156,58 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             vocabulary=prepared.limits.vocabulary,
             tolerance=rl.tolerance,
         )
-        grace_s = self.config.timings.grace_s
-        desk = ReinforcementDesk(start.policy, start.state)
-        newest = next((line for line in start.metrics if line.round == start.state.round), None)
-        return ReinforcementController(desk, grace_s, self._clock.monotonic(), newest)
+        self._sampled: dict[int, Tensors] = {}  # attachment -> tensors of a `RolloutsSampled`
+        self._attachments = 0
+        self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of the batches
+        self._reference = start.reference
+        self._reference_is_kept = True  # on the disk, or made of the configuration again
+        self.effects: dict[type[e.Instruction], Callable[[Any], object]] = {
+            JudgeRollouts: self._begin_judgement,
+            e.WriteCheckpoint: lambda asked: gateway.answer(partial(self._write_checkpoint, self._checkpoint(asked))),
+            e.KeepParameters: lambda asked: self.parameters.keep(asked.versions),
+            e.DropAttachment: self._drop,
+            ForgetGroups: lambda asked: self._rollouts.forget(asked.held_out, asked.groups),
+            ForgetTask: lambda asked: self._batches.pop(asked.task, None),
+            KeepReference: self._keep_reference,
+        }
+        self.sources: dict[type[e.Payload], Callable[[Any], TensorSource]] = {
+            PolicyWeightsOf: lambda payload: constant(self.parameters.of_version(payload.version)),
+            ReferenceWeights: self._reference_weights,
+            # Now, on the event loop: rollouts change when others of them are judged.
+            RolloutsOf: lambda payload: constant(self._rollouts.to_sample(payload.held_out, payload.groups)),
+            BatchesOf: lambda payload: constant(self._batches_of(payload)),
+        }
 
-    async def _close(self) -> None:
-        await super()._close()
-        if self._judges is not None:
-            await self._judges.close()
-
-    @property
-    def _parts(self) -> tuple[PreparedPolicy, PolicyStart, Rollouts]:
-        assert self.prepared is not None
-        assert self._start is not None
-        assert self._rollouts is not None
-        return self.prepared, self._start, self._rollouts
+    def status(self) -> RunStatus:
+        """Return the run as it is now. Called on the event loop."""
+        gateway, controller = self._gateway, self._controller
+        state = controller.desk.state
+        run_state: RunState = ended_as(state.ended) or ("training" if controller.desk.ready_workers() else "waiting")
+        stage, since = stage_of(gateway, run_state, controller.stalls.why)
+        return msgspec.structs.replace(
+            base_status(gateway, state),
+            state=run_state,
+            stage=stage,
+            stage_since=since,
+            round=min(state.round + 1, gateway.config.train.rounds),
+            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
+        )
 
     # --- messages of workers ----------------------------------------------------------------------------------
 
-    def _limits(self) -> Limits:
-        assert self.prepared is not None
-        total = 4 * self.prepared.param_count
-        count = len(self.prepared.model.specs) + len(_SAMPLED)
+    def limits(self) -> Limits:
+        """Return the limits of a worker's messages."""
+        total = 4 * self._prepared.param_count
+        count = len(self._prepared.model.specs) + len(_SAMPLED)
         return Limits(tensor_bytes=total + 64 * MIB, tensors=count, messages_under_way=2)
 
-    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        assert self.prepared is not None
-        learned = isinstance(message, RolloutsLearned) and spec in self.prepared.model.specs
-        sampled = isinstance(message, RolloutsSampled) and _SAMPLED.get(spec.name) == spec.dtype
-        if not learned and not sampled:
-            raise RemoteProtocolError(
-                f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
-            )
-        return spec.empty()
+    def expects(self, message: m.Message, spec: TensorSpec) -> bool:
+        """Return whether a worker's message may bring a tensor."""
+        learned = isinstance(message, RolloutsLearned) and spec in self._prepared.model.specs
+        return learned or (isinstance(message, RolloutsSampled) and _SAMPLED.get(spec.name) == spec.dtype)
 
-    def _reader(self) -> Read:
-        return self._read
-
-    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
+    async def read(self, session: int, received: ReceivedMessage) -> e.Event:
+        """Make the controller's event of a message."""
         message, tensors = received.message, received.tensors
         match message:
             case RolloutsSampled():
@@ -210,130 +221,85 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
                 return e.Received(session, message)
 
     async def _read_learned(self, session: int, message: RolloutsLearned, tensors: Tensors) -> e.Event:
-        prepared, start, _ = self._parts
+        prepared = self._prepared
         defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
         steps, tokens = self._batches.pop(message.task, (0, 0))
         if not defect and (message.steps, message.tokens) != (steps, tokens):
             defect = (
                 f"it has trained {message.steps} steps of {message.tokens} tokens, and was given {steps} of {tokens}"
             )
-        return e.Received(session, message, defect, start.parameters.attach(tensors))
+        return e.Received(session, message, defect, self.parameters.attach(tensors))
 
     # --- instructions -----------------------------------------------------------------------------------------
 
-    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
-        _, start, _ = self._parts
-        tokens = self.config.train.batch_size * self.config.of(RlConfig).max_tokens
-        return {e.TakeOuterStep: partial(start.parameters.step, self.config.outer, tokens)}
+    def _drop(self, asked: e.DropAttachment) -> None:
+        if asked.attachment < 0:
+            self._sampled.pop(asked.attachment, None)
+        else:
+            self.parameters.drop(asked.attachment)
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        _, start, rollouts = self._parts
-        match instruction:
-            case JudgeRollouts():
-                weights = start.parameters.of_version(instruction.version)
-                self._work.add(self._judge(instruction, self._sampled.pop(instruction.attachment), weights))
-            case e.WriteCheckpoint():
-                assert self._shell is not None
-                self._shell.answer(partial(self._write_checkpoint, self._checkpoint(instruction)))
-            case e.KeepParameters():
-                start.parameters.keep(instruction.versions)
-            case e.DropAttachment() if instruction.attachment < 0:
-                self._sampled.pop(instruction.attachment, None)
-            case e.DropAttachment():
-                start.parameters.drop(instruction.attachment)
-            case ForgetGroups():
-                rollouts.forget(instruction.held_out, instruction.groups)
-            case ForgetTask():
-                self._batches.pop(instruction.task, None)
-            case KeepReference():
-                self._keep_reference()
-            case _:
-                return super()._carry_out(instruction)
-        return None
-
-    def _source(self, payload: e.Payload | None) -> TensorSource | None:
-        _, start, rollouts = self._parts
-        match payload:
-            case PolicyWeightsOf():
-                params = start.parameters.of_version(payload.version)
-                return lambda: params
-            case ReferenceWeights():
-                assert self._reference is not None
-                reference = self._reference
-                return lambda: reference
-            case RolloutsOf():
-                # Now, on the event loop: rollouts change when others of them are judged.
-                to_sample = rollouts.to_sample(payload.held_out, payload.groups)
-                return lambda: to_sample
-            case BatchesOf():
-                batches = self._batches_of(payload)
-                return lambda: batches
-        return super()._source(payload)
+    def _reference_weights(self, payload: ReferenceWeights) -> TensorSource:
+        assert self._reference is not None
+        return constant(self._reference)
 
     def _batches_of(self, payload: BatchesOf) -> dict[str, np.ndarray]:
-        prepared, _, rollouts = self._parts
+        prepared, rollouts = self._prepared, self._rollouts
         groups = rollouts.answered(payload.groups) if payload.imitates else rollouts.trained(payload.groups)
         objective = IMITATION if payload.imitates else prepared.objective
-        batches = pack(groups, objective, prepared.shape, self.config.of(RlConfig).max_tokens)
+        batches = pack(groups, objective, prepared.shape, self._gateway.config.of(RlConfig).max_tokens)
         self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
         names = batches[0].arrays
         return {name: np.stack([one.arrays[name] for one in batches]) for name in names}
 
-    def _keep_reference(self) -> None:
-        _, start, _ = self._parts
-        self._reference, self._reference_is_kept = dict(start.parameters.state.params), False
+    def _keep_reference(self, asked: KeepReference) -> None:
+        self._reference, self._reference_is_kept = dict(self.parameters.state.params), False
 
     def _checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
-        prepared, start, _ = self._parts
-        mark, state = instruction.mark, start.parameters.state
+        prepared, config = self._prepared, self._gateway.config
+        mark, state = instruction.mark, self.parameters.state
         info = CheckpointInfo(
             round=mark.round,
-            config_hash=config_hash(self.config),
+            config_hash=config_hash(config),
             model=prepared.model.name,
             model_digest=prepared.program.digest,
             param_specs=prepared.model.specs,
             data_key="",
             controller=msgspec.Raw(msgspec.json.encode(mark)),
-            random_state={"seed": self.config.run.seed},
+            random_state={"seed": config.run.seed},
         )
         return Checkpoint(info, state.params, state.velocity, moments=state.moments)
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> e.Event:
-        began, round_ = self._clock.monotonic(), checkpoint.info.round
-        folder, keep = self.options.folder / CHECKPOINTS, self.config.checkpoint.keep
-        assert self._journal is not None
-        assert self._metrics_file is not None
+        gateway, round_ = self._gateway, checkpoint.info.round
+        began, options, files = gateway.clock.monotonic(), gateway.options, gateway.system.files
         try:
-            # A power cut takes no record and no line of the rounds before a checkpoint.
-            self._journal.sync()
-            self._metrics_file.sync()
+            gateway.sync_files()  # a power cut takes no record and no line of the rounds before a checkpoint
             if self._reference is not None and not self._reference_is_kept:  # before a checkpoint that needs it
-                keep_reference(self.options, checkpoint.info.param_specs, self._reference, self._system.files)
+                keep_reference(options, checkpoint.info.param_specs, self._reference, files)
                 self._reference_is_kept = True
-            path = write_checkpoint(folder, checkpoint, keep=keep, files=self._system.files)
+            keep = gateway.config.checkpoint.keep
+            path = write_checkpoint(options.folder / CHECKPOINTS, checkpoint, keep=keep, files=files)
         except ResourceError as error:
             return e.CheckpointLost(round_, str(error))
-        return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)
-
-    def _write_metrics(self, metrics: RoundMetrics) -> None:
-        # The line of a round whose version was evaluated comes a second time, with the held-out reward.
-        self.metrics = [line for line in self.metrics if line.round != metrics.round]
-        super()._write_metrics(metrics)
+        return e.CheckpointDone(round_, path.name, gateway.clock.monotonic() - began)
 
     # --- judgement --------------------------------------------------------------------------------------------
 
+    def _begin_judgement(self, asked: JudgeRollouts) -> None:
+        weights = self.parameters.of_version(asked.version)
+        self._gateway.work.add(self._judge(asked, self._sampled.pop(asked.attachment), weights))
+
     async def _judge(self, instruction: JudgeRollouts, sampled: Tensors, weights: Tensors) -> None:
         try:
-            self._post(await self._judged(instruction, sampled, weights))
+            self._gateway.post(await self._judged(instruction, sampled, weights))
         except PlanetaryError as error:
-            self._post(RolloutsJudged(instruction.task, broken=str(error)))
+            self._gateway.post(RolloutsJudged(instruction.task, broken=str(error)))
         except Exception as error:
             log.exception("the rollouts of task %d cannot be judged", instruction.task)
-            self._post(RolloutsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
+            self._gateway.post(RolloutsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
 
     async def _judged(self, instruction: JudgeRollouts, sampled: Tensors, weights: Tensors) -> RolloutsJudged:
-        _, _, rollouts = self._parts
-        assert self._judges is not None
+        rollouts = self._rollouts
         task, held_out, groups = instruction.task, instruction.held_out, instruction.groups
         try:
             dialogues = rollouts.take(held_out, groups, instruction.version, sampled)
@@ -341,7 +307,6 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             return RolloutsJudged(task, defect=str(error))
         chosen = self._chosen(dialogues)
         if chosen:
-            assert self._recomputation is not None
             find_defect = partial(self._recomputation.defect, chosen, weights, greedy=held_out)
             async with self._rollouts_turn:
                 defect = await asyncio.to_thread(find_defect)
@@ -361,15 +326,11 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
         The choice is drawn from the machine's entropy after the rollouts have come, so no worker can foresee it.
         """
-        if not self.config.of(RlConfig).verified or not dialogues:
+        if not self._gateway.config.of(RlConfig).verified or not dialogues:
             return []
-        share = max(self.config.of(RlConfig).verified, 1 / len(dialogues))
-        drawn = np.frombuffer(self._system.entropy(4 * len(dialogues)), np.uint32)
+        share = max(self._gateway.config.of(RlConfig).verified, 1 / len(dialogues))
+        drawn = np.frombuffer(self._gateway.system.entropy(4 * len(dialogues)), np.uint32)
         return [one for one, number in zip(dialogues, drawn.tolist(), strict=True) if number < share * 2**32]
-
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        prepared, _, _ = self._parts
-        return await self._compile_policy(prepared, target, self.options.cache)
 
 
 def _seen(worker: WorkerSession, controller: ReinforcementController) -> WorkerStatus:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.checkpoint import Checkpoint
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.store import BlobStore, write_atomically
@@ -16,8 +16,16 @@ from planetary.core.config import Config
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, MANIFEST, METRICS, keep_code, write_config
-from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
+from planetary.fleet.gateway.run_files import (
+    EVENTS,
+    MANIFEST,
+    METRICS,
+    checkpoint_to_resume,
+    earlier_records,
+    keep_code,
+    write_config,
+)
+from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -40,7 +48,7 @@ REFERENCE_FILE = "reference.safetensors"
 
 @dataclass
 class PolicyStart:
-    """The state the gateway goes on from; see `RunStart`."""
+    """The state the gateway goes on from."""
 
     policy: PolicyOfRun
     state: ReinforcementState
@@ -66,11 +74,8 @@ def begin_policy(
     folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
     initial = initial_state(specs, prepared.model.arrays(), optimizer)
     keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
-    path = folder / EVENTS
-    earlier = read_journal(path, READER)
+    earlier = earlier_records(folder, READER, resume=options.resume)
     if not options.resume:
-        if earlier:
-            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
         started = RunStarted(
@@ -85,10 +90,8 @@ def begin_policy(
         parameters = ParameterVersions(specs, initial, 0, optimizer=optimizer)
         state = replay([started], ReinforcementState())
         return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
-    if not earlier:
-        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     state = replay(earlier, ReinforcementState(), folder / EVENTS)
-    found = _checkpoint(options)
+    found = checkpoint_to_resume(folder, options.resume_from)
     mark, outer = Mark(0, 0, 1), initial
     if found is not None:
         _check_same(found, prepared, policy)
@@ -123,15 +126,6 @@ def read_reference(options: GatewayOptions) -> Tensors:
         return read_safetensors(options.folder / REFERENCE_FILE)[1]
     except OSError as error:
         raise UserError(f"cannot resume {options.folder}: {REFERENCE_FILE}: {error.strerror or error}") from error
-
-
-def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
-    if options.resume_from is not None:
-        return load_checkpoint(options.resume_from)
-    checkpoints = options.folder / CHECKPOINTS
-    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
-        return None
-    return load_latest(checkpoints)
 
 
 def _check_same(checkpoint: Checkpoint, prepared: PreparedPolicy, policy: PolicyOfRun) -> None:

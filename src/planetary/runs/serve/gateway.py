@@ -1,22 +1,27 @@
-"""The gateway of a served model: a controller on real connections, and the HTTP endpoint."""
+"""A served model at its gateway: the program and its parameters for workers, and the HTTP endpoint for clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import pack_arrays
+from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fleet.gateway.gateway import Demand, Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway
+from planetary.fleet.gateway.parts import Demand, Parts, Setup
 from planetary.fleet.gateway.status import base_status, connected_worker, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import events as e
@@ -25,10 +30,7 @@ from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus, WorkerState, WorkerStatus
-from planetary.fleet.shell.shell import Read
-from planetary.fleet.shell.system import SYSTEM, System
-from planetary.machine.journal import Record
+from planetary.fleet.protocol.status import RunStatus, WorkerState, WorkerStatus
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.controller import (
     MOST_EXTRA_STEPS,
@@ -104,44 +106,40 @@ class PreparedServing:
         return self.model.param_count
 
 
-@dataclass
-class ServingStart:
-    """The start of a served model: every start is a new one."""
-
-    records: list[Record]
-    metrics: list[RoundMetrics] = field(default_factory=list)
+CompileFor = Callable[[PreparedServing, CompileTarget, Path], Awaitable[PublishedArtifact]]
+"""As `compile_model`."""
 
 
-class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
-    """Serves one model until it is stopped."""
+async def compile_model(prepared: PreparedServing, target: CompileTarget, cache: Path) -> PublishedArtifact:
+    """Compile and verify a model's functions in a separate process."""
+    below = prepared.shape.integers_below
+    return await compile_program_apart(prepared.program, prepared.model.name, below, target, cache)
+
+
+class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
+    """Serves one model until it is stopped. The endpoint's `Service`, from the beginning on.
+
+    Attributes:
+        model: that is served, in the newest version; None: it is not loaded yet.
+        shape: sizes that the model's functions are compiled for; None: they are not built yet.
+        controller: decides; None: the run has not begun.
+    """
 
     protocol = SERVING
     compiles = "the model's functions"
 
-    def __init__(
-        self,
-        config: Config,
-        options: GatewayOptions,
-        security: Security,
-        load: LoadModel,
-        *,
-        system: System = SYSTEM,
-    ) -> None:
-        """`load` reads the model the configuration names; in a thread."""
-        super().__init__(config, options, security, system=system)
-        self._load = load
+    def __init__(self, load: LoadModel, compile_for: CompileFor = compile_model) -> None:
+        """`load` reads the model the configuration names, in a thread; `compile_for` compiles the functions."""
+        self._load, self._compile_for = load, compile_for
+        self.model: ServedModel | None = None
+        self.shape: ServingShape | None = None
+        self.controller: ServingController | None = None
+        self._gateway: Gateway[Any] | None = None
         self._texts = 0
         self._samples: list[tuple[float, int]] = []  # seconds on the clock, and tokens so far
         self._readers: dict[int, asyncio.Queue[SequenceOutput]] = {}
-        self._http: Endpoint | None = None
-        self._follow: asyncio.Task[None] | None = None
-        self.model: ServedModel | None = None
 
     # --- for the endpoint -----------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> ServingShape | None:
-        return None if self.prepared is None else self.prepared.shape
 
     @property
     def is_ready(self) -> bool:
@@ -151,7 +149,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     def why_not_ready(self) -> str:
         if self.is_ready:
             return ""
-        return self.stage if self.controller is None else self.compiling[0] or self.controller.stalls.why
+        gateway = self._opened
+        return gateway.stage if self.controller is None else gateway.compiling[0] or self.controller.stalls.why
 
     @property
     def waiting(self) -> int:
@@ -166,10 +165,14 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return 0.0 if self.controller is None else self.controller.scheduler.used_share
 
     @property
-    def demand(self) -> Demand:
+    def _opened(self) -> Gateway[Any]:
+        assert self._gateway is not None
+        return self._gateway
+
+    def demand(self, gateway: Gateway[Any]) -> Demand:
         """A worker for every full batch of texts, and one at least."""
         texts = self.running + self.waiting
-        return Demand(least=1, most=max(1, -(-texts // self.config.of(ServeConfig).batch)))
+        return Demand(least=1, most=max(1, -(-texts // gateway.config.of(ServeConfig).batch)))
 
     def next_sequence(self) -> int:
         """Return a number for a text."""
@@ -182,10 +185,11 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         Raises:
             ClosedError: the gateway ends.
         """
-        if self._shell is None or self.ended_at is not None:
+        gateway = self._opened
+        if not gateway.is_running:
             raise ClosedError("the gateway does not serve now")
         reader = self._readers[request.number] = asyncio.Queue()
-        self._post(Submit(request))
+        gateway.post(Submit(request))
         finished = False
         try:
             while not finished:
@@ -197,21 +201,26 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         finally:
             self._readers.pop(request.number, None)
             if not finished:
-                self._post(Cancel(request.number))
+                gateway.post(Cancel(request.number))
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    async def open(self) -> None:
+    async def open(self, gateway: Gateway[Any]) -> None:
         """The endpoint answers from now on, at first that the model is not ready."""
-        await super().open()
-        self._http = await Endpoint.start(self, self.config.of(ServeConfig))
-        self.endpoint, self.web_app = self._http.url, self._http.app
+        self._gateway = gateway
+        endpoint = await Endpoint.start(self, gateway.config.of(ServeConfig))
+        gateway.endpoint, gateway.web_app = endpoint.url, endpoint.app
+        gateway.before_close.push_async_callback(endpoint.close)
+        gateway.before_close.callback(self._end_answers)
 
-    def status(self) -> RunStatus:
-        """The run as it is now. Called on the event loop."""
+    def _end_answers(self) -> None:
+        for number, reader in self._readers.items():
+            reader.put_nowait(SequenceOutput(number, (), "error"))
+
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
         controller = self.controller
         serving = ServingStatus(
-            endpoint=self.endpoint,
+            endpoint=gateway.endpoint,
             model="" if self.model is None else self.model.name,
             version=0 if self.model is None else self.model.version,
             running=self.running,
@@ -220,174 +229,162 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             servers=_loads(controller),
         )
         if controller is None:
-            return msgspec.structs.replace(base_status(self, None), own=serving)
+            return msgspec.structs.replace(base_status(gateway, None), own=serving)
         state = controller.desk.state
-        status, now = base_status(self, state, 0), self._clock.monotonic()
+        status, now = base_status(gateway, state, 0), gateway.clock.monotonic()
         self._samples = [one for one in self._samples if now - one[0] < RATE_S] + [(now, controller.tokens)]
         began, before = self._samples[0]
         seconds = now - began
         return msgspec.structs.replace(
             status,
             state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
-            stage=self.why_not_ready or f"{self.endpoint}: {self.running} texts are continued, {self.waiting} wait",
+            stage=self.why_not_ready or f"{gateway.endpoint}: {self.running} texts are continued, {self.waiting} wait",
             workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
             tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
             own=serving,
         )
 
-    def _prepare(self) -> PreparedServing:
-        self.set_stage("loading the model")
-        model = self.model = self._load(self.config)
+    def prepare(self, gateway: Gateway[Any]) -> PreparedServing:
+        gateway.set_stage("loading the model")
+        model = self.model = self._load(gateway.config)
         if model.warning:
-            self.warn(model.warning)
-        self.set_stage("building the functions of the model")
-        shape = model.shape(self.config.of(ServeConfig))
+            gateway.warn(model.warning)
+        gateway.set_stage("building the functions of the model")
+        shape = model.shape(gateway.config.of(ServeConfig))
         is_open = not isinstance(model, ExportedModel)  # sizes of exported functions are fixed
-        if is_open and not self.config.of(ServeConfig).context and shape.window + PAGE <= model.window:
-            self.note(
+        if is_open and not gateway.config.of(ServeConfig).context and shape.window + PAGE <= model.window:
+            gateway.note(
                 f"texts may have {shape.window:,} tokens, prompt included; the model was trained for {model.window:,}. "
                 "--context N (serve.context) allows more, and takes more memory (--cache-mb) and time to compile"
             )
         program = model.program(shape)
-        weights = self._put(model)
-        self.set_stage("computing a text with the whole forward pass")
-        return PreparedServing(
-            self.config, model, shape, program, weights, self._put_trial(model, shape, program, weights)
-        )
+        weights = _put_weights(gateway.store, model)
+        gateway.set_stage("computing a text with the whole forward pass")
+        trial = _put_trial(gateway.store, model, shape, program.digest, weights)
+        self.shape = shape
+        return PreparedServing(gateway.config, model, shape, program, weights, trial)
 
-    def _put(self, model: ServedModel) -> str:
-        return self.store.put(pack_arrays(WEIGHTS, None, model.arrays()))
-
-    def _put_newer(self, model: ServedModel) -> tuple[str, str]:
-        """Return the digests of another version's parameters and of their trial."""
-        assert self.prepared is not None
-        weights = self._put(model)
-        return weights, self._put_trial(model, self.prepared.shape, self.prepared.program, weights)
-
-    def _put_trial(self, model: ServedModel, shape: ServingShape, program: Program, weights: str) -> str:
-        """Return the digest of the trial of a model's parameters; made the first time."""
-        key = f"{_TRIAL}{program.digest} {weights}"
-        known = self.store.resolve(key)
-        if known is not None:
-            with contextlib.suppress(TrustError, UserError):  # damaged or removed: made again
-                decode_trial(self.store.get(known), shape)
-                return known
-        digest = self.store.put(encode_trial(model.trial(shape)))
-        self.store.link(key, digest)
-        return digest
-
-    def _begin(self, prepared: PreparedServing) -> ServingStart:
-        started = RunStarted(
-            kind=READER.name,
-            format=FORMAT,
-            run=self.config.run.name,
-            rounds=0,
-            config_hash="",
-            model=prepared.model.name,
-            params=prepared.param_count,
-        )
-        return ServingStart([started])
-
-    def _control(self, prepared: PreparedServing, start: ServingStart) -> ServingController:
-        timings, model = self.config.timings, prepared.model
+    def begin(self, gateway: Gateway[Any], prepared: PreparedServing) -> Parts[ServingSetup]:
+        config, timings, model, shape = gateway.config, gateway.config.timings, prepared.model, prepared.shape
+        self.model, self.shape = model, shape
         policy = ServingPolicy(
-            run=self.config.run.name,
-            local=self.options.local_threads is not None,
+            run=config.run.name,
+            local=gateway.options.local_threads is not None,
             startup_grace_s=timings.startup_grace_s,
             abandon_after_s=0.0,
             heartbeat_s=timings.heartbeat_s,
             silent_after_s=timings.silent_after_s,
             iree_version=compiler_version(),
-            params=prepared.shape.params_of(prepared.program.functions),
-            shape=prepared.shape,
+            params=shape.params_of(prepared.program.functions),
+            shape=shape,
             vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
             weights=prepared.weights,
             trial=prepared.trial,
         )
-        return ServingController(ServingDesk(policy, ServingState()), timings.grace_s, self._clock.monotonic())
-
-    async def _train(self, prepared: PreparedServing) -> e.Finish:
-        if self.config.of(ServeConfig).follow:
-            self._follow = asyncio.get_running_loop().create_task(self._follow_run())
-        return await super()._train(prepared)
-
-    async def _close(self) -> None:
-        if self._follow is not None:
-            self._follow.cancel()
-        for number, reader in self._readers.items():
-            reader.put_nowait(SequenceOutput(number, (), "error"))
-        if self._http is not None:
-            await self._http.close()
-        await super()._close()
-
-    async def _follow_run(self) -> None:
-        """Use every newer version of the model, one after the other."""
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            model = self.model
-            if model is None or model.refresh is None or self._shell is None:
-                continue
-            try:
-                newer = await asyncio.to_thread(model.refresh, model.version)
-                if newer is None:
-                    continue
-                digest, trial = await asyncio.to_thread(self._put_newer, newer)
-            except PlanetaryError as error:  # the old version is served on
-                log.warning("the newest version of the model cannot be served: %s", error)
-                continue
-            self.model = newer
-            self._post(UseWeights(digest, trial))
-            self.note(f"serving round {newer.version}")
-
-    # --- from workers -----------------------------------------------------------------------------------------
-
-    def _limits(self) -> Limits:
-        assert self.prepared is not None
-        shape = self.prepared.shape
-        return Limits(
-            tensor_bytes=(MOST_EXTRA_STEPS + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
-            + shape.chunks[-1] * (4 + 8 * shape.candidates)
-            + 4 * shape.hidden
-            + MIB,
-            tensors=len(_RESULTS),
-            messages_under_way=MOST_EXTRA_STEPS + 2,
+        desk = ServingDesk(policy, ServingState())
+        controller = self.controller = ServingController(desk, timings.grace_s, gateway.clock.monotonic())
+        started = RunStarted(
+            kind=READER.name,
+            format=FORMAT,
+            run=config.run.name,
+            rounds=0,
+            config_hash="",
+            model=model.name,
+            params=prepared.param_count,
         )
 
-    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        if not isinstance(message, Computed) or _RESULTS.get(spec.name) != spec.dtype:
-            raise RemoteProtocolError(
-                f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
-            )
-        return spec.empty()
+        def begun() -> None:
+            if config.of(ServeConfig).follow:
+                follow = asyncio.get_running_loop().create_task(_follow_run(self, gateway, prepared))
+                gateway.before_close.callback(follow.cancel)
 
-    def _reader(self) -> Read:
-        return self._read
+        return Parts(
+            run=self,
+            controller=controller,
+            records=[started],
+            status=lambda: self.status(gateway),
+            compile_for=lambda target: self._compile_for(prepared, target, gateway.options.cache),
+            limits=lambda: _limits(shape),
+            expects=expects_results,
+            read=partial(_read, shape),
+            effects={SendTokens: self._send_tokens},
+            begun=begun,
+        )
 
-    async def _read(self, session: int, received: ReceivedMessage) -> e.Event:
-        message = received.message
-        if not isinstance(message, Computed):
-            return e.Received(session, message)
+    def _send_tokens(self, instruction: SendTokens) -> None:
+        reader = self._readers.get(instruction.output.sequence)
+        if reader is not None:
+            reader.put_nowait(instruction.output)
+
+
+def _put_weights(store: BlobStore, model: ServedModel) -> str:
+    return store.put(pack_arrays(WEIGHTS, None, model.arrays()))
+
+
+def _put_trial(store: BlobStore, model: ServedModel, shape: ServingShape, program: str, weights: str) -> str:
+    """Return the digest of the trial of a model's parameters, which a program runs; made the first time."""
+    key = f"{_TRIAL}{program} {weights}"
+    known = store.resolve(key)
+    if known is not None:
+        with contextlib.suppress(TrustError, UserError):  # damaged or removed: made again
+            decode_trial(store.get(known), shape)
+            return known
+    digest = store.put(encode_trial(model.trial(shape)))
+    store.link(key, digest)
+    return digest
+
+
+async def _follow_run(serving: ServingSetup, gateway: Gateway[Any], prepared: PreparedServing) -> None:
+    """Use every newer version of the model, one after the other."""
+
+    def put(model: ServedModel) -> tuple[str, str]:
+        weights = _put_weights(gateway.store, model)
+        return weights, _put_trial(gateway.store, model, prepared.shape, prepared.program.digest, weights)
+
+    while True:
+        await asyncio.sleep(FOLLOW_S)
+        model = serving.model
+        if model is None or model.refresh is None:
+            continue
         try:
-            rows = results_of(received.tensors, self.prepared.shape if self.prepared is not None else None)
-        except RemoteProtocolError as error:
-            return e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error)))
-        return CallComputed(session, message.call, message.seconds, Results(rows), message.last)
+            newer = await asyncio.to_thread(model.refresh, model.version)
+            if newer is None:
+                continue
+            digest, trial = await asyncio.to_thread(put, newer)
+        except PlanetaryError as error:  # the old version is served on
+            log.warning("the newest version of the model cannot be served: %s", error)
+            continue
+        serving.model = newer
+        gateway.post(UseWeights(digest, trial))
+        gateway.note(f"serving round {newer.version}")
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        if isinstance(instruction, SendTokens):
-            reader = self._readers.get(instruction.output.sequence)
-            if reader is not None:
-                reader.put_nowait(instruction.output)
-            return None
-        return super()._carry_out(instruction)
 
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        assert self.prepared is not None
-        prepared = self.prepared
-        return await compile_program_apart(
-            prepared.program, prepared.model.name, prepared.shape.integers_below, target, self.options.cache
-        )
+def expects_results(message: m.Message, spec: TensorSpec) -> bool:
+    """Whether a worker's message may bring a tensor: results of a call."""
+    return isinstance(message, Computed) and _RESULTS.get(spec.name) == spec.dtype
+
+
+def _limits(shape: ServingShape) -> Limits:
+    return Limits(
+        tensor_bytes=(MOST_EXTRA_STEPS + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
+        + shape.chunks[-1] * (4 + 8 * shape.candidates)
+        + 4 * shape.hidden
+        + MIB,
+        tensors=len(_RESULTS),
+        messages_under_way=MOST_EXTRA_STEPS + 2,
+    )
+
+
+async def _read(shape: ServingShape, session: int, received: ReceivedMessage) -> e.Event:
+    message = received.message
+    if not isinstance(message, Computed):
+        return e.Received(session, message)
+    try:
+        rows = results_of(received.tensors, shape)
+    except RemoteProtocolError as error:
+        return e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error)))
+    return CallComputed(session, message.call, message.seconds, Results(rows), message.last)
 
 
 def results_of(arrays: Tensors, shape: ServingShape | None) -> tuple[Candidates, ...]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
 from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.controller.controller import MixtureController
-from planetary.runs.mixture.gateway.gateway import MixtureGateway
+from planetary.runs.mixture.gateway.gateway import MixtureRun, MixtureSetup
 from planetary.runs.mixture.gateway.preparation import PreparedMixture
 from planetary.runs.mixture.messages import MIXTURES, MixtureJob
 from planetary.runtime.program_runner import Runner
@@ -53,16 +53,16 @@ class MixtureTraining(Protocol):
         ...
 
 
-class MixtureCluster(SimulatedCluster[MixtureGateway]):
+class MixtureCluster(SimulatedCluster[Gateway[Any]]):
     """A mixture; see `SimulatedCluster`.
 
     Attributes:
         training: the numerics.
-        gateway_type: class of the gateways.
+        run_type: class of the runs.
         most_kept: most results of expert workers the gateway kept at once.
     """
 
-    gateway_type: ClassVar[type[MixtureGateway]] = MixtureGateway
+    run_type: ClassVar[type[MixtureRun]] = MixtureRun
 
     protocol = MIXTURES
 
@@ -88,19 +88,17 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
         assert isinstance(found, MixtureController)
         return found
 
-    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> MixtureGateway:
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> Gateway[Any]:
         async def compile_for(*_: object) -> PublishedArtifact:
             await self._compile()
             return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
-        gateway = self.gateway_type(
-            self.config,
-            options,
-            Security(),
-            system=system,
+        setup = MixtureSetup(
             prepare=lambda *_: self.training.prepared,
             compile_for=compile_for,
+            run=self.run_type,
         )
+        gateway = Gateway[Any](self.config, options, Security(), setup, system=system)
         return gateway
 
     async def _compile(self) -> None:
@@ -113,10 +111,10 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
         return {MixtureJob: MixtureLoader(open_program)}
 
-    def _check(self, gateway: MixtureGateway, machine: Validated) -> None:
+    def _check(self, gateway: Gateway[Any], machine: Validated) -> None:
         """The gateway keeps two results of each worker at most: one under judgement, and one just received."""
         if gateway.controller is not machine:
             return
-        kept = gateway.kept_results
+        kept = gateway.run_parts.run.kept_results
         self.most_kept = max(self.most_kept, kept)
         assert kept <= 2 * (len(self.nodes) + 1), f"the gateway keeps {kept} results of {len(self.nodes)} workers"

@@ -20,17 +20,19 @@ from planetary.collectives.transport.ports import Ports
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.fleet.gateway.gateway import GatewayOptions, Security
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.parts import Setup
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
-from planetary.runs.rounds.gateway.gateway import RoundsGateway
+from planetary.runs.rounds.gateway.gateway import RoundsSetup
 from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, RingGateway, StarGateway
 from planetary.runs.rounds.policy import ControllerPolicy
+from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.worker.role import TrainingLoader
 from planetary.simulation.collectives.machine_ports import simulated_ports
@@ -93,7 +95,7 @@ class DoubtfulCommunicator(Communicator):
         return DoubtfulWork(super().all_reduce_async(array, **options), array, self._health, sums)
 
 
-class SimCluster(SimulatedCluster[RoundsGateway]):
+class SimCluster(SimulatedCluster[Gateway[Any]]):
     """A run in rounds; see `SimulatedCluster`.
 
     Attributes:
@@ -114,15 +116,15 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         plan: Sequence[Fault] = (),
         *,
         place: SimPlace | None = None,
-        make: Callable[..., RoundsGateway] = RoundsGateway,
+        setup: Callable[[RoundsSetup], Setup[Any, Any]] = lambda rounds: rounds,
         machines: Sequence[SimMachine] = (),
         step_s: float = STEP_S,
     ) -> None:
-        """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as the class does."""
+        """Start everything at time 0; `plan` names nodes by number, `setup` makes the gateway's of that of rounds."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self.sums: dict[bytes, list[np.ndarray]] = {}
         self.received: Mapping[int, Tensors] | None = None
-        self._make = make
+        self._setup = setup
         self.contributors = nodes  # contributors to a round
         config, cache = training.prepared.config, training.cache
         super().__init__(seed, config, nodes, plan, cache=cache, step_s=step_s, place=place, machines=machines)
@@ -139,7 +141,13 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         assert isinstance(found, Controller)
         return found
 
-    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> RoundsGateway:
+    @property
+    def parameters(self) -> ParameterVersions:
+        """The parameters at the gateway."""
+        assert self.gateway is not None
+        return self.gateway.run_parts.run.parameters
+
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> Gateway[Any]:
         async def compile_for(prepared: Prepared, *_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
             return PublishedArtifact(self.training.artifact(gateway.store, prepared.step.spec), 1, "simulated")
@@ -148,22 +156,21 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
             await asyncio.sleep(COMPILE_S)
             return self.training.another_step(overrides)
 
+        # A ring's master starts and stops in a thread, and waits for the event loop there.
+        process.calls_in_threads = self.config.sync.topology == "ring"
+
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
                 return StarGateway(self.config.sync.compression)
-            process.calls_in_threads = True  # where a master starts and stops, which waits for the event loop
             return RingGateway(self.config, HOST, None, make_master=partial(Master, ports=self._ports(process)))
 
-        gateway = self._make(
-            self.config,
-            options,
-            Security(),
-            system=system,
+        rounds = RoundsSetup(
             prepare=lambda config, cache, stage, own: self.training.prepared_with(own),
             compile_for=compile_for,
             topology=topology,
             export_step=export_step,
         )
+        gateway = Gateway[Any](self.config, options, Security(), self._setup(rounds), system=system)
         return gateway
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
@@ -189,11 +196,11 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     def _ports(self, process: Process) -> Ports:
         return simulated_ports(self.world, process, self.disk.of(process), lambda machine, *_: self._observe(machine))
 
-    def _check(self, gateway: RoundsGateway, machine: Validated) -> None:
+    def _check(self, gateway: Gateway[Any], machine: Validated) -> None:
         """The gateway keeps a few versions, and one result of each worker of each round under way."""
         if gateway.controller is not machine:
             return
-        versions, results = gateway.parameters.kept()
+        versions, results = self.parameters.kept()
         self.most_kept = max(self.most_kept[0], versions), max(self.most_kept[1], results)
         assert versions <= MOST_VERSIONS, f"the gateway keeps the parameters of {versions} rounds"
         most = 2 * (self.contributors + 1)

@@ -11,8 +11,8 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig
 from planetary.fleet.shell.shell import Address
 from planetary.runs.federation.config import FederationConfig, SiteEntry
-from planetary.runs.federation.hub_gateway import HubGateway
-from planetary.runs.federation.site_gateway import SiteGateway
+from planetary.runs.federation.hub_gateway import HubSetup
+from planetary.runs.federation.site_gateway import SiteSetup
 from planetary.runs.federation.uplink import UplinkOptions
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import Training
@@ -41,7 +41,7 @@ class SimFederation:
             workers: how many a site has.
         """
         self.world = World(seed)
-        self.hub = SimCluster(seed, hub, 0, place=SimPlace(self.world, "hub-"), make=HubGateway)
+        self.hub = SimCluster(seed, hub, 0, place=SimPlace(self.world, "hub-"), setup=HubSetup)
         self.hub.contributors = len(sites)
         self.sites: dict[str, SimCluster] = {}
         for number, (name, training) in enumerate(sites.items(), start=1):
@@ -52,8 +52,8 @@ class SimFederation:
                 name=name,
                 cache=self.hub.folder / "sites" / name,
             )
-            make = partial(SiteGateway, site=options)
-            self.sites[name] = SimCluster(seed, training, workers(name), place=place, make=make)
+            setup = partial(SiteSetup, site=options)
+            self.sites[name] = SimCluster(seed, training, workers(name), place=place, setup=setup)
 
     def run(self, limit_s: float, follow: Callable[[], object] = lambda: None) -> bool:
         """Run until all runs have ended; false when they did not within `limit_s` simulated seconds."""

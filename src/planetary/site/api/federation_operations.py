@@ -93,12 +93,17 @@ def _link_view(placed: PlacedWork) -> HubLinkView:
 
 def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
     config, gateway = run.gateway.config, run.gateway
-    assert isinstance(gateway, InFederation), "the kind of a run is that of its configuration"
+    standing = FederationStanding(
+        role=role, hub="", version=None, tokens_total=0, uncounted=0, waits=gateway.stage, sites=()
+    )
+    if gateway.parts is not None:
+        assert isinstance(gateway.parts.run, InFederation), "the kind of a run is that of its configuration"
+        standing = gateway.parts.run.federation()
     return FederatedRun(
         job_id=name,
         role=role,
         hub=config.of(FederationConfig).hub if role == "site" else "",
         site=(config.of(FederationConfig).site or config.run.name) if role == "site" else "",
         round=run.status().rounds_finished,
-        standing=gateway.federation(),
+        standing=standing,
     )

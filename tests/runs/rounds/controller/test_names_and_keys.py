@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from controller_bench import Bench
 
+from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.gateway.gateway import GatewayOptions
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.admission import MOST_BANNED
@@ -18,7 +21,7 @@ from planetary.fleet.protocol.run_fold import forgiven
 from planetary.machine.journal import replay
 from planetary.net.invite import mint, read
 from planetary.runs.rounds.controller.controller import Controller
-from planetary.runs.rounds.gateway.gateway import RoundsGateway
+from planetary.runs.rounds.gateway.gateway import RoundsSetup
 from planetary.runs.rounds.records import LeaseMark, RoundsResumed
 from planetary.runs.rounds.state import ControllerState
 
@@ -177,9 +180,8 @@ def test_a_resumed_gateway_knows_the_keys_of_its_run() -> None:
     bench = attended()
     bench.join("a", identity=HONEST, token=token())
     after = resumed(bench)
-    gateway = RoundsGateway.__new__(RoundsGateway)
-    gateway.options = GatewayOptions(folder=Path(), cache=Path(), host="", port=0, resume=True)
-    gateway.controller = None
+    options = GatewayOptions(folder=Path(), cache=Path(), host="", port=0, resume=True)
+    gateway = Gateway[Any](Config(), options, Security(), RoundsSetup())
     assert gateway.knows(HONEST) is None, "the journal is not read yet"
-    gateway.controller = after.controller
+    gateway.parts = cast("Any", SimpleNamespace(controller=after.controller))
     assert (gateway.knows(HONEST), gateway.knows(OTHER)) == (True, False)

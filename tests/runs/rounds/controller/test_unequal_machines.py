@@ -71,8 +71,7 @@ def unequal(
 def check_without_eval(cluster: SimCluster) -> None:
     assert isinstance(cluster.training, SmallTraining)
     replayed = cluster.training.replay(cluster.journal)["w"]
-    assert cluster.gateway is not None
-    np.testing.assert_array_equal(cluster.gateway.parameters.state.params["w"], replayed)
+    np.testing.assert_array_equal(cluster.parameters.state.params["w"], replayed)
 
 
 R = TypeVar("R")
@@ -106,9 +105,7 @@ def test_without_it_the_slower_one_is_waited_for() -> None:
 def test_equal_speeds_train_the_bits_of_equal_leases(topology: str) -> None:
     where = (f"sync.topology={topology}", f"sync.precision={'f64' if topology == 'ring' else 'f32'}")
     equal, by_speed = unequal((1.0, 1.0), *where, rounds=3), unequal((1.0, 1.0), *where, MEASURED, rounds=3)
-    assert equal.gateway is not None
-    assert by_speed.gateway is not None
-    first, second = equal.gateway.parameters.state.params, by_speed.gateway.parameters.state.params
+    first, second = equal.parameters.state.params, by_speed.parameters.state.params
     np.testing.assert_array_equal(first["w"], second["w"])
     parts = by_speed.config.leases_per_slice
     assert [r.lease * parts for r in of(equal, LeaseAssigned)] == [r.lease for r in of(by_speed, LeaseAssigned)]

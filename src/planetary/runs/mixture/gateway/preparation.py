@@ -24,7 +24,7 @@ from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder
-from planetary.fleet.gateway.run_files import EVENTS, METRICS, write_config
+from planetary.fleet.gateway.run_files import EVENTS, METRICS, earlier_records, write_config
 from planetary.fleet.preparation.environment import environment
 from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
@@ -372,12 +372,9 @@ def begin_mixture(
         ResourceError: the payload store fails.
     """
     folder, resume, files = options.folder, options.resume, system.files
-    path = folder / EVENTS
-    earlier = read_journal(path, READER)
+    earlier = earlier_records(folder, READER, resume=resume)
     policy = msgspec.structs.replace(mixture_policy(config, prepared, system), local=options.local_threads is not None)
     if not resume:
-        if earlier:
-            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
@@ -392,8 +389,6 @@ def begin_mixture(
         records: list[Record] = [started, store_start(prepared, store)]
         return MixtureStart(policy, replay(records, MixtureState()), records, [], [])
     state = replay(earlier, MixtureState(), folder / EVENTS)
-    if not earlier:
-        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     _check_same(earlier, policy, prepared, folder)
     records = []
     if not state.shards:  # the gateway died between the first two records

@@ -1,4 +1,4 @@
-"""The gateway of a run in rounds: a controller on real connections, with real parameters and a real disk."""
+"""A run in rounds at its gateway: real parameters, a real disk, and the topology."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.configuration.ranges import RELAY
-from planetary.core.errors import ConflictError, PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.errors import ConflictError, PlanetaryError, TrustError, UserError
 from planetary.core.extension_points import OVERLAPS
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slices
-from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security, compiled_event
+from planetary.fleet.gateway.compilations import compiled_event
+from planetary.fleet.gateway.gateway import Gateway
+from planetary.fleet.gateway.parts import SYNCED, Parts, Setup, constant
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
 from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.status import RunStatus
-from planetary.fleet.shell.shell import Answer, Read, TensorSource
-from planetary.fleet.shell.system import SYSTEM, System
+from planetary.fleet.shell.shell import TensorSource
 from planetary.net.authority import Authority
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
@@ -65,163 +63,223 @@ TopologyOf = Callable[[Config, str, Authority | None], GatewayTopology]
 """As `topology_of`."""
 
 
-class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
-    """A run in rounds: leases of tokens, and one outer step a round."""
+class RoundsSetup(Setup[Prepared, "RoundsRun"]):
+    """How a run in rounds begins: leases of tokens, and one outer step a round."""
 
     protocol = ROUNDS
     traffic_of = RoundTraffic
-    synced = (*Gateway.synced, StepReplaced, RoundClosed)
-    reader: ClassVar[KindReader[ControllerState]] = READER
+    synced = (*SYNCED, StepReplaced, RoundClosed)
 
     def __init__(
         self,
-        config: Config,
-        options: GatewayOptions,
-        security: Security,
         *,
-        system: System = SYSTEM,
         prepare: Prepare = prepare_run,
         compile_for: CompileFor = compile_apart,
         topology: TopologyOf = topology_of,
         export_step: ExportStep = export_apart,
     ) -> None:
-        """A simulation replaces the functions among the arguments."""
-        super().__init__(config, options, security, system=system)
-        self._prepare_run, self._compile_apart, self._export_step = prepare, compile_for, export_step
-        self._next: Prepared | None = None  # run with the offered next step
-        self.room = DiskRoom(options.folder, system.files)
-        self._topology = topology(config, options.host, security.authority)
+        """A simulation replaces the functions."""
+        self.prepare_run, self.compile_apart, self.export_step = prepare, compile_for, export_step
+        self._topology_of = topology
 
-    def status(self) -> RunStatus:
-        """The run as it is now. Called on the event loop."""
-        return status_of(self)
+    def prepare(self, gateway: Gateway[Any]) -> Prepared:
+        own = own_record(gateway.options, StepRecord)
+        prepared = self.prepare_run(gateway.config, gateway.options.cache, gateway.set_stage, own)
+        gateway.notes += filter(None, (step_news(own, prepared.record), *prepared.step.notes))
+        return prepared
 
-    # --- the run ----------------------------------------------------------------------------------------------
-
-    async def _fit(self, prepared: Prepared) -> Prepared | None:
+    async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         """Set length and model of a new run whose time is given; return the parts then, None to stop."""
-        if self.options.local_threads is None or not self.is_unfitted:
+        threads, cache, stage = gateway.options.local_threads, gateway.options.cache, gateway.set_stage
+        if threads is None or not gateway.is_unfitted:
             return prepared
-        fitted = await fit_run(self.config, prepared, self._measure, self._prepare_again, self.note)
+
+        async def measure(config: Config, prepared: Prepared) -> MachineSpeed | None:
+            work = measure_speed(config, prepared, local_target(config), threads=threads, cache=cache, stage=stage)
+            return await gateway.interruptible(work)
+
+        async def prepare_again(config: Config) -> Prepared | None:
+            return await gateway.interruptible(asyncio.to_thread(self.prepare_run, config, cache, stage, None))
+
+        fitted = await fit_run(gateway.config, prepared, measure, prepare_again, gateway.note)
         if fitted is None:
             return None
-        self.config, prepared = fitted
+        gateway.config, prepared = fitted
         return prepared
 
-    async def _prepare_again(self, config: Config) -> Prepared | None:
-        work = asyncio.to_thread(self._prepare_run, config, self.options.cache, self.set_stage, None)
-        return await self._interruptible(work)
-
-    async def _measure(self, config: Config, prepared: Prepared) -> MachineSpeed | None:
-        target, threads, cache = local_target(config), self.options.local_threads, self.options.cache
-        assert threads is not None
-        work = measure_speed(config, prepared, target, threads=threads, cache=cache, stage=self.set_stage)
-        return await self._interruptible(work)
-
-    def _prepare(self) -> Prepared:
-        own = own_record(self.options, StepRecord)
-        prepared = self._prepare_run(self.config, self.options.cache, self.set_stage, own)
-        self.notes += filter(None, (step_news(own, prepared.record), *prepared.step.notes))
-        return prepared
-
-    def _begin(self, prepared: Prepared) -> RoundsStart:
-        shown = self.config.sync.broadcast_compression not in ("none", RELAY)
-        copies = 1 + optimizer_of(self.config.outer).copies + shown
-        text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep, copies)
-        if text:
-            self.note(text) if fits else self.warn(text)
-        self._topology.start()
-        return begin(self.config, self.options, prepared, self._topology, files=self._system.files, reader=self.reader)
-
-    def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
-        for why in (start.policy.length.why_shorter(), why_chosen(self.config.outer, self.config.train.rounds)):
+    def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[RoundsRun]:
+        run = self.run(gateway, prepared)
+        start, config = run.start, gateway.config
+        for why in (start.policy.length.why_shorter(), why_chosen(config.outer, config.train.rounds)):
             if why:
-                self.note(why)
-        return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
+                gateway.note(why)
+        controller = Controller(start.policy, start.state, gateway.clock.monotonic(), start.unreported)
+        return run.parts(controller)
 
-    def _release(self) -> None:
-        self._topology.stop()
+    def run(
+        self,
+        gateway: Gateway[Any],
+        prepared: Prepared,
+        reader: KindReader[ControllerState] = READER,
+        topology: GatewayTopology | None = None,
+    ) -> RoundsRun:
+        """Read or make the run folder with `reader`; `topology` None: the configuration's. In a thread."""
+        config, security = gateway.config, gateway.security
+        room = DiskRoom(gateway.options.folder, gateway.system.files)
+        shown = config.sync.broadcast_compression not in ("none", RELAY)
+        copies = 1 + optimizer_of(config.outer).copies + shown
+        text, fits = room.check(prepared.step.spec.params, config.checkpoint.keep, copies)
+        if text:
+            gateway.note(text) if fits else gateway.warn(text)
+        topology = topology or self._topology_of(config, gateway.options.host, security.authority)
+        gateway.after_close.push_async_callback(asyncio.to_thread, topology.stop)
+        topology.start()
+        start = begin(config, gateway.options, prepared, topology, files=gateway.system.files, reader=reader)
+        return RoundsRun(gateway, self, prepared, start=start, topology=topology, room=room)
+
+
+class RoundsRun:
+    """A run in rounds that has begun, at its gateway.
+
+    Attributes:
+        prepared: the run's parts, with the training step in use.
+        start: policy, state and parameters, as the controller began with them.
+        controller: decides.
+        room: on the disk.
+        unfit: returns why a step is not for this run, though the signature is equal; "": the step fits.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway[Any],
+        setup: RoundsSetup,
+        prepared: Prepared,
+        *,
+        start: RoundsStart,
+        topology: GatewayTopology,
+        room: DiskRoom,
+    ) -> None:
+        """`start` is what `begin` returned with the topology."""
+        self.gateway, self.prepared, self.start, self.room = gateway, prepared, start, room
+        self.unfit: Callable[[Prepared], str] = lambda made: ""
+        self.controller: Controller
+        self._setup, self._topology = setup, topology
+        self._next: Prepared | None = None  # run with the offered next step
+
+    def parts(self, controller: Controller) -> Parts[RoundsRun]:
+        """Return the run as the gateway has it."""
+        self.controller = controller
+        tokens = self.gateway.config.train.batch_size * self.gateway.config.train.sequence_length
+        return Parts(
+            run=self,
+            controller=controller,
+            records=self.start.records,
+            metrics=self.start.metrics,
+            status=lambda: status_of(self),
+            compile_for=self.compile_for,
+            limits=self._limits,
+            expects=self._expects,
+            read=lambda session, received: self.parameters.receive(self._topology.brings, session, received),
+            effects={
+                e.WriteCheckpoint: self._write_checkpoint,
+                e.KeepParameters: lambda asked: self.parameters.keep(asked.versions),
+                e.DropAttachment: lambda asked: self.parameters.drop(asked.attachment),
+                e.KeepOuterState: lambda asked: self.parameters.adopt(asked.version, asked.attachment),
+                e.ForgetRounds: self._forget_rounds,
+                e.UseStep: self._use_step,
+                e.UseStar: self._use_star,
+            },
+            answers={
+                e.MeasureContributions: self.parameters.compare,
+                e.TakeOuterStep: partial(self.parameters.step, self.gateway.config.outer, tokens),
+                e.RestoreParameters: self._restore,
+            },
+            sources={
+                e.ParametersOf: lambda payload: constant(self.parameters.of_version(payload.version)),
+                e.ChangeOf: lambda payload: constant(self.parameters.change_of(payload.version, payload.own)),
+                e.OuterStateOf: lambda payload: constant(self.parameters.outer_state(payload.version)),
+                e.TokensOf: self._tokens,
+            },
+            roll_out=self.roll_out,
+        )
 
     # --- another training step --------------------------------------------------------------------------------
 
     def roll_out(self, wanted: StepWanted) -> None:
-        """The step is made, compiled and verified, then used from the next round on."""
-        controller, stage = self.controller, self.roll_out_stage
-        if controller is None or self.ended_at is not None:
-            raise ConflictError(
-                "the run is being prepared, or over: it has no training step that could be replaced", code="no_step"
-            )
-        if self.config.sync.topology != "star":
+        """The step is made, compiled and verified, then used from the next round on. See `Gateway.roll_out`."""
+        stage, sync = self.gateway.roll_out_stage, self.gateway.config.sync
+        if sync.topology != "star":
             raise ConflictError(
                 "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run "
                 'with --set, or train with sync.topology = "star"',
                 code="step_fixed",
             )
-        if OVERLAPS.find(self.config.sync.overlap).overlaps:
+        if OVERLAPS.find(sync.overlap).overlaps:
             raise ConflictError(
-                f'with sync.overlap = "{self.config.sync.overlap}" a round is always under way, so that no step can be '
+                f'with sync.overlap = "{sync.overlap}" a round is always under way, so that no step can be '
                 "replaced between two: resume the run with --set",
                 code="step_fixed",
             )
         if stage.state in ("preparing", "verified"):
             raise ConflictError(f"another step is being rolled out: {stage.state}", code="rolling_out")
-        digest = self._earlier(controller, wanted.back_to) if wanted.back_to else ""
-        self.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
-        self._work.add(self._offer_step(controller, msgspec.structs.replace(wanted, back_to=digest)), cancels=True)
+        digest = self._earlier(wanted.back_to) if wanted.back_to else ""
+        self.gateway.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
+        self.gateway.work.add(self._offer_step(msgspec.structs.replace(wanted, back_to=digest)), cancels=True)
 
-    def _earlier(self, controller: Controller, wanted: str) -> str:
+    def _earlier(self, wanted: str) -> str:
         """Return the digest of an earlier step. Raises `UserError` unless exactly one begins so."""
-        steps = controller.state.steps
+        steps = self.controller.state.steps
         found = [one for one in steps[:-1] if one.startswith(wanted)] if wanted != BEFORE else steps[-2:-1]
         if len(found) != 1:
             known = ", ".join(one[:12] for one in steps[:-1]) or "none: it has the step that it began with"
             raise UserError(f"no earlier step of the run is {wanted!r}; there are {known}")
         return found[0]
 
-    async def _offer_step(self, controller: Controller, wanted: StepWanted) -> None:
+    async def _offer_step(self, wanted: StepWanted) -> None:
         try:
-            offered = await self._step_to_offer(controller, wanted)
+            offered = await self._step_to_offer(wanted)
         except PlanetaryError as error:
             self._refuse_step(str(error))
         except Exception as error:
             log.exception("preparing another training step failed")
             self._refuse_step(f"{type(error).__name__}: {error}")
         else:
-            self.roll_out_stage = msgspec.structs.replace(
-                self.roll_out_stage, state="verified", step=offered.spec.stablehlo_digest
-            )
-            self._post(offered)
+            self._show_stage(state="verified", step=offered.spec.stablehlo_digest)
+            self.gateway.post(offered)
 
     def _refuse_step(self, reason: str) -> None:
-        self.roll_out_stage = msgspec.structs.replace(self.roll_out_stage, state="refused", reason=reason)
-        self.warn(f"the training step is not replaced: {reason}")
+        self._show_stage(state="refused", reason=reason)
+        self.gateway.warn(f"the training step is not replaced: {reason}")
 
-    async def _step_to_offer(self, controller: Controller, wanted: StepWanted) -> e.StepOffered:
+    def _show_stage(self, **changed: Any) -> None:
+        self.gateway.roll_out_stage = msgspec.structs.replace(self.gateway.roll_out_stage, **changed)
+
+    async def _step_to_offer(self, wanted: StepWanted) -> e.StepOffered:
         """Make a step, compile it for the targets in use, and verify it there. Raises `PlanetaryError`."""
-        current, cache, folder = self.prepared, self.options.cache, self.options.folder
-        assert current is not None
+        gateway, setup, current = self.gateway, self._setup, self.prepared
+        cache, folder, files = gateway.options.cache, gateway.options.folder, gateway.system.files
         if wanted.back_to:
             record = record_of(folder / STEPS / f"{wanted.back_to}.json", StepRecord)
             if record is None:
                 raise TrustError(f"the run folder has no usable record of the step {wanted.back_to[:12]}")
-            made = await asyncio.to_thread(self._prepare_run, self.config, cache, lambda stage: None, record)
+            made = await asyncio.to_thread(setup.prepare_run, gateway.config, cache, lambda stage: None, record)
         else:
-            made = await self._export_step(self.config, wanted.overrides, cache)
-            if why := self._unfit(made):
+            made = await setup.export_step(gateway.config, wanted.overrides, cache)
+            if why := self.unfit(made):
                 raise UserError(why)
         offered = in_place_of(made, current)
         compiled = []
-        for target in (CompileTarget(*one) for one in controller.membership.targets):
-            async with self._compilations.free_compilers:
-                began = self._clock.monotonic()
-                published = await self._compile_apart(offered, target, cache)
-            compiled.append(compiled_event(target, published, self._clock.monotonic() - began))
-        await asyncio.to_thread(keep_step, folder, current.record, self._system.files)
-        await asyncio.to_thread(keep_step, folder, offered.record, self._system.files)
+        for target in (CompileTarget(*one) for one in self.controller.membership.targets):
+            async with gateway.compilations.free_compilers:
+                began = gateway.clock.monotonic()
+                published = await setup.compile_apart(offered, target, cache)
+            compiled.append(compiled_event(target, published, gateway.clock.monotonic() - began))
+        await asyncio.to_thread(keep_step, folder, current.record, files)
+        await asyncio.to_thread(keep_step, folder, offered.record, files)
         self._next = offered
         for text in offered.step.notes:
-            if text not in self.notes:
-                self.note(text)
+            if text not in gateway.notes:
+                gateway.note(text)
         return e.StepOffered(
             spec=offered.step.spec,
             buffers=offered.buffers,
@@ -231,124 +289,71 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
             back=bool(wanted.back_to),
         )
 
-    def _unfit(self, made: Prepared) -> str:
-        """Return why a step is not for this run, though the signature is equal; "" where it is."""
-        return ""
-
-    def _use_step(self, model: str) -> None:
-        following, start, controller = self._next, self._start, self.controller
-        assert following is not None
-        assert start is not None
-        assert controller is not None
-        self.prepared, self._next = following, None
-        start.policy = controller.policy
-        self.roll_out_stage = msgspec.structs.replace(self.roll_out_stage, state="in use", step=model)
+    def _use_step(self, asked: e.UseStep) -> None:
+        assert self._next is not None
+        self.prepared, self._next = self._next, None
+        self.start.policy = self.controller.policy
+        self._show_stage(state="in use", step=asked.model)
 
     # --- messages of workers ------------------------------------------------------------------------------------
 
     @cached_property
     def _accepted(self) -> Mapping[str, TensorSpec]:
         """The tensors of a worker's result."""
-        assert self._start is not None
-        return {spec.name: spec for spec in self._topology.accepted(self._start.policy.spec.params)}
+        return {spec.name: spec for spec in self._topology.accepted(self.start.policy.spec.params)}
 
     def _limits(self) -> Limits:
         total = sum(spec.nbytes for spec in self._accepted.values())
         return Limits(tensor_bytes=2 * total + MIB, tensors=len(self._accepted), messages_under_way=2)
 
-    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        """A parameter of the model, or an unknown name: checked, with the worker's name, once the tensors are here."""
-        if not isinstance(message, rm.TrainResult | rm.RingState) or spec.name not in self._accepted:
-            raise RemoteProtocolError(
-                f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
-            )
-        return spec.empty()
-
-    def _reader(self) -> Read:
-        return lambda session, received: self.parameters.receive(self._topology.brings, session, received)
+    def _expects(self, message: m.Message, spec: TensorSpec) -> bool:
+        """Parameters of the model are checked, with the worker's name, once the tensors are here."""
+        return isinstance(message, rm.TrainResult | rm.RingState) and spec.name in self._accepted
 
     # --- instructions -----------------------------------------------------------------------------------------
 
     @property
     def parameters(self) -> ParameterVersions:
-        """The gateway's copy of the model; there once the run folder was read."""
-        assert self._start is not None
-        return self._start.parameters
+        """The gateway's copy of the model."""
+        return self.start.parameters
 
     @property
-    def _round_checkpoints(self) -> RoundCheckpoints:
+    def _checkpoints(self) -> RoundCheckpoints:
         """The checkpoints in the run folder."""
-        assert self.prepared is not None
+        gateway = self.gateway
         return RoundCheckpoints(
-            self.config, self.prepared, self.parameters, self._system, folder=self.options.folder, room=self.room
+            gateway.config,
+            self.prepared,
+            self.parameters,
+            gateway.system,
+            folder=gateway.options.folder,
+            room=self.room,
         )
 
-    def _answers(self) -> Mapping[type[e.Instruction], Answer]:
-        tokens = self.config.train.batch_size * self.config.train.sequence_length
-        return {
-            e.MeasureContributions: self.parameters.compare,
-            e.TakeOuterStep: partial(self.parameters.step, self.config.outer, tokens),
-            e.RestoreParameters: self._restore,
-        }
+    def _write_checkpoint(self, asked: e.WriteCheckpoint) -> None:
+        checkpoint = self._checkpoints.checkpoint(asked)  # now: the next outer step may follow
+        self.gateway.answer(partial(self._checkpoints.write, checkpoint, asked.protected))
 
-    def _restore(self, instruction: e.RestoreParameters) -> e.Event:
-        return self._round_checkpoints.restore(instruction)
+    def _restore(self, asked: e.RestoreParameters) -> e.Event:
+        return self._checkpoints.restore(asked)
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        match instruction:
-            case e.WriteCheckpoint():
-                assert self._shell is not None
-                checkpoint = self._round_checkpoints.checkpoint(instruction)  # now: the next outer step may follow
-                self._shell.answer(partial(self._round_checkpoints.write, checkpoint, instruction.protected))
-            case e.KeepParameters():
-                self.parameters.keep(instruction.versions)
-            case e.DropAttachment():
-                self.parameters.drop(instruction.attachment)
-            case e.KeepOuterState():
-                self.parameters.adopt(instruction.version, instruction.attachment)
-            case e.ForgetRounds():
-                self._forget_rounds(instruction.after)
-            case e.UseStep():
-                self._use_step(instruction.model)
-            case e.UseStar():
-                self._use_star(instruction)
-            case _:
-                return super()._carry_out(instruction)
-        return None
-
-    def _use_star(self, instruction: e.UseStar) -> None:
+    def _use_star(self, asked: e.UseStar) -> None:
         """Take results from now on. The configuration stays: a run that is resumed tries the ring again."""
-        self._work.add(asyncio.to_thread(self._topology.stop))
+        self.gateway.work.add(asyncio.to_thread(self._topology.stop))
         self._topology = StarGateway()
         vars(self).pop("_accepted", None)  # of the ring
-        self.parameters.go_back(self.parameters.state, instruction.version, {})
-        self.warn(f"the run goes on in a star: {instruction.why}")
+        self.parameters.go_back(self.parameters.state, asked.version, {})
+        self.gateway.warn(f"the run goes on in a star: {asked.why}")
 
-    def _forget_rounds(self, after: int) -> None:
-        assert self._metrics_file is not None
-        self._metrics_file.close()
-        self.metrics = trim_metrics(self._metrics_file.path, after, self._system.files)
-        self._metrics_file = JsonLinesWriter(self._metrics_file.path, self._system.files)
+    def _forget_rounds(self, asked: e.ForgetRounds) -> None:
+        self.gateway.rewrite_metrics(lambda path, files: trim_metrics(path, asked.after, files))
 
-    def _source(self, payload: e.Payload | None) -> TensorSource | None:
-        match payload:
-            case e.ParametersOf():
-                params = self.parameters.of_version(payload.version)
-                return lambda: params
-            case e.ChangeOf():
-                change = self.parameters.change_of(payload.version, payload.own)
-                return lambda: change
-            case e.OuterStateOf():
-                outer = self.parameters.outer_state(payload.version)
-                return lambda: outer
-            case e.TokensOf():
-                assert self.prepared is not None
-                data = self.prepared.data
-                file = data.held_out if payload.held_out else data.train
-                pieces = [file.slice(piece.offset, piece.count) for piece in payload.slices]
-                return lambda: {"tokens": read_slices(pieces)}
-        return super()._source(payload)
+    def _tokens(self, payload: e.TokensOf) -> TensorSource:
+        data = self.prepared.data
+        file = data.held_out if payload.held_out else data.train
+        pieces = [file.slice(piece.offset, piece.count) for piece in payload.slices]
+        return lambda: {"tokens": read_slices(pieces)}
 
-    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        assert self.prepared is not None
-        return await self._compile_apart(self.prepared, target, self.options.cache)
+    async def compile_for(self, target: CompileTarget) -> PublishedArtifact:
+        """Compile and verify the training step in use."""
+        return await self._setup.compile_apart(self.prepared, target, self.gateway.options.cache)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.checkpoint import Checkpoint
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
@@ -16,8 +16,15 @@ from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, keep_code, write_config
-from planetary.fleet.protocol.kind_reader import FORMAT, KindReader, read_journal
+from planetary.fleet.gateway.run_files import (
+    EVENTS,
+    METRICS,
+    checkpoint_to_resume,
+    earlier_records,
+    keep_code,
+    write_config,
+)
+from planetary.fleet.protocol.kind_reader import FORMAT, KindReader
 from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
 from planetary.fleet.protocol.status import RoundMetrics
@@ -78,11 +85,8 @@ def begin(
     folder = options.folder
     policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
     keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
-    path = folder / EVENTS
-    earlier = read_journal(path, reader)
+    earlier = earlier_records(folder, reader, resume=options.resume)
     if not options.resume:
-        if earlier:
-            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_config(folder, config, files)
         write_record(folder, prepared.record, files)
         started = RunStarted(
@@ -109,8 +113,6 @@ def begin(
         policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
         policy = topology.extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], reader.fold()), parameters, [started], [], [])
-    if not earlier:
-        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier, state=reader.fold(), files=files)
     policy = msgspec.structs.replace(
         policy, inner_state_of=start.state.inner_state_of, start_digest=start.parameters.start_digest
@@ -131,7 +133,7 @@ def _resume(
 ) -> RoundsStart:
     folder, specs = options.folder, prepared.step.spec.params
     replay(earlier, state, folder / EVENTS)
-    checkpoint = _checkpoint(options)
+    checkpoint = checkpoint_to_resume(folder, options.resume_from)
     if checkpoint is not None:
         _check_same(checkpoint, prepared, policy)
     mark, outer = outer_state_of(checkpoint, prepared)
@@ -183,16 +185,6 @@ def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[L
         return LeaseMark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params, optimizer)
     mark = msgspec.json.decode(checkpoint.info.controller, type=LeaseMark)
     return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity), dict(checkpoint.moments))
-
-
-def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
-    """The checkpoint to go on from; None when the run ended before the first one."""
-    if options.resume_from is not None:
-        return load_checkpoint(options.resume_from)
-    checkpoints = options.folder / CHECKPOINTS
-    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
-        return None
-    return load_latest(checkpoints)
 
 
 def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPolicy) -> None:

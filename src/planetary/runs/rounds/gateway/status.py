@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,16 +20,15 @@ from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
+    from planetary.fleet.gateway.gateway import Gateway
     from planetary.runs.rounds.controller.controller import Controller
     from planetary.runs.rounds.controller.pace import Latest
-    from planetary.runs.rounds.gateway.gateway import RoundsGateway
+    from planetary.runs.rounds.gateway.gateway import RoundsRun
 
 
-def status_of(gateway: RoundsGateway) -> RunStatus:
+def status_of(run: RoundsRun) -> RunStatus:
     """Build the status of a run in rounds."""
-    controller = gateway.controller
-    if controller is None:
-        return base_status(gateway, None)
+    gateway, controller = run.gateway, run.controller
     state = controller.state
     waiting_for, waiting_since = controller.training.leases.waited_for()
     run_state = _run_state(controller)
@@ -45,8 +44,8 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
         learning_rate=_learning_rate(controller),
         checkpoint_round=state.durable_round,
         checkpoint_at=gateway.checkpoint_at,
-        checkpoint_bytes=gateway.room.checkpoint_bytes,
-        disk_free=gateway.room.free,
+        checkpoint_bytes=run.room.checkpoint_bytes,
+        disk_free=run.room.free,
         waiting_for=tuple(waiting_for),
         waiting_since=gateway.wall_of(waiting_since) if waiting_for else 0.0,
         message=message_of(gateway, controller.stalls.why),
@@ -75,7 +74,7 @@ def _run_state(controller: Controller) -> RunState:
     return "finishing" if controller.is_trained else "waiting"
 
 
-def _worker(gateway: RoundsGateway, controller: Controller, worker: WorkerSession) -> WorkerStatus:
+def _worker(gateway: Gateway[Any], controller: Controller, worker: WorkerSession) -> WorkerStatus:
     train, run = worker.train, controller.state
     latest = controller.training.leases.pace.latest.get(worker.worker)
     version = train.version if train is not None else worker.version
@@ -98,7 +97,7 @@ def _worker(gateway: RoundsGateway, controller: Controller, worker: WorkerSessio
     )
 
 
-def _contribution(gateway: RoundsGateway, latest: Latest) -> dict[str, float | None]:
+def _contribution(gateway: Gateway[Any], latest: Latest) -> dict[str, float | None]:
     return {
         "last_contribution_at": gateway.wall_of(latest.at),
         "step_s": latest.times.step_s,

@@ -172,7 +172,8 @@ def test_a_hub_and_its_sites_say_how_they_stand() -> None:
     assert (hub.version, hub.tokens_total) == (4, 128)
     assert [(one.terms.name, one.tokens, one.banned) for one in hub.sites] == [("a", 128, ""), ("b", 0, "")]
     [site] = [view for view in seen[-2:] if view.role == "site"]
-    assert (site.hub, site.version, site.uncounted) == (hub.hub, 4, 0)
+    # Depending on the schedule, the site has begun another round when the hub ends.
+    assert (site.hub, site.version, site.uncounted) == (hub.hub, 4, site.tokens_total - hub.tokens_total)
     joined = {r.worker: r.verified for r in made.hub.journal if isinstance(r, WorkerJoined)}
     assert joined == {"a": "part 1 of 2, at most 50% of the weight", "b": "part 2 of 2, standby"}
 

@@ -175,7 +175,7 @@ def test_a_rollout_passes_every_hop_of_its_journey() -> None:
 
 def test_a_killed_worker_passes_every_hop_of_its_journey() -> None:
     """In the simulator, which has processes of its own in place of `fleet/shell/child.py`."""
-    kill = Fault(at_s=6.0, kind="kill_worker", worker=1)
+    kill = Fault(at_s=5.0, kind="kill_worker", worker=1)
     cluster = SimCluster(1, small_training(workers=3, checkpoint_every=1, rounds=3), 3, [kill])
     hops = PLACE.findall(hops_of(PAGE.split("\n## ")[6]))
     called = called_during(lambda: cluster.run(2000.0))

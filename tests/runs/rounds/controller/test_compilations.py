@@ -8,7 +8,7 @@ from controller_bench import Bench
 
 from planetary.core.clock import SystemClock
 from planetary.fleet.controller.membership import MOST_TARGETS
-from planetary.fleet.gateway.gateway import Compilations
+from planetary.fleet.gateway.compilations import Compilations
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m

@@ -26,7 +26,10 @@ STARTS: dict[str, list[Place]] = {
         ("planetary.runs.rounds.gateway.gateway", "RoundsSetup"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
     ],
-    "hub": [("planetary.runs.federation.hub_gateway", "HubSetup")],
+    "hub": [
+        ("planetary.runs.federation.hub_gateway", "HubSetup"),
+        ("planetary.runs.rounds.gateway.gateway", "RoundsSetup"),
+    ],
     "site": [
         ("planetary.runs.federation.site_gateway", "SiteSetup"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),

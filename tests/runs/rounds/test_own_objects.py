@@ -143,8 +143,8 @@ def test_what_an_own_object_declares_is_checked(tmp_path: Path) -> None:
     config = config_from_tables({}, [f"sync.overlap={tmp_path}/my_overlap.py:EveryOther", "outer.merge=mean"])
     with pytest.raises(UserError, match=r"sync.compression: expected a codec with sync.overlap = "):
         own_files(config, "the configuration")
-    config = config_from_tables({}, [f"outer.merge={tmp_path}/my_rule.py:Nearest", "outer.weights=tokens_squared"])
-    with pytest.raises(UserError, match=r"outer.weights: expected .*tokens.* only mean and rda"):
+    config = config_from_tables({}, [f"outer.merge={tmp_path}/my_rule.py:Nearest", "outer.trimmed=0.3"])
+    with pytest.raises(UserError, match=r"outer.trimmed: expected 0.2 .* only trimmed_mean"):
         own_files(config, "the configuration")
 
 

@@ -30,12 +30,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from planetary.simulation.world import World  # noqa: E402
 from random_schedules import FILES, Schedules, schedules_of  # noqa: E402
 
-TESTS = {
-    "make test": "not slow and not soak and not device",
-    "the rest of .ci/run": "slow and not soak and not device",
-    "make soak": "soak",
-}
-"""Markers, as in the Makefile."""
+TESTS = ("make test", "the rest of .ci/run", "make soak")
+"""As the Makefile chooses them by markers: neither slow nor soak, slow, soak."""
 RUNS = {"run", "run_schedule", "sweep", "sweep_modes", "sweep_on_two_cores"}
 """Functions that run schedules, by the names that tests call them by."""
 
@@ -44,22 +40,23 @@ class Counter:
     """A plugin of pytest that counts.
 
     Attributes:
-        seen: test -> the schedules that it would run.
+        seen: which of `TESTS` -> test -> the schedules that it would run.
         uncounted: tests that ended before a later schedule of theirs, and where.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[str, set[object]] = collections.defaultdict(set)
+        self.seen = {name: collections.defaultdict[str, set[object]](set) for name in TESTS}
         self.uncounted: list[str] = []
-        self._test = ""
+        self._test, self._of = "", TESTS[0]
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Note the test."""
-        self._test = item.nodeid
+        of = [number for number, mark in ((2, "soak"), (1, "slow")) if item.get_closest_marker(mark)]
+        self._test, self._of = item.nodeid, TESTS[of[0] if of else 0]
 
     def pytest_runtest_makereport(self, item: pytest.Function, call: pytest.CallInfo[None]) -> None:
         """Find schedules that the test would have run after it failed."""
-        if call.when != "call" or call.excinfo is None or self._test not in self.seen:
+        if call.when != "call" or call.excinfo is None or self._test not in self.seen[self._of]:
             return
         lines = [
             frame.lineno or 0 for frame in traceback.extract_tb(call.excinfo.tb) if frame.name == item.originalname
@@ -70,7 +67,9 @@ class Counter:
     def run(self, schedules: Any, seed: int, **options: Any) -> Any:
         """Count in place of `Schedules.run`."""
         if schedules.kind in FILES:  # not those of the library's own tests
-            self.seen[self._test].add((schedules.kind, seed, repr(sorted(options.items(), key=lambda item: item[0]))))
+            self.seen[self._of][self._test].add(
+                (schedules.kind, seed, repr(sorted(options.items(), key=lambda item: item[0])))
+            )
         world = MagicMock(struck=[], journal=[])
         world.__iter__.return_value = iter(())
         return world
@@ -84,18 +83,26 @@ class Counter:
 
 
 def later_run(test: Any, line: int) -> int:
-    """Return the line of a call in `test` that would run schedules after `line` failed; 0: there is none."""
+    """Return the line of a call in `test` that would run other schedules after `line` failed; 0: there is none."""
     source, first = inspect.getsourcelines(test)
-    tree = ast.parse(inspect.cleandoc("\n".join(("if True:", *source))) if source[0][0] == " " else "".join(source))
-    ast.increment_lineno(tree, first - 1)
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
-    begins = min((loop.lineno for loop in loops if loop.lineno <= line <= (loop.end_lineno or 0)), default=line + 1)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.lineno >= begins:
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if name in RUNS and ast.unparse(node.func) != "cluster.run":
-                return node.lineno
+    tree = ast.increment_lineno(ast.parse("".join(source)), first - 1)
+    again = set[str]()  # variables of the loops that would go on
+    begins = line + 1
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
+        if loop.lineno <= line <= (loop.end_lineno or 0):
+            begins = min(begins, loop.lineno)
+            again |= _names(loop.target)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.lineno >= begins):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        given = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg != "begin")]
+        differs = call.lineno > line or again & set().union(*map(_names, given))
+        if name in RUNS and ast.unparse(call.func) != "cluster.run" and differs:
+            return call.lineno
     return 0
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def main() -> None:
@@ -125,13 +132,12 @@ def main() -> None:
         print(f"{len(set(found.faults)):>15}  {len(found.invariants):>10}  {name}")
     print("schedules")
     files = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if "_schedules import" in path.read_text()]
-    for name, marker in TESTS.items():
-        counter.seen.clear()
-        with contextlib.redirect_stdout(io.StringIO()) as shown:  # tests fail without their results
-            code = pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "-m", marker, *files], plugins=[counter])
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            raise SystemExit(shown.getvalue())
-        found = collections.Counter({test: len(seen) for test, seen in counter.seen.items()})
+    with contextlib.redirect_stdout(io.StringIO()) as shown:  # tests fail without their results
+        code = pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "-m", "not device", *files], plugins=[counter])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise SystemExit(shown.getvalue())
+    for name in TESTS:
+        found = collections.Counter({test: len(seen) for test, seen in counter.seen[name].items()})
         for test, count in sorted(found.items()) if given.list else ():
             print(f"{count:>7,}  {test}")
         print(f"{found.total():>7,}  {name}")

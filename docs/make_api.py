@@ -32,7 +32,7 @@ RECORDS = (
     "planetary.artifacts.checkpoint:Checkpoint",
     "planetary.site.api.views:JobView",
     "planetary.site.placement.status:PlacedJobStatus",
-    "planetary.site.client.jobs:JobEvent",
+    "planetary.client.jobs:JobEvent",
     "planetary.site.api.views:SiteView",
     "planetary.site.api.views:CheckpointView",
     "planetary.site.api.views:CheckpointFile",

@@ -16,6 +16,7 @@ from planetary.lazy_names import lazy_names
 from planetary.version import __version__
 
 if TYPE_CHECKING:
+    from planetary.client.jobs import Jobs
     from planetary.collectives import Communicator
     from planetary.fleet.protocol.status import RoundMetrics
     from planetary.run.config_help import Config
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from planetary.run.train import train, train_async
     from planetary.simulation.faults import Fault
     from planetary.simulation.simulated_network import SimulatedLink
-    from planetary.site.client.jobs import Jobs
 
 __all__ = [
     "Communicator",
@@ -59,7 +59,7 @@ _HOMES = {
     "vjp": "planetary.run.model.authoring",
     "Config": "planetary.run.config_help",
     "Fault": "planetary.simulation.faults",
-    "Jobs": "planetary.site.client.jobs",
+    "Jobs": "planetary.client.jobs",
     "RoundMetrics": "planetary.fleet.protocol.status",
     "RoundRewards": "planetary.run.metrics",
     "Run": "planetary.run.handle",

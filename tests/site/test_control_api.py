@@ -28,6 +28,7 @@ from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 import planetary
 from planetary.artifacts.checkpoint import checkpoint_name
 from planetary.cli.main import main
+from planetary.client.connection import client_of
 from planetary.core.clock import SystemClock
 from planetary.core.configuration.ranges import describe
 from planetary.core.errors import PlanetaryError, TrustError, UserError
@@ -39,7 +40,6 @@ from planetary.run.processes.announcement import Announcement
 from planetary.runs.serve.http import requests
 from planetary.site import api
 from planetary.site.api.event_streams import event_lines
-from planetary.site.client.connection import client_of
 from planetary.site.config import ControllerOptions, Controllers, load_site
 from planetary.site.gateway_process import HostOptions, host_site
 from planetary.site.site import SiteOptions

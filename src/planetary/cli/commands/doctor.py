@@ -74,6 +74,7 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
 
     from planetary.cli import node_flags
     from planetary.cli.option_values import WORKER_PORT
+    from planetary.client import API_PORT
     from planetary.core.errors import PlanetaryError
     from planetary.fleet.shell.starts import NodeStart
     from planetary.fleet.shell.system import SYSTEM
@@ -85,7 +86,6 @@ def _examine(args: argparse.Namespace) -> tuple[list[Finding], Measurements]:
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import installed_backends
     from planetary.runtime.host import available_memory, usable_cores
-    from planetary.site.client import API_PORT
 
     backends = installed_backends() if args.backend == "auto" else [args.backend]
     folders = [cache_folder(args.cache), node_flags.state_folder(args)]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import action_parser, command_parser
 from planetary.cli.exit_codes import EXIT_OK
-from planetary.site.client import DEFAULT_URL
+from planetary.client import DEFAULT_URL
 
 if TYPE_CHECKING:
+    from planetary.client.jobs import Jobs
     from planetary.site.api.views import StepHistory
-    from planetary.site.client.jobs import Jobs
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from planetary.site.client.jobs import Jobs
+    from planetary.client.jobs import Jobs
 
     jobs = Jobs(args.gateway, token_file=args.token_file)
     match args.action:

@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.site.client.connection import client_of
+    from planetary.client.connection import client_of
 
     client = client_of(args.url or args.gateway, args.token_file)
     site = client.get("/v1/site")

@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _source(args: argparse.Namespace) -> Callable[[], RunStatus]:
     """Return where the status comes from: a folder, a page, or a gateway asked as other commands ask it."""
+    from planetary.client.connection import client_of
     from planetary.run.status_source import status_in, status_source
-    from planetary.site.client.connection import client_of
 
     if args.token_file is None and not args.run.startswith("https://"):
         return status_source(args.run)

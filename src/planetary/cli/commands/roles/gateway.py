@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
 from planetary.cli.option_values import WORKER_PORT, port
+from planetary.client import API_HOST, API_PORT
 from planetary.core.printable import command_line
-from planetary.site.client import API_HOST, API_PORT
 
 if TYPE_CHECKING:
     from planetary.core.config import Config

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import msgspec
 
 from planetary.artifacts.checkpoint import checkpoint_name, verify_checkpoint
+from planetary.client.connection import client_of
 from planetary.core.errors import ClosedError, CompileError, PeerError, PlanetaryError, TrustError, UserError
 from planetary.fleet.protocol.status import RoundMetrics, RunStatus
 from planetary.site.api.views import CheckpointView, JobView, SiteView, StepHistory
-from planetary.site.client.connection import client_of
 from planetary.site.placement.status import PlacedJobStatus
 from planetary.version import __version__
 

@@ -6,8 +6,8 @@ import os
 import urllib.parse
 from pathlib import Path
 
+from planetary.client import DEFAULT_URL
 from planetary.core.errors import UserError
-from planetary.site.client import DEFAULT_URL
 from planetary.web.gateway_client import GatewayClient
 
 TOKEN_VARIABLE = "PLANETARY_API_TOKEN"

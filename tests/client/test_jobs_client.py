@@ -22,9 +22,9 @@ from planetary.artifacts.checkpoint import (
     load_checkpoint,
     write_checkpoint,
 )
+from planetary.client import jobs as client
 from planetary.core.errors import ClosedError, CompileError, ConflictError, PeerError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.site.client import jobs as client
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 

@@ -8,12 +8,11 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.data.fitted_keys import changes
-from planetary.data.fitting import fit_to_data, length_of
+from planetary.data.fitting import changes, fit_to_data, length_of
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.run_length import RunLength
-from planetary.runs.mixture.leases import STEP_LEASES
+from planetary.runs.mixture.gateway.preparation import STEP_LEASES
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from planetary.cli.main import main
-from planetary.core.loopback_proxies import spare_loopback
+from planetary.cli.main import main, spare_loopback
 from planetary.net import addresses
 from planetary.net.addresses import is_local_name, own_address
 from planetary.net.http_opener import opener_for

@@ -15,9 +15,9 @@ from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
 from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_USAGE, report_error
 from planetary.cli.terminal_text import allow_any_text
 from planetary.core.errors import UserError, did_you_mean
-from planetary.core.loopback_proxies import spare_loopback
 from planetary.version import __version__
 
+_LOOPBACK = ("localhost", "127.0.0.1", "::1", "127.0.0.0/8")
 _DEBUG_HELP = "show the traceback of an error"
 
 
@@ -148,3 +148,11 @@ def leave(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     entry()
+
+
+def spare_loopback() -> None:
+    """Have no proxy of the environment asked for this machine's own addresses, by this process and those it starts."""
+    for name in ("no_proxy", "NO_PROXY"):
+        given = os.environ.get(name) or os.environ.get(name.swapcase(), "")
+        listed = [one.strip() for one in given.split(",") if one.strip()]
+        os.environ[name] = ",".join([*listed, *(one for one in _LOOPBACK if one not in listed)])

@@ -68,6 +68,22 @@ def unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     return codes[..., :count]
 
 
+def hadamard(columns: np.ndarray) -> np.ndarray:
+    """Multiply each column of float32 [2^k, n] with the Hadamard matrix, unscaled, in k steps; `columns` is written to.
+
+    In columns, neighbours in memory are added alike: along rows the first steps would add runs of one or two numbers,
+    which takes five times as long.
+    """
+    spare, half, length = np.empty_like(columns), 1, len(columns)
+    while half < length:
+        pairs, sums = (array.reshape(length // (2 * half), 2, half, -1) for array in (columns, spare))
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        columns, spare = spare, columns
+        half *= 2
+    return columns
+
+
 def absmax_codes(values: np.ndarray, block: int, levels: int) -> tuple[np.ndarray, np.ndarray]:
     """Round each block of neighbours to whole multiples of its largest magnitude divided by `levels`.
 

@@ -104,3 +104,18 @@ def _batches(config: Config, tokens: int, part: str) -> int:
 def warn_of_fitting(key: str, fitting: int, given: int, reason: str) -> None:
     """Warn that a key gets another value than the configuration has."""
     log.warning("%s: %d instead of %d, because %s", key, fitting, given, reason)
+
+
+FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
+"""Keys a run may have smaller than it was given them."""
+
+
+def changes(given: Config, fitted: Config) -> str:
+    """Return the changes of `fit_to_data`, for a display; "" for none."""
+    found = []
+    for dotted in FITTED:
+        section, key = dotted.split(".")
+        before, after = (getattr(getattr(config, section), key) for config in (given, fitted))
+        if before != after:
+            found.append(f"{dotted} is {after} instead of {before}")
+    return f"fitted to the data: {', '.join(found)}" if found else ""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from planetary.compiler.backends.iree import vector_unit
 from planetary.compiler.backends.targets import Target
-from planetary.compiler.backends.vector_units import vector_unit
 from planetary.compiler.rewrites.weight_blocks import AVX2, AVX512, VectorUnit
 
 

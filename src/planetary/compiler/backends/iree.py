@@ -17,9 +17,8 @@ from planetary.compiler.backends.artifact_manifest import ArtifactCache, Artifac
 from planetary.compiler.backends.flag_choice import flag_key, read_choice
 from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.backends.targets import Target, compiler_flags, nearest
-from planetary.compiler.backends.vector_units import vector_unit
 from planetary.compiler.rewrites import normalise
-from planetary.compiler.rewrites.weight_blocks import store_in_blocks
+from planetary.compiler.rewrites.weight_blocks import AVX2, AVX512, VectorUnit, store_in_blocks
 from planetary.compiler.step.step_module import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
@@ -322,3 +321,23 @@ def first_complaint(stderr: str) -> str:
         return "no message"
     _, mark, message = lines[0].partition("error:")
     return (message.strip() if mark else lines[0].strip())[:500]
+
+
+_UNIT_OF_LEVEL = {"x86-64-v3": AVX2, "x86-64-v4": AVX512}
+
+
+def vector_unit(target: Target, cpuinfo: Path = Path("/proc/cpuinfo")) -> VectorUnit | None:
+    """Return the vector unit of a CPU target; None for one whose tiles were not measured.
+
+    `cpuinfo` describes this machine, for the target `"host"`, which is this machine.
+    """
+    if target.backend != "cpu":
+        return None
+    if target.name != "host":
+        return _UNIT_OF_LEVEL.get(target.name)
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return AVX512 if "avx512f" in flags else AVX2 if {"avx2", "fma"} <= set(flags) else None

@@ -22,7 +22,7 @@ from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.errors import ConflictError
-from planetary.data.fitted_keys import changes
+from planetary.data.fitting import changes
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.compilations import Compilations
 from planetary.fleet.gateway.invites import InviteList

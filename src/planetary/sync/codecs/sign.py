@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from planetary.core import quantisers
 from planetary.core.errors import ProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.sync.codecs import tensor_codec
@@ -127,13 +128,9 @@ def hadamard(blocks: np.ndarray) -> np.ndarray:
     That of height · width numbers is the one of the height on columns, and then the one of the width on rows.
     """
     for _ in range(2):
-        half, height = 1, blocks.shape[1]
-        while half < height:
-            pairs = blocks.reshape(len(blocks), height // (2 * half), 2, half, -1)
-            upper, lower = pairs[:, :, 0], pairs[:, :, 1]
-            blocks = np.stack([upper + lower, upper - lower], axis=2).reshape(len(blocks), height, -1)
-            half *= 2
-        blocks = np.ascontiguousarray(blocks.transpose(0, 2, 1))
+        count, height, width = blocks.shape
+        columns = np.array(blocks.transpose(1, 0, 2), order="C").reshape(height, -1)
+        blocks = quantisers.hadamard(columns).reshape(height, count, width).transpose(1, 2, 0)
     return blocks.transpose(0, 2, 1)
 
 

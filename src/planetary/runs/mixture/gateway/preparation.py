@@ -16,11 +16,12 @@ import msgspec
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, config_hash
+from planetary.core.configuration.strict import with_fitting_warmup
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
-from planetary.data.fitting import fit_to_data
+from planetary.data.fitting import fit_to_data, warn_of_fitting
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.slices import SliceOrder
@@ -37,7 +38,6 @@ from planetary.runs.mixture.checks import check_mixture
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.controller.events import MixturePolicy
 from planetary.runs.mixture.controller.syncer_machine import SyncPolicy
-from planetary.runs.mixture.leases import STEP_LEASES
 from planetary.runs.mixture.methods.ownership import hashed, round_robin
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.tiers import Tier
@@ -335,6 +335,41 @@ def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
         )
     return state
 
+
+class StepLeases:
+    """A lease is one step of all composers of a mixture."""
+
+    def most_inner_steps(self, config: Config, batches: int) -> int:
+        """A round is no lease, and may be longer than an epoch."""
+        return config.train.inner_steps
+
+    def within_epochs(self, config: Config, tokens: int) -> Config:
+        """Every step is that of all composers, so that passes are a number of rounds.
+
+        Raises:
+            UserError: not one round is possible.
+        """
+        epochs, composers = config.data.max_epochs, config.of(MoeConfig).composers
+        if not epochs:
+            return config
+        rounds = epochs * (tokens // (composers * config.tokens_per_batch)) // config.train.inner_steps
+        if rounds >= config.train.rounds:
+            return config
+        reason = (
+            f"data.max_epochs = {epochs} allows {epochs * tokens} tokens, and a round of {composers} takes "
+            f"{composers * config.tokens_per_slice}"
+        )
+        if not rounds:
+            raise UserError(
+                f"{reason}: not one round is possible. Raise data.max_epochs, give more data, or lower "
+                "train.inner_steps, train.batch_size or moe.composers"
+            )
+        warn_of_fitting("train.rounds", rounds, config.train.rounds, reason)
+        shorter = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
+        return with_fitting_warmup(shorter, shorter.total_inner_steps)
+
+
+STEP_LEASES = StepLeases()
 
 STUCK_AFTER_S = 120.0
 """A composer without a step for this long, and for twenty usual steps, is restarted."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, ProtocolError, UserError
-from planetary.core.quantisers import pack, unpack
+from planetary.core.quantisers import hadamard, pack, unpack
 
 # Max, "Quantizing for minimum distortion", IRE Trans. Inf. Theory 6 (1960), table I, 16 levels: the positive half.
 _HALF_GRID = (0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733)
@@ -114,21 +114,9 @@ def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
 
 
 def _hadamard(rows: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each block of each row by the orthonormal Hadamard matrix (an involution), in log₂ steps.
-
-    Numbers at one place of all blocks lie beside each other meanwhile: the first steps would otherwise add runs of one
-    or two numbers, which takes five times as long. Every number is added to the same one either way.
-    """
-    values = np.array(rows.reshape(-1, block).T, np.float32, order="C")
-    spare = np.empty_like(values)
-    half = 1
-    while half < block:
-        pairs, sums = (array.reshape(block // (2 * half), 2, half, -1) for array in (values, spare))
-        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
-        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
-        values, spare = spare, values
-        half *= 2
-    return np.ascontiguousarray(values.T).reshape(rows.shape) * np.float32(block**-0.5)
+    """Multiply each block of each row by the orthonormal Hadamard matrix (an involution)."""
+    columns = hadamard(np.array(rows.reshape(-1, block).T, np.float32, order="C"))
+    return np.ascontiguousarray(columns.T).reshape(rows.shape) * np.float32(block**-0.5)
 
 
 @functools.lru_cache(maxsize=64)

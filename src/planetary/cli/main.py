@@ -47,6 +47,14 @@ def prepare_process() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
+def spare_loopback() -> None:
+    """Have no proxy of the environment asked for this machine's own addresses, by this process and those it starts."""
+    for name in ("no_proxy", "NO_PROXY"):
+        given = os.environ.get(name) or os.environ.get(name.swapcase(), "")
+        listed = [one.strip() for one in given.split(",") if one.strip()]
+        os.environ[name] = ",".join([*listed, *(one for one in _LOOPBACK if one not in listed)])
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong flag as every other error is reported: in one paragraph that names near ones."""
 
@@ -148,11 +156,3 @@ def leave(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     entry()
-
-
-def spare_loopback() -> None:
-    """Have no proxy of the environment asked for this machine's own addresses, by this process and those it starts."""
-    for name in ("no_proxy", "NO_PROXY"):
-        given = os.environ.get(name) or os.environ.get(name.swapcase(), "")
-        listed = [one.strip() for one in given.split(",") if one.strip()]
-        os.environ[name] = ",".join([*listed, *(one for one in _LOOPBACK if one not in listed)])

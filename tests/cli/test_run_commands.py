@@ -15,6 +15,7 @@ from planetary.cli.main import main
 from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
 from planetary.fleet.gateway.invites import read_invites
+from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.status import RoundMetrics, RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
@@ -33,9 +34,22 @@ def ended_run(tmp_path: Path) -> Path:
     folder = tmp_path / "demo"
     folder.mkdir()
     (folder / "events.jsonl").write_text(
-        event("run_started", 10.0, run="demo", rounds=1, params=8)
-        + event("round_started", 11.0, round=1)
-        + event("round_finished", 20.0, round=1)
+        event(
+            "run_started", 10.0, kind="rounds", format=FORMAT, run="demo", rounds=1, config_hash="", model="", params=8
+        )
+        + event("round_started", 11.0, round=1, version=0, workers=1)
+        + event(
+            "round_finished",
+            20.0,
+            round=1,
+            workers=1,
+            tokens=100,
+            tokens_total=100,
+            loss=2.5,
+            seconds=9.0,
+            compute_fraction=0.8,
+            durable=False,
+        )
         + event("run_finished", 21.0, round=1, ok=True, reason="done")
     )
     line = RoundMetrics(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from site_support import ADMIN, Running, run, toy_kinds  # noqa: F401
+from site_support import ADMIN, Running, forget_the_kind, run, toy_kinds  # noqa: F401
 
 import planetary
 from planetary.artifacts.checkpoint import (
@@ -233,5 +233,21 @@ def test_downloaded_results_are_a_run(tmp_path: Path) -> None:
             jobs.download("toy", tmp_path / "other")
         assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == []
         assert load_checkpoint(list_checkpoints(tmp_path / "copy" / "checkpoints")[0].path).info.round == 2
+
+    ask(tmp_path, test)
+
+
+def test_results_of_a_kind_that_is_not_installed_are_downloaded(tmp_path: Path) -> None:
+    def test(jobs: planetary.Jobs, site: Running) -> None:
+        jobs.submit(toy(1))
+        jobs.wait("toy", timeout=30)
+        values = write_results(site.folder / "runs" / "toy")
+        forget_the_kind(site.folder / "runs" / "toy")
+        found = jobs.download("toy", tmp_path / "copy")
+        assert found.params()["w"].tolist() == values.tolist()
+        assert [event["event"] for event in found.events] == [one.event for one in jobs.events("toy")]
+        with pytest.raises(UserError, match="the kind of run 'comet' is not known here"):
+            _ = found.status
+        assert "the kind of run 'comet' is not known here" in repr(found)
 
     ask(tmp_path, test)

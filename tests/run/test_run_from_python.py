@@ -19,6 +19,7 @@ import planetary
 from planetary.core.config import Config
 from planetary.core.errors import NumericsError, PlanetaryError, UserError
 from planetary.fleet.gateway.run_files import RunLock, holder_of
+from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.run import handle
 from planetary.run.metrics import Metrics
@@ -48,7 +49,13 @@ def line(round_: int, loss: float) -> RoundMetrics:
 
 def write_rounds(folder: Path, lines: list[RoundMetrics], *, rounds: int = 2, end: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    events: list[dict[str, Any]] = [{"event": "run_started", "t": 1.0, "run": folder.name, "rounds": rounds}]
+    began = {"kind": "rounds", "format": FORMAT, "rounds": rounds, "config_hash": "", "model": "", "params": 1}
+    events: list[dict[str, Any]] = [{"event": "run_started", "t": 1.0, "run": folder.name, **began}]
+    for one in lines:
+        same = {name: getattr(one, name) for name in ("workers", "tokens", "tokens_total", "loss", "seconds")}
+        same |= {"round": one.round, "compute_fraction": one.compute_fraction, "durable": False}
+        events.append({"event": "round_started", "t": 1.0, "round": one.round, "version": one.round - 1, "workers": 2})
+        events.append({"event": "round_finished", "t": 2.0, **same})
     events += [{"event": "run_finished", "t": 2.0, "round": rounds, "ok": True, "reason": "done"}] if end else []
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
@@ -277,7 +284,8 @@ def test_open_reads_a_folder_and_names_what_is_missing(tmp_path: Path) -> None:
     assert run.wait() is run
     assert run.stop() is run
     assert run.report().outcome == "finished"
-    assert [event["event"] for event in run.events] == ["run_started", "run_finished"]
+    rounds = ["round_started", "round_finished"] * 2
+    assert [event["event"] for event in run.events] == ["run_started", *rounds, "run_finished"]
     assert "finished, 2 of 2 rounds" in repr(run)
     with pytest.raises(UserError, match="no checkpoint of round 7; rounds with one: none"):
         run.checkpoint(7)

@@ -77,12 +77,12 @@ def test_workers_share_devices_if_there_are_too_few(
     scale: int, island: int, present: int, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "count_devices", lambda backend: present)
-    given = argparse.Namespace(scale=scale, backend="pjrt:cuda", island=island)
-    assert node_manager._devices_of(given) == expected
+    given = argparse.Namespace(backend="pjrt:cuda", island=island)
+    assert node_manager._devices_of(given, scale) == expected
 
 
 def test_workers_of_a_cpu_keep_their_numbers() -> None:
-    assert node_manager._devices_of(argparse.Namespace(scale=3, backend="pjrt:cpu", island=1)) == (0, 1, 2)
+    assert node_manager._devices_of(argparse.Namespace(backend="pjrt:cpu", island=1), 3) == (0, 1, 2)
 
 
 def test_devices_are_counted_and_no_driver_counts_as_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from toy_kind import PROTOCOL, Present, RollCall, Toy
 from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fleet.gateway.gateway import Security
+from planetary.fleet.protocol import kind_table
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.events import Finish
 from planetary.net.client import Trust, connect
@@ -53,6 +55,8 @@ def toy_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = (ToyInference(), Quick(), *kinds.all_kinds())
     monkeypatch.setattr(kinds, "all_kinds", lambda: found)
     monkeypatch.setattr("planetary.site.site.worker_protocol", lambda: PROTOCOL)
+    reader = EntryPoint("toy", "toy_kind:READER", kind_table.GROUP)
+    monkeypatch.setattr(kind_table, "entry_points", lambda group: [reader] if group == kind_table.GROUP else [])
 
 
 class Running:
@@ -202,6 +206,14 @@ async def running(
         await client.aclose()
         await site.close("the test ends")
         await server.close()
+
+
+def forget_the_kind(folder: Path) -> None:
+    """Make the ended run in `folder` one of a kind whose package is not installed here."""
+    journal = folder / "events.jsonl"
+    known = journal.read_text()
+    assert known.count('"kind":"toy"') == 1
+    journal.write_text(known.replace('"kind":"toy"', '"kind":"comet"'))
 
 
 def run(folder: Path, test: Test, **options: Any) -> None:

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 from openapi_spec_validator import validate
-from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
+from site_support import ADMIN, Running, forget_the_kind, run, running, toy_kinds  # noqa: F401
 
 import planetary
 from planetary.artifacts.checkpoint import checkpoint_name
@@ -328,6 +328,24 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
         assert "the job toy is cancelled: a running one" in message_of(await site.post("/v1/jobs/toy/steps"))
         steps = (await site.get("/v1/jobs/toy/steps")).json()
         assert (steps["steps"], steps["roll_out"]["state"]) == ([], "")
+
+    run(tmp_path, test)
+
+
+def test_a_job_of_a_kind_that_is_not_installed_has_artifacts_and_steps(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        await site.submit(workers=1)
+        site.join("w/0", answers=True)
+        await site.until_state("toy", "finished")
+        paths = ("/v1/jobs/toy/artifacts", "/v1/jobs/toy/steps")
+        known = [(await site.get(path)).json() for path in paths]
+        assert [one["artifact"] for one in known[0]["history"]] == ["f" * 64]
+        forget_the_kind(site.folder / "runs" / "toy")
+        answers = [await site.get(path) for path in paths]
+        assert [(one.status_code, one.json()) for one in answers] == [(200, one) for one in known]
+        status = await site.get("/v1/jobs/toy/status")
+        assert status.status_code == 400
+        assert "the kind of run 'comet' is not known here" in message_of(status)
 
     run(tmp_path, test)
 

@@ -18,7 +18,7 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.kind_reader import KindReader, journal_reader, kind_reader
+from planetary.fleet.protocol.kind_reader import KindReader, journal_kind, kind_reader
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runtime.host import usable_cores
@@ -100,10 +100,9 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
             f"{folder} is not a run folder: expected {EVENTS} in it, as `planetary train` writes it"
             f"{_runs_beside(folder / 'x')}"
         )
-    journal_reader(folder / EVENTS)
     return RunHistory(
         name=folder.resolve().name,
-        events=list(read_json_lines(folder / EVENTS, dict[str, Any])),
+        events=read_events(folder),
         metrics=read_metrics(folder),
         baseline=read_metrics(folder / BASELINE),
         facts=read_facts(folder),
@@ -154,6 +153,16 @@ def read_facts(folder: str | os.PathLike[str]) -> RunFacts | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
+
+
+def read_events(folder: Path) -> list[Event]:
+    """Return the events of the run in `folder`, of a kind that is known here or not; none before it began.
+
+    Raises:
+        UserError: another version wrote the file, or it is damaged; the text names file and line.
+    """
+    path = folder / EVENTS
+    return [] if journal_kind(path) is None else list(read_json_lines(path, dict[str, Any]))
 
 
 def read_metrics(folder: Path) -> list[RoundMetrics]:

@@ -22,7 +22,7 @@ from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
 from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
-from planetary.monitor.run_folder import Event, load_history, read_metrics
+from planetary.monitor.run_folder import Event, load_history, read_events, read_metrics
 from planetary.run.choice import resumed_run, settings
 from planetary.run.metrics import Metrics, RoundRewards, rewards_of
 from planetary.run.places import cache_folder
@@ -160,7 +160,10 @@ class Run:
         shown = os.path.relpath(self.folder)
         if not (self.folder / EVENTS).exists():
             return f"Run({shown!r}): preparing"
-        status = status_source(str(self.folder))()
+        try:
+            status = status_source(str(self.folder))()
+        except UserError as error:
+            return f"Run({shown!r}): {error}"
         return f"Run({shown!r}): {status.state}, {status.rounds_finished} of {status.rounds} rounds"
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -194,7 +197,7 @@ class Run:
     @property
     def events(self) -> Sequence[Event]:
         """The journal, oldest first: dictionaries with `event`, `t` (Unix time in seconds) and keys of their own."""
-        return load_history(self.folder).events if (self.folder / EVENTS).exists() else ()
+        return read_events(self.folder)
 
     def report(self) -> Report:
         """Return quality, speed, traffic and faults of the run so far. Raises `UserError` before it has begun."""

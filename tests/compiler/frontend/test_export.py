@@ -108,7 +108,7 @@ def test_a_loss_must_be_one_float_scalar() -> None:
     ]:
         with pytest.raises(CompileError, match=says):
             export_loss(loss, p, (x,))
-    with pytest.raises(CompileError, match=r"test_export.py, line \d+ in pure_callback: .*python_cpu_callback"):
+    with pytest.raises(CompileError, match=r"test_export.py, line \d+ in pure_callback: this calls a Python function"):
         export_loss(lambda p, x: jax.pure_callback(np.sum, jax.ShapeDtypeStruct((), jnp.float32), p["w"]), p, (x,))
     with pytest.raises(UserError, match=r"'name' is str"):
         export_loss(lambda p, x: jnp.sum(x), {"name": "gpt"}, (x,))

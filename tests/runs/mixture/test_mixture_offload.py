@@ -379,7 +379,7 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
     cluster = MixtureStage(tmp_path, plan, seed=9)
     cluster.start("a")
     cluster.start("b")
-    cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
+    cluster.until(lambda: waiting_work(cluster))
     offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
     sound = decode(sketch_from(cluster.store.get(offer.payload)))
     data = sketch_bytes(encode(sound, "f32", TINY.n_expert))

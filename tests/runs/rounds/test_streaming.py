@@ -86,7 +86,7 @@ def test_workers_with_leases_ahead_still_evaluate_what_is_due(overlap: str) -> N
 
 def test_early_leases_are_taken_back_for_their_round() -> None:
     """Two of three workers are away for a minute, and the third is needed for the quorum of two."""
-    lost = [Fault(at_s=6.5, kind="partition", worker=worker, seconds=60.0) for worker in (1, 2)]
+    lost = [Fault(at_s=5.5, kind="partition", worker=worker, seconds=60.0) for worker in (1, 2)]
     cluster = run(streaming(2, 2, 0.5, "fabric.quorum=2"), lost)
     early = {r.task for r in of(cluster, LeaseAssigned) if r.early}
     assert early & {r.task for r in of(cluster, LeaseReturned) if r.to == "pool"}

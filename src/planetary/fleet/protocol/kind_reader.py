@@ -39,11 +39,11 @@ class KindReader(KindView, Generic[FoldT_co]):
     picture: KindPicture | None = None
 
 
-def journal_reader(path: Path) -> KindReader[Any] | None:
-    """Return the reader of the journal at `path`; None while there is no whole record.
+def journal_kind(path: Path) -> str | None:
+    """Return the kind of run whose journal is at `path`, known here or not; None while there is no whole record.
 
     Raises:
-        UserError: another version of planetary wrote it, it begins with no run, or its kind is not known here.
+        UserError: another version of planetary wrote it, or it begins with no run.
     """
     if not path.exists():
         return None
@@ -57,7 +57,17 @@ def journal_reader(path: Path) -> KindReader[Any] | None:
             f"{path} was written by {which} planetary (format {found}, this one reads {FORMAT}): read and resume "
             "the run with the version it was begun with, or begin another run"
         )
-    return kind_reader(str(first.get("kind", "")))
+    return str(first.get("kind", ""))
+
+
+def journal_reader(path: Path) -> KindReader[Any] | None:
+    """Return the reader of the journal at `path`; None while there is no whole record.
+
+    Raises:
+        UserError: another version of planetary wrote it, it begins with no run, or its kind is not known here.
+    """
+    kind = journal_kind(path)
+    return None if kind is None else kind_reader(kind)
 
 
 def kind_reader(kind: str) -> KindReader[Any]:

@@ -16,9 +16,9 @@ from planetary.artifacts.checkpoint import CheckpointEntry, list_checkpoints
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.artifact_manifest import ArtifactManifest
 from planetary.compiler.check.verification_report import read_report
-from planetary.fleet.gateway.run_files import CHECKPOINTS, EVENTS
+from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.fleet.preparation.artifact_list import manifests
-from planetary.monitor.run_folder import load_history
+from planetary.monitor.run_folder import read_events
 from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import (
     ArtifactHistory,
@@ -98,10 +98,7 @@ class ArtifactOperations(SiteGroup):
     @operation("GET", "/v1/jobs/{job}/artifacts", group="artifacts", scope=Scope.READ, refuses=(404,))
     async def list_job_artifacts(self, job: str) -> ArtifactHistory:
         """List the artifacts that a job's run published."""
-        folder = Path(self._job(job).folder)
-        if not (folder / EVENTS).exists():
-            return ArtifactHistory(history=())
-        history = await asyncio.to_thread(load_history, folder)
+        events = await asyncio.to_thread(read_events, Path(self._job(job).folder))
         return ArtifactHistory(
             history=tuple(
                 ArtifactUse(
@@ -112,7 +109,7 @@ class ArtifactOperations(SiteGroup):
                     target=event["target"],
                     verified=event.get("verified", ""),
                 )
-                for event in history.events
+                for event in events
                 if event["event"] == "artifact_published"
             )
         )

@@ -9,8 +9,7 @@ from typing import Any
 
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted, changed_config
-from planetary.fleet.gateway.run_files import EVENTS
-from planetary.monitor.run_folder import Event, load_history
+from planetary.monitor.run_folder import Event, read_events
 from planetary.site.api.group import SiteGroup
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
 from planetary.site.jobs import Job, JobState
@@ -58,10 +57,10 @@ class StepOperations(SiteGroup):
         return await self._view(job)
 
     async def _view(self, job: Job) -> StepHistory:
-        run, events = self._site.runs.get(job.job), Path(job.folder) / EVENTS
-        history = (await asyncio.to_thread(load_history, Path(job.folder))).events if events.exists() else ()
+        run = self._site.runs.get(job.job)
+        events = await asyncio.to_thread(read_events, Path(job.folder))
         stage = RollOut() if run is None else run.gateway.roll_out_stage
-        uses = _uses(history)
+        uses = _uses(events)
         return StepHistory(
             job_id=job.job,
             step=uses[-1].step if uses else "",

@@ -26,6 +26,7 @@ SMALL = (
     "moe.rank=2",
     "fabric.workers=2",
     "optimizer.name=sgd",
+    "optimizer.beta1=0.9",  # the default: SGD has none, and the example sets another
     "optimizer.warmup_steps=2",
     "eval.batches=2",
 )

@@ -33,11 +33,16 @@ def event(name: str, t: float, **fields: object) -> str:
 def ended_run(tmp_path: Path) -> Path:
     folder = tmp_path / "demo"
     folder.mkdir()
+    worker = {"worker": "n/0", "pid": 1, "node": "n"}
+    lease = {"lease": 0, "task": 0, "round": 1, **worker}
     (folder / "events.jsonl").write_text(
         event(
             "run_started", 10.0, kind="rounds", format=FORMAT, run="demo", rounds=1, config_hash="", model="", params=8
         )
+        + event("worker_joined", 10.5, **worker, backend="cpu", target="host")
         + event("round_started", 11.0, round=1, version=0, workers=1)
+        + event("lease_assigned", 11.0, **lease)
+        + event("delta_accepted", 20.0, **lease, tokens=100, loss=2.5, seconds=9.0)
         + event(
             "round_finished",
             20.0,
@@ -50,6 +55,7 @@ def ended_run(tmp_path: Path) -> Path:
             compute_fraction=0.8,
             durable=False,
         )
+        + event("eval_finished", 20.5, version=1, loss=2.4, batches=1)
         + event("run_finished", 21.0, round=1, ok=True, reason="done")
     )
     line = RoundMetrics(

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from run_story import event, joined, lease
 
 import planetary
 from planetary.core.config import Config
@@ -51,11 +52,16 @@ def write_rounds(folder: Path, lines: list[RoundMetrics], *, rounds: int = 2, en
     folder.mkdir(parents=True, exist_ok=True)
     began = {"kind": "rounds", "format": FORMAT, "rounds": rounds, "config_hash": "", "model": "", "params": 1}
     events: list[dict[str, Any]] = [{"event": "run_started", "t": 1.0, "run": folder.name, **began}]
-    for one in lines:
+    events.append(joined(1.0, "n/0"))
+    for number, one in enumerate(lines):
         same = {name: getattr(one, name) for name in ("workers", "tokens", "tokens_total", "loss", "seconds")}
         same |= {"round": one.round, "compute_fraction": one.compute_fraction, "durable": False}
-        events.append({"event": "round_started", "t": 1.0, "round": one.round, "version": one.round - 1, "workers": 2})
-        events.append({"event": "round_finished", "t": 2.0, **same})
+        events += [
+            event(1.0, "round_started", round=one.round, version=one.round - 1, workers=2),
+            lease(1.0, "lease_assigned", number, "n/0", one.round),
+            lease(2.0, "delta_accepted", number, "n/0", one.round, tokens=one.tokens, loss=one.loss, seconds=1.0),
+            event(2.0, "round_finished", **same),
+        ]
     events += [{"event": "run_finished", "t": 2.0, "round": rounds, "ok": True, "reason": "done"}] if end else []
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in lines))
@@ -284,8 +290,8 @@ def test_open_reads_a_folder_and_names_what_is_missing(tmp_path: Path) -> None:
     assert run.wait() is run
     assert run.stop() is run
     assert run.report().outcome == "finished"
-    rounds = ["round_started", "round_finished"] * 2
-    assert [event["event"] for event in run.events] == ["run_started", *rounds, "run_finished"]
+    rounds = ["round_started", "lease_assigned", "delta_accepted", "round_finished"] * 2
+    assert [event["event"] for event in run.events] == ["run_started", "worker_joined", *rounds, "run_finished"]
     assert "finished, 2 of 2 rounds" in repr(run)
     with pytest.raises(UserError, match="no checkpoint of round 7; rounds with one: none"):
         run.checkpoint(7)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import pytest
 from serving_run import write_run
 
 import planetary
+from planetary.fleet.protocol.kind_reader import FORMAT
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +91,16 @@ def test_the_example_of_serve_runs() -> None:
     """With a run of random parameters in place of a trained one; its processes end with the block."""
     Path("runs").mkdir()
     write_run(Path("runs/tiny"), 1, seed=1)
-    Path("runs/tiny/events.jsonl").write_text('{"event": "run_started", "t": 1.0, "run": "tiny", "rounds": 1}\n')
+    started = {
+        "kind": "rounds",
+        "format": FORMAT,
+        "run": "tiny",
+        "rounds": 1,
+        "config_hash": "",
+        "model": "",
+        "params": 8,
+    }
+    Path("runs/tiny/events.jsonl").write_text(json.dumps(started) + "\n")
     run_examples("serve")
     assert not [
         child for child in psutil.Process().children(recursive=True) if "planetary.cli.child" in child.cmdline()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 import planetary
 from planetary.core.errors import UserError
+from planetary.fleet.protocol.kind_reader import FORMAT
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(240)]
 
@@ -80,7 +82,8 @@ def test_processes_of_a_run_end_with_the_interpreter(tmp_path: Path, shared_cach
 
 
 def test_stop_ends_a_run_that_another_program_carries(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_text('{"event": "run_started", "t": 1.0, "run": "x", "rounds": 2}\n')
+    started = {"kind": "rounds", "format": FORMAT, "run": "x", "rounds": 2, "config_hash": "", "model": "", "params": 8}
+    (tmp_path / "events.jsonl").write_text(json.dumps({"event": "run_started", "t": 1.0, **started}) + "\n")
     script = """
         import signal, sys
         from pathlib import Path

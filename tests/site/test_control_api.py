@@ -332,7 +332,7 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
     run(tmp_path, test)
 
 
-def test_a_job_of_a_kind_that_is_not_installed_has_artifacts_and_steps(tmp_path: Path) -> None:
+def test_artifacts_and_steps_need_no_reader_of_the_kind(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         await site.submit(workers=1)
         site.join("w/0", answers=True)

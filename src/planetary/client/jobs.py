@@ -34,7 +34,7 @@ Controller = Literal["training", "rl", "inference"]
 
 ENDS = ("finished", "failed", "cancelled")
 LOOK_S = 0.5  # pause between two looks at a job
-AWAY_S = 60.0  # time that a gateway may be out of reach while somebody waits for a job: a restart takes some seconds
+AWAY_S = 60.0  # time that a gateway may be out of reach during a wait for a job: a restart takes some seconds
 ROLL_OUT_S = 3600.0  # time limit of a roll-out: an export, a compilation, the rest of a round
 SETTLED = ("in use", "refused")  # states of a roll-out that is over
 _PLACED = "/v1/federation"
@@ -128,7 +128,7 @@ class Jobs:
             send_files: send the files of `model.source`, `model.weights`, `data.source` and `data.tokenizer` that are
                 on this machine along.
             resume: in place of `config`, a run in the gateway's folder that goes on.
-            controller: in place of `config`, the controller whose own `config_path` is submitted.
+            controller: in place of `config`, the controller, by name; its own `config_path` is submitted.
             needs: of a hub only: `{"site": "paris", "backend": "cuda", "workers": 2, "memory_mb": 8000, "sites": 3}`.
         """
         if sum((config is not None, bool(resume), controller is not None)) != 1:
@@ -214,14 +214,14 @@ class Jobs:
         """Yield the events of a job's run, or of the site (or hub) itself.
 
         Args:
-            job: whose run is followed; "": jobs and workers of the gateway.
+            job: its run is followed; "": jobs and workers of the gateway.
             after: number of the last event that is known already.
             follow: go on until the job has ended, or the gateway ends. False: end after the present events.
         """
         query = urllib.parse.urlencode({"after": after, "follow": "true" if follow else "false"})
-        whose = f"/v1/jobs/{_quoted(job)}" if job else _PLACED if self.site.places_jobs else "/v1"
+        place = f"/v1/jobs/{_quoted(job)}" if job else _PLACED if self.site.places_jobs else "/v1"
         fields: dict[bytes, bytes] = {}
-        for line in self._client.lines(f"{whose}/events?{query}"):
+        for line in self._client.lines(f"{place}/events?{query}"):
             name, colon, value = line.rstrip(b"\r\n").partition(b": ")
             if colon:
                 fields[name] = value
@@ -237,7 +237,7 @@ class Jobs:
     def download(self, job: str, folder: str | os.PathLike[str], *, round: int | None = None) -> Run:
         """Copy the results of a job's run into a new folder, and return them as a run: `jobs.download(…).params()`.
 
-        The copy has the configuration without secrets, the journal, the metrics, and one checkpoint, whose digests are
+        The copy has the configuration without secrets, the journal, the metrics, and one checkpoint; its digests are
         checked. A tokenizer that the run made from its data, and files of code, stay with the gateway.
 
         Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def test_file_of_a_child_is_read_by_its_owner_alone(tmp_path: Path) -> None:
     command = start_command("worker", path)
     assert command[1:] == ["-m", "planetary.cli.child", "worker", str(path)]
     assert "secret" not in " ".join(command)
+
+
+def test_line_of_the_readme_finds_a_worker(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    pattern = re.search(r"kill -9 \$\(pgrep -f '(.+)' \| head -1\)", readme)
+    assert pattern is not None
+    assert re.search(pattern[1], " ".join(start_command("worker", tmp_path)))
+    assert not re.search(pattern[1], " ".join(start_command("gateway", tmp_path)))
 
 
 def test_flags_and_file_say_the_same(tmp_path: Path) -> None:

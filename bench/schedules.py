@@ -133,7 +133,8 @@ def main() -> None:
     print("schedules")
     files = [str(path) for path in sorted(Path("tests").rglob("test_*.py")) if "_schedules import" in path.read_text()]
     with contextlib.redirect_stdout(io.StringIO()) as shown:  # tests fail without their results
-        code = pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "-m", "not device", *files], plugins=[counter])
+        marks = "not device and not processes"
+        code = pytest.main(["-q", "-n0", "-p", "no:cacheprovider", "-m", marks, *files], plugins=[counter])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(shown.getvalue())
     for name in TESTS:

@@ -29,11 +29,11 @@ class ScriptedRun(LocalRun):
         super().__init__(Config(), LocalRunOptions(folder=folder, cache=folder / "cache"))
         self.folder, self.gateway, self.nodes = folder, gateway, list(nodes)
 
-    async def _start_gateway(self, scratch: Path, announced_in: Path) -> Child:
+    async def _start_gateway(self, announced_in: Path) -> Child:
         write_announcement(announced_in, Announcement("127.0.0.1", 1, "", "", str(self.folder)))
         return await self._script(self.gateway, "gateway.log")
 
-    async def _start(self, role: str, flags: list[str], log: str) -> Child:
+    async def _start(self, role: str, start: msgspec.Struct, log: str) -> Child:
         assert role == "node-manager"
         return await self._script(self.nodes.pop(0), log)
 

@@ -11,35 +11,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from run_story import metrics
 
 import planetary
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.extend import Task
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.run import handle
 from planetary.run.metrics import rewards_of
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
 from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.environments.judging import task_of
 from planetary.runs.rl.status import PolicyMetrics
-
-
-def line(round_: int, loss: float) -> RoundMetrics:
-    return RoundMetrics(
-        round=round_,
-        loss=loss,
-        eval_loss=None,
-        tokens=10,
-        tokens_total=10 * round_,
-        seconds=1.0,
-        workers=2,
-        inner_steps=5,
-        bytes_up=1,
-        bytes_down=1,
-        tokens_per_s=10.0,
-        compute_fraction=0.5,
-    )
 
 
 class FakeRun:
@@ -103,7 +86,7 @@ def test_example_of_the_page_of_rl_runs(fake: type[FakeRun], tmp_path: Path) -> 
 
 
 def test_rewards_are_those_of_rounds_that_sampled() -> None:
-    lines = [line(1, 3.0), line(2, 2.0)]
+    lines = [metrics(1, 3.0), metrics(2, 2.0)]
     lines.append(msgspec.structs.replace(lines[1], round=3, own=PolicyMetrics(reward=0.25, held_out_reward=0.5)))
     assert rewards_of(lines) == (planetary.RoundRewards(3, 0.25, 0.5),)
 

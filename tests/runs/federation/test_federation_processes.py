@@ -16,8 +16,8 @@ from federation_schedules import history_of, merged_tokens
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fleet.protocol.records import WorkerJoined
-from planetary.runs.federation.records import VersionAdopted, WentAlone
-from planetary.runs.rounds.records import RoundMerged, RoundsRecord, RoundsResumed
+from planetary.runs.federation.records import SiteRoundsRecord, VersionAdopted, WentAlone
+from planetary.runs.rounds.records import RoundMerged, RoundsResumed
 from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 
 ROOT = Path(__file__).parents[3]
@@ -54,11 +54,11 @@ class Member:
             )
 
     @property
-    def journal(self) -> list[RoundsRecord]:
+    def journal(self) -> list[SiteRoundsRecord]:
         path = self.folder / "events.jsonl"
-        return list(read_json_lines(path, RoundsRecord)) if path.exists() else []
+        return list(read_json_lines(path, SiteRoundsRecord)) if path.exists() else []
 
-    def wait_for(self, wanted: Callable[[RoundsRecord], bool], within_s: float = 120.0) -> None:
+    def wait_for(self, wanted: Callable[[SiteRoundsRecord], bool], within_s: float = 120.0) -> None:
         """Wait until the journal has such a record."""
         deadline = time.monotonic() + within_s
         while not any(map(wanted, self.journal)):
@@ -66,7 +66,7 @@ class Member:
             assert time.monotonic() < deadline, f"{self.journal[-3:]}\n{self._log.read_text()[-3000:]}"
             time.sleep(0.1)  # another process writes the file: there is no event to wait for
 
-    def finished(self, round_: int) -> Callable[[RoundsRecord], bool]:
+    def finished(self, round_: int) -> Callable[[SiteRoundsRecord], bool]:
         return lambda record: isinstance(record, RoundMerged) and record.round >= round_
 
     def finish(self, within_s: float = 180.0) -> None:

@@ -33,7 +33,7 @@ from random_schedules import FILES, Schedules, schedules_of  # noqa: E402
 TESTS = ("make test", "the rest of .ci/run", "make soak")
 """As the Makefile chooses them by markers: neither slow nor soak, slow, soak."""
 RUNS = {"run", "run_schedule", "sweep", "sweep_modes", "sweep_on_two_cores"}
-"""Functions that run schedules, by the names that tests call them by."""
+"""Names under which tests call the functions that run schedules."""
 
 
 class Counter:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a journal."""
 
-    number: int  # from 1; `Jobs.events(after=number)` goes on behind it
+    number: int  # place in the stream, from 1; `Jobs.events(after=number)` begins behind it
     event: str  # name, as `round_finished`
     t: float  # Unix time in seconds
     record: dict[str, Any]  # the whole line of the journal, without secrets

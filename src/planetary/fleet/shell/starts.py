@@ -18,8 +18,8 @@ from planetary.core.errors import LocalProtocolError, ResourceError
 class NodeStart(msgspec.Struct, frozen=True, kw_only=True):
     """The common part of the starts of a node manager, a supervisor and a worker."""
 
-    host: str  # of the gateway
-    port: int  # of the gateway, for workers
+    host: str  # address of the gateway
+    port: int  # port of the gateway for workers
     token: str  # invite; "": none
     plain: bool  # no TLS and no token; the gateway is on this machine
     latency_budget_s: float
@@ -27,7 +27,7 @@ class NodeStart(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # name of a backend; "auto": the node manager chooses
     target: str
     island: int  # devices that run every step together
-    threads: int  # of each worker; 0: a share of the cores, or of a GPU none
+    threads: int  # threads of each worker; 0: a share of the cores, none of a GPU
     cache: str  # folder
     state: str  # folder of the workers' optimizer states
     logs: str = ""  # folder; "": the output of the parent
@@ -50,7 +50,7 @@ class ManagerStart(NodeStart, frozen=True, kw_only=True):
 class WorkerStart(NodeStart, frozen=True, kw_only=True):
     """A supervisor, which passes the file on to the worker."""
 
-    name: str  # of the worker
+    name: str  # name of the worker
     device_id: int = 0
     report: str = ""  # file in which the supervisor reports to the node manager; "": nobody reads it
     trial: str = ""  # folder of a choice among backends; "": the worker is no candidate

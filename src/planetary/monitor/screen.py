@@ -29,8 +29,8 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     lines += [f"note: {note}" for note in after.notes if note not in told]
     lines += _worker_lines(before, after)
     lines += _round_lines(before, after)
-    # While a run waits, the newest message is the stage, which has a separate line.
-    if after.message not in {"", after.stage} and (before is None or before.message != after.message):
+    # While a run waits, the newest message is the stage, which has a separate line; so has news of a worker.
+    if after.message not in {"", after.stage, *lines} and (before is None or before.message != after.message):
         lines.append(f"note: {after.message}")
     lines += _stage_times(before, after)
     lines += _state_lines(before, after)

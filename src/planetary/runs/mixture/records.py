@@ -133,7 +133,10 @@ class ExpertWork(Record, frozen=True, kw_only=True, tag="expert_work"):
 
 
 class ExpertWorkEnded(Record, frozen=True, kw_only=True, tag="expert_work_ended"):
-    """Expert work ended without a judgement: it is "old", "stale", or "failed" in every attempt."""
+    """Expert work ended, and the experts are as before.
+
+    It is "old", "stale", or "failed" in every attempt, or was judged when the run was "over".
+    """
 
     shard: int
     layer: int

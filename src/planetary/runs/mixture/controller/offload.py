@@ -206,7 +206,7 @@ class Offload:
         return bool(one.first) or self._board.phase(one) is not TaskPhase.WAITING
 
     def _end(self, one: Improving, why: str) -> None:
-        """End work without a judgement, and answer the composer."""
+        """End work without an update of the experts, and answer the composer."""
         self._board.forget([one])
         shard, layer, step = one.work.key
         del self._work[one.work.key]
@@ -313,7 +313,7 @@ class Offload:
     def _record(self, one: Improving, event: ExpertsJudged) -> JudgedWork:
         work = one.work
         if self._run_is_over:
-            self._board.forget([one])
+            self._end(one, "over")
             return JudgedWork(one.by[0])
         doubts = dict(event.doubts)
         for reason, why in doubts.items():

@@ -16,7 +16,7 @@ LARGEST = 3.5e38
 """Workers compute in float32 or narrower types; above its largest number."""
 MOST = 2**53
 """Counts are exact in float64."""
-MEASURED = frozenset({"seconds", "grad_norm", "compute_s", "composer_s", "progress", "surrogate_age"})
+MEASURED = frozenset({"seconds", "grad_norm", "compute_s", "composer_s", "progress"})
 """Times, norms and positions in a run: never negative."""
 NUMBERED = frozenset({"id", "task", "call"})
 """Numbers that are compared with those that were given out."""

@@ -384,6 +384,18 @@ def test_a_paused_task_that_is_cancelled_ends() -> None:
     assert worker.handle(e.Received(1, again), 1.5) == [rw.UseParameters(0), starts(again)]
 
 
+def test_a_paused_task_ends_where_the_gateway_goes_on_without_it() -> None:
+    """Another task came in place of the version: it waited behind the pause, and the pause for ever."""
+    worker = ready(machine())
+    worker.handle(e.Received(1, rm.Parameters(version=0)), 1.0)
+    task, other = streaming_task(7, mixes=1), train_task(8)
+    worker.handle(e.Received(1, task), 1.1)
+    assert worker.handle(e.Received(1, other), 1.2) == []
+    assert worker.handle(rw.TrainingPaused(7), 1.3) == [rw.StopTask(7), rw.EndPaused(task)]
+    worker.validate()
+    assert worker.handle(rw.TaskStopped(7), 1.4) == [rw.UseParameters(0), starts(other)]
+
+
 def test_a_paused_task_ends_with_its_connection() -> None:
     worker = ready(machine())
     worker.handle(e.Received(1, rm.Parameters(version=0)), 1.0)

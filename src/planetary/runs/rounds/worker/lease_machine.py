@@ -234,9 +234,16 @@ class LeaseMachine:
         self._next()
 
     def _mix_in(self, task: Task | None) -> None:
-        """Go on with the paused task once the next message has the parameters it mixes in."""
-        item = self._queue[0] if self._queue else None
-        if isinstance(task, rm.TrainTask) and isinstance(item, rm.Parameters) and item.version == task.mixes:
+        """Go on with the paused task once the next message has the parameters it mixes in.
+
+        With any other message the gateway goes on to something else: to it the task is over.
+        """
+        if not self._queue or task is None:
+            return
+        item = self._queue[0]
+        if not isinstance(task, rm.TrainTask) or not isinstance(item, rm.Parameters) or item.version != task.mixes:
+            self._stop_running(task)
+        else:
             self._queue.popleft()
             self._in_use = -1
             self._advance("mixed")

@@ -102,6 +102,17 @@ def test_held_out_loss_of_something_else_is_refused(fields: dict[str, object]) -
     assert [record.worker for record in bench.records(WorkerLost)] == ["b/0"]
 
 
+@pytest.mark.parametrize("fields", [{"in_ring": True}, {"artifact": "b" * 64}])
+def test_worker_that_is_ready_for_another_job_connects_again(fields: dict[str, object]) -> None:
+    """It loaded for ever, and a hub waited for the loss of its only worker that evaluates."""
+    bench = Bench(workers=1)
+    session = bench.connect("b")
+    sound = {"artifact": "a" * 64, "opt_state_round": 0}
+    bench.tell(e.Received(session, rm.Ready(**{**sound, **fields})))  # type: ignore[arg-type]
+    assert session not in bench.controller.desk.workers
+    assert bench.controller.desk.workers[bench.join("b")].ready
+
+
 def test_no_honest_number_is_impossible() -> None:
     for message in (
         rm.TrainResult(task=1, round=1, steps=MOST, tokens=MOST, loss=-LARGEST, grad_norm=3.4e38, seconds=0.0),
@@ -149,6 +160,21 @@ def test_lone_word_of_a_finished_reduction_is_not_believed() -> None:
     orders = [(to, message) for to, message in bench.sent if isinstance(message, rm.Reduce) and message.attempt == 2]
     assert [to for to, _ in orders] == [first, second], "the others reduce their results without it"
     assert {message.contributions for _, message in orders} == {2}
+
+
+def test_answer_about_another_attempt_ends_no_wait_for_the_right_one() -> None:
+    """The others had said that the reduction succeeded, and nothing ended the wait for the third."""
+    bench, (first, second, liar) = reducing()
+    done(bench, first, "e" * 32)
+    bench.tell(e.Received(liar, rm.ReduceDone(round=1, attempt=2**31, digest="e" * 32)))
+    done(bench, second, "e" * 32)
+    assert liar in bench.controller.desk.workers
+    wait = bench.controller.topology.wait(liar)
+    assert wait is not None
+    bench.now = wait.until
+    bench.tell(e.Tick())
+    assert [record.worker for record in bench.records(WorkerLost)] == ["c/0"]
+    assert not bench.records(ReduceRetried), "two of two agree"
 
 
 def test_two_that_differ_go_on_in_a_star() -> None:

@@ -54,6 +54,7 @@ class _Attempt(msgspec.Struct):
     overflows: set[int] = msgspec.field(default_factory=set)  # sessions whose outer step was not finite
     reason: str = ""  # reason of the first failure
     failed_at: float | None = None  # when the first worker answered that it failed
+    half_at: float | None = None  # when half of the workers had answered that they are done
 
 
 class Ring(Topology):
@@ -160,7 +161,7 @@ class Ring(Topology):
     def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
         match message := event.message:
             case rm.ReduceDone():
-                self._done(worker, message)
+                self._done(worker, message, now)
             case rm.ReduceFailed():
                 self._failed(worker, message, now)
             case rm.RingState():
@@ -169,12 +170,14 @@ class Ring(Topology):
                 return False
         return True
 
-    def _done(self, worker: WorkerSession, message: rm.ReduceDone) -> None:
+    def _done(self, worker: WorkerSession, message: rm.ReduceDone, now: float) -> None:
         """A worker has taken the outer step."""
         attempt = self._attempt
         if attempt is not None and attempt.number == message.attempt and worker.session in attempt.waiting:
             attempt.waiting.discard(worker.session)
             attempt.done[worker.session] = message.digest
+            if attempt.half_at is None and 2 * len(attempt.done) >= len(attempt.sessions):
+                attempt.half_at = now
 
     def _failed(self, worker: WorkerSession, message: rm.ReduceFailed, now: float) -> None:
         """A worker's reduction failed."""
@@ -224,7 +227,8 @@ class Ring(Topology):
     def wait(self, session: int) -> Wait | None:
         """Among several, the collectives' deadlines tell at least one of the failure; the others answer soon after.
 
-        An outer state may be long on its way; it has to begin to arrive.
+        When half say that it succeeded, it ends for the others at about the same time. An outer state may be long on
+        its way; it has to begin to arrive.
         """
         attempt, policy, worker = self._attempt, self._desk.policy, self._desk.workers.get(session)
         if session == self._asked[0] and worker is not None and not worker.arriving:
@@ -236,7 +240,11 @@ class Ring(Topology):
         if failed is not None:
             return Wait(session, failed, failed + policy.stall_floor_s, "did not answer after a reduction that failed")
         if len(attempt.sessions) > 1:
-            return None
+            half = attempt.half_at
+            if half is None:
+                return None
+            most_s = max(policy.stall_floor_s, policy.stall_steps * (half - began))
+            return Wait(session, half, half + most_s, "did not answer after others had ended the reduction")
         return Wait(session, began, began + policy.first_step_s, "did not end its reduction")
 
     def _settle_attempt(self, attempt: _Attempt, now: float) -> None:

@@ -453,6 +453,7 @@ class Membership:
         digest = self._artifacts[_target(worker)]
         worker.advance("artifact offered", now)
         worker.artifact, worker.reference = digest, self._references.get(digest, "")
+        worker.offers += 1
         self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
 
     def _connected(self) -> dict[str, tuple[str, str]]:

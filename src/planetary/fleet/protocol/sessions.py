@@ -93,6 +93,7 @@ class WorkerSession(msgspec.Struct):
     phase: Phase
     phase_at: float = 0.0  # when it began, monotonic
     artifact: str = ""
+    offers: int = 0  # jobs that were sent on it
     reference: str = ""  # digest of the reference for the device's results
     device: str = ""  # device name from the driver
     trial: bool = False  # it never becomes ready

@@ -17,7 +17,7 @@ from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import CheckpointWritten, EndKind
-from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.fleet.protocol.sessions import Phase, WorkerSession
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
@@ -156,7 +156,7 @@ class Controller(RunController[RoundsDesk]):
             self.training.leases.gave_sign(worker)
         match message := event.message:
             case rm.Ready() if message.artifact != worker.artifact or message.in_ring != (self.policy.ring is not None):
-                pass  # of the job before
+                self._ready_for_another(worker, now)
             case rm.Ready():
                 self.membership.ready(worker, now, message.device, message.verified)
                 self.topology.ready(worker, message)
@@ -178,6 +178,15 @@ class Controller(RunController[RoundsDesk]):
                 self.training.withdraw_lost(now)
             case _:
                 self._drop_attachment(event)
+
+    def _ready_for_another(self, worker: WorkerSession, now: float) -> None:
+        """A worker is ready for another job than its own.
+
+        That may be the one before on this connection. If there was none, nothing else may follow: the worker is given
+        its job again, on a new connection.
+        """
+        if worker.phase is Phase.LOADING and worker.offers == 1:
+            self._lose(worker, "it is ready for a job that it was not given", "disconnected", now)
 
     def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
         train, flight = worker.train, worker.evaluate

@@ -168,10 +168,9 @@ def test_openais_client_may_send_what_means_nothing() -> None:
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         asked: Any = {"model": "hash", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
         plain = await client.chat.completions.create(**asked)
-        empty: Any = {"tools": [], "tool_choice": "none", "functions": [], "store": False, "modalities": ["text"]}
-        none: Any = dict.fromkeys(
-            ("temperature", "stop", "metadata", "response_format", "reasoning_effort", "logit_bias")
-        )
+        empty: Any = {"tools": [], "tool_choice": "none", "functions": [], "modalities": ["text"]}
+        empty |= {"store": True, "metadata": {"a": "b"}, "service_tier": "flex", "reasoning_effort": "low", "user": "u"}
+        none: Any = dict.fromkeys(("temperature", "stop", "verbosity", "response_format", "prediction", "logit_bias"))
         same = await client.chat.completions.create(**asked, **empty, **none)
         assert same.choices[0].message.content == plain.choices[0].message.content
         tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -13,7 +13,6 @@ from serving_model import FakeService
 
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
-from planetary.runs.serve.http.refused_fields import REFUSED
 from planetary.runs.serve.http.requests import (
     ChatRequest,
     CompletionRequest,
@@ -21,6 +20,7 @@ from planetary.runs.serve.http.requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from planetary.runs.serve.http.unsupported_fields import UNSUPPORTED
 
 KINDS = {
     "/v1/completions": CompletionRequest,
@@ -62,7 +62,7 @@ def value(rng: random.Random, depth: int = 2) -> Any:
 
 @pytest.mark.parametrize("path", KINDS)
 def test_no_request_is_a_fault_of_the_server(path: str) -> None:
-    names = [*KINDS[path].__struct_fields__, *REFUSED[KINDS[path].__name__], "other"]
+    names = [*KINDS[path].__struct_fields__, *UNSUPPORTED[KINDS[path].__name__], "other"]
     rng = random.Random(path)
     bodies: list[bytes] = list(MALFORMED)
     bodies += [json.dumps({**VALID[path], name: one}).encode() for name in names for one in rng.sample(LEAVES, 12)]

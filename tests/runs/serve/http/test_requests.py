@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from planetary.runs.serve.http.refused_fields import REFUSED
 from planetary.runs.serve.http.requests import (
     ChatRequest,
     CompletionRequest,
@@ -16,6 +15,7 @@ from planetary.runs.serve.http.requests import (
     request_of,
     template_names,
 )
+from planetary.runs.serve.http.unsupported_fields import UNSUPPORTED, note_ignored
 from planetary.web.api_errors import ApiError
 from planetary.web.request_bodies import MOST_DEPTH, MOST_VALUES, decoded
 
@@ -38,25 +38,38 @@ def chat(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_null_is_the_same_as_no_field(kind: type) -> None:
-    names = {*kind.__struct_fields__, *REFUSED[kind.__name__]} - set(MINIMAL[kind])
+    names = {*kind.__struct_fields__, *UNSUPPORTED[kind.__name__]} - set(MINIMAL[kind])
     assert read(kind, **dict.fromkeys(names)) == read(kind)
 
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_neutral_value_of_a_refused_field_is_accepted(kind: type) -> None:
-    for name, one in REFUSED[kind.__name__].items():
-        for value in one.neutral:
+    for name, one in UNSUPPORTED[kind.__name__].items():
+        for value in (*one.neutral, []):
             assert read(kind, **{name: value}) == read(kind)
 
 
 @pytest.mark.parametrize("kind", MINIMAL)
 def test_other_value_of_a_refused_field_is_refused_by_name(kind: type) -> None:
-    for name, one in REFUSED[kind.__name__].items():
+    for name, one in UNSUPPORTED[kind.__name__].items():
+        assert name not in kind.__struct_fields__
+        if one.is_ignored:
+            continue
         with pytest.raises(ApiError) as error:
             read(kind, **{name: {"real": 1}})
         assert (error.value.status, error.value.param) == (400, name)
         assert one.why in error.value.message
-        assert name not in kind.__struct_fields__
+
+
+@pytest.mark.parametrize("kind", MINIMAL)
+def test_field_without_effect_is_ignored_and_logged_once(kind: type, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "planetary")
+    note_ignored.cache_clear()
+    ignored = [name for name, one in UNSUPPORTED[kind.__name__].items() if one.is_ignored]
+    for value in (True, "a", {"real": 1}, [1]):
+        assert read(kind, **dict.fromkeys(ignored, value)) == read(kind)
+    assert [record.args[0] for record in caplog.records] == [*ignored]  # type: ignore[index]
+    assert {"store", "metadata", "service_tier", "prompt_cache_key", "safety_identifier"} <= {*ignored} or not ignored
 
 
 def test_true_is_not_one() -> None:
@@ -115,6 +128,11 @@ def test_malformed_message_is_refused_with_its_place(message: dict[str, Any], wo
         chat(message)
     assert error.value.param == "messages"
     assert words in error.value.message
+
+
+def test_reasoning_effort_is_for_the_template() -> None:
+    assert chat({"role": "user"}, reasoning_effort="low")["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in chat({"role": "user"})
 
 
 def test_names_for_the_template_cannot_replace_the_chat() -> None:

@@ -35,6 +35,7 @@ from planetary.runs.serve.http.requests import (
 )
 from planetary.runs.serve.http.service import Service
 from planetary.runs.serve.http.text_assembly import TextPiece
+from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.scheduling.constraint import Constraint
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
@@ -334,6 +335,8 @@ class Endpoint:
                 code="no_chat_template",
             )
         names = {**dict(model.special_tokens), **template_names(body)}
+        if body.reasoning_effort is not None and "reasoning_effort" not in model.chat_template:
+            note_ignored("reasoning_effort", "the chat template does not read it")
         try:
             return await self._chats.text(model.chat_template, names)
         except UserError as error:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
-from planetary.runs.serve.http.refused_fields import accepted
+from planetary.runs.serve.http.unsupported_fields import accepted
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.web.api_errors import ApiError, wrong
 from planetary.web.request_bodies import converted, decoded
@@ -29,7 +29,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Additions to a stream's text."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # padding of pieces; there is none
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +185,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     tool_choice: str | dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None  # for a template that reads it
     add_generation_prompt: bool = True
     add_special_tokens: bool = False  # add the tokenizer's special tokens; a template writes them itself
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -212,6 +213,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tool_choice: str | dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     model: str | None = None
     add_special_tokens: bool | None = None  # None: to a text, not to a chat
@@ -243,7 +245,9 @@ def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     more = body.chat_template_kwargs or {}
     if taken := sorted({"messages", "tools", "documents", "add_generation_prompt"} & set(more)):
         raise wrong("chat_template_kwargs", f"{taken[0]} is a field of the request itself")
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     return {
+        **effort,
         **more,
         "messages": [_for_template(one, f"messages[{i}]") for i, one in enumerate(body.messages or ())],
         "tools": body.tools or None,

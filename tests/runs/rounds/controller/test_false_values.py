@@ -162,7 +162,7 @@ def test_lone_word_of_a_finished_reduction_is_not_believed() -> None:
     assert {message.contributions for _, message in orders} == {2}
 
 
-def test_answer_about_another_attempt_ends_no_wait_for_the_right_one() -> None:
+def test_answer_about_another_attempt_ends_no_wait() -> None:
     """The others had said that the reduction succeeded, and nothing ended the wait for the third."""
     bench, (first, second, liar) = reducing()
     done(bench, first, "e" * 32)

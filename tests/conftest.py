@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from hypothesis import HealthCheck, settings
 # JAX is the oracle here, for programs that run once: a fifth of the tests' time went into optimising them. Set before
 # anything imports JAX, and inherited by the processes that tests start. The project's own compilers do not read it.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+# A shell starts what it runs in the background with SIGINT ignored, and every process started from there inherits it:
+# programs that tests interrupt would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine must not fail a test: neither an example nor its generation has a time limit. The examples are the
 # same in every run, so that a failure can be repeated.

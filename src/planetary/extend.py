@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
+    from planetary.runs.serve.http.tools.tool_format import Call, ToolFormat, call_of, value_end
     from planetary.sync.codecs.tensor_codec import Codec, check_finite
     from planetary.sync.deltas import Table
     from planetary.sync.judgement import Claim, Judge
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from planetary.sync.outer_optimizers import OuterOptimizer, OuterState, flat_state
 
 _HOMES = {
+    "Call": "planetary.runs.serve.http.tools.tool_format",
     "Codec": "planetary.sync.codecs.tensor_codec",
     "Claim": "planetary.sync.judgement",
     "Curve": "planetary.core.schedules",
@@ -46,14 +48,18 @@ _HOMES = {
     "ProtocolError": "planetary.core.errors",
     "Task": "planetary.runs.rl.environments.tasks",
     "TensorSpec": "planetary.core.tensors",
+    "ToolFormat": "planetary.runs.serve.http.tools.tool_format",
     "Transform": "planetary.compiler.step.optimizers",
     "per_parameter": "planetary.compiler.step.optimizers",
     "UserError": "planetary.core.errors",
+    "call_of": "planetary.runs.serve.http.tools.tool_format",
     "check_finite": "planetary.sync.codecs.tensor_codec",
     "flat_state": "planetary.sync.outer_optimizers",
+    "value_end": "planetary.runs.serve.http.tools.tool_format",
 }
 
 __all__ = [
+    "Call",
     "Claim",
     "Codec",
     "Curve",
@@ -74,11 +80,14 @@ __all__ = [
     "Table",
     "Task",
     "TensorSpec",
+    "ToolFormat",
     "Transform",
     "UserError",
+    "call_of",
     "check_finite",
     "flat_state",
     "per_parameter",
+    "value_end",
 ]
 
 __getattr__ = lazy_names(globals(), _HOMES)

@@ -60,6 +60,13 @@ FORMATS: Registry[Any] = Registry(
     "data format", "planetary.data_formats", "planetary.data.kinds:DataFormat", ["planetary.data.kinds"]
 )
 
+TOOL_FORMATS: Registry[Any] = Registry(
+    "tool format",
+    "planetary.tool_formats",
+    "planetary.runs.serve.http.tools.tool_format:ToolFormat",
+    ["planetary.runs.serve.http.tools.families"],
+)
+
 SINKS: Registry[Any] = Registry(
     "sink", "planetary.sinks", "planetary.monitor.sinks.sink:Sink", ["planetary.monitor.sinks.*"], but=["sink_kinds"]
 )
@@ -69,7 +76,7 @@ EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry
     for registry in (
         *(INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES),
-        *(TASKS, FORMATS),
+        *(TASKS, FORMATS, TOOL_FORMATS),
     )
 }
 """By the kind that a key of the configuration declares."""

@@ -72,9 +72,12 @@ class FakeWorker:
             if kind != "decode":
                 self.prefilled += len(row.tokens)
             seen = self.seen(row, aligned=kind != "decode")
-            one = candidates(row_of(tuple(seen), self.vocabulary), full=call.full)
+            one = candidates(self.row(seen), full=call.full)
             found.append(one._replace(scores=self.scores(seen, row)) if call.scores else one)
         return found
+
+    def row(self, seen: list[int]) -> np.ndarray:
+        return row_of(tuple(seen), self.vocabulary)
 
     def seen(self, row: Slot, *, aligned: bool) -> list[int]:
         """The text up to a row's end, of which the new tokens are kept."""
@@ -116,6 +119,20 @@ class ForgetfulWorker(FakeWorker):
         return list(row.tokens)
 
 
+@dataclass
+class ScriptedWorker(FakeWorker):
+    """Finds the next byte of a script likeliest after the last `<assistant>`, and at the end of it the byte 0."""
+
+    script: bytes = b""
+
+    def row(self, seen: list[int]) -> np.ndarray:
+        written = bytes(seen).rpartition(b"<assistant>")[2]
+        scores = row_of(tuple(seen[-1:]), self.vocabulary) - 20
+        follows = self.script.startswith(written) and len(written) < len(self.script)
+        scores[self.script[len(written)] if follows else 0] = 0
+        return scores
+
+
 def candidates(row: np.ndarray, *, full: bool) -> Candidates:
     ids = np.argsort(-row, kind="stable").astype(np.int32)
     return Candidates(ids, row[ids], row if full else None)
@@ -144,13 +161,19 @@ BYTES = ServingShape(
     context_sizes=(2, 8),
     hidden=HIDDEN,
 )
+LONG = msgspec.structs.replace(
+    BYTES, window=256 * PAGE, pages=800, chunks=(2 * PAGE, 128 * PAGE), context_sizes=(2, 256)
+)
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
 class FakeService:
-    """A service without a network. Two workers compute; `lose` takes one away."""
+    """A service without a network. Two workers compute; `lose` takes one away.
 
-    def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2) -> None:
+    With a script, they write it after every chat, and sequences may be long.
+    """
+
+    def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2, script: str = "") -> None:
         self.model: ServedModel | None = TracedModel(
             name="hash",
             decode=lambda *_: None,  # type: ignore[arg-type, return-value]
@@ -161,10 +184,11 @@ class FakeService:
             window=8 * PAGE,
             tokenizer=ByteTokenizer(),
             chat_template=chat_template,
-            ends=frozenset({10}),
+            ends=frozenset({0 if script else 10}),
         )
-        self.shape: ServingShape | None = BYTES
-        self.scheduler = Scheduler(BYTES, 256)
+        self.script = script.encode()
+        self.shape: ServingShape | None = LONG if script else BYTES
+        self.scheduler = Scheduler(self.shape, 256)
         self.workers: dict[int, FakeWorker] = {}
         self.cancelled = 0
         self.held = asyncio.Event()  # computes while it is set
@@ -178,7 +202,8 @@ class FakeService:
 
     def join(self) -> None:
         self._sessions += 1
-        self.workers[self._sessions] = FakeWorker(vocabulary=256)
+        made = ScriptedWorker(vocabulary=256, script=self.script) if self.script else FakeWorker(vocabulary=256)
+        self.workers[self._sessions] = made
         self.scheduler.join(self._sessions)
 
     def lose(self) -> None:

@@ -19,6 +19,7 @@ _FLAGS = {
     "--follow": "serve.follow",
     "--keys": "serve.keys",
     "--origins": "serve.origins",
+    "--tool-format": "serve.tool_format",
     "--backend": "fabric.backend",
 }
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from planetary.core.config import Config
 from planetary.core.configuration.honoured import HonouredKeys
-from planetary.core.configuration.ranges import Count, Index, Port, Positive, ServedBatch, Text, WeightPrecision
+from planetary.core.configuration.ranges import (
+    Count,
+    Index,
+    Port,
+    Positive,
+    ServedBatch,
+    Text,
+    WeightPrecision,
+    extension,
+)
 from planetary.core.configuration.sections import KindSection
 
 
@@ -40,6 +49,9 @@ class ServeConfig(KindSection, frozen=True):
     # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
     # and surrogates for the others
     experts: str = "real"
+    # how the model writes calls of tools: "hermes", "llama", "mistral", "generic" (tools are described in the chat's
+    # text), or a format of your own; empty: recognised by the chat template
+    tool_format: Annotated[str, extension("tool format", "")] = ""
     chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
 
 

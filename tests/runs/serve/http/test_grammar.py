@@ -57,7 +57,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_what_may_follow_is_always_json_of_the_schema(name: str) -> None:
     model, rng = MODELS[name], np.random.default_rng(0)
-    make = Grammars(model).constraints(FORMAT)
+    make = Grammars(model).constraints(FORMAT.schema)
     assert make is not None
     for _ in range(5):
         constraint, tokens = make(), []
@@ -78,7 +78,7 @@ def test_a_text_that_goes_on_elsewhere_obeys_its_schema_there(seed: int) -> None
     """With workers that are lost at random the tokens are those of one worker."""
     model, texts = MODELS["bytes"], []
     for losses in (False, True):
-        make = Grammars(model).constraints(FORMAT)
+        make = Grammars(model).constraints(FORMAT.schema)
         assert make is not None
         request = SequenceRequest(
             number=1, prompt=(1, 2, 3), most=60, options=SamplingOptions(seed=seed), ends=model.ends, constraint=make()
@@ -111,7 +111,7 @@ def test_a_text_that_goes_on_elsewhere_obeys_its_schema_there(seed: int) -> None
 )
 def test_a_format_that_cannot_be_followed_is_refused(format_: ResponseFormat, words: str) -> None:
     with pytest.raises(ApiError, match="response_format") as error:
-        Grammars(MODELS["bytes"]).constraints(format_)
+        Grammars(MODELS["bytes"]).constraints(format_.schema)
     assert words in error.value.message
 
 

@@ -80,15 +80,13 @@ def test_true_is_not_one() -> None:
         read(CompletionRequest, repetition_penalty=True)
 
 
-def test_a_tool_is_refused_unless_no_call_is_wanted() -> None:
+def test_tools_reach_the_template_without_nulls() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     user = {"role": "user", "content": "a"}
-    assert chat(user, tools=[], tool_choice="auto")["tools"] is None
-    with pytest.raises(ApiError, match="tools are not supported"):
-        chat(user, tools=[tool])
-    assert chat(user, tools=[tool], tool_choice="none", parallel_tool_calls=False)["tools"] == [tool]
-    with pytest.raises(ApiError, match="there are no tools"):
-        chat(user, tool_choice="required")
+    assert chat(user, tools=[], tool_choice="auto", parallel_tool_calls=None)["tools"] is None
+    assert chat(user, tools=[tool])["tools"] == [tool]
+    with_null = {**tool, "function": {**tool["function"], "strict": None}}
+    assert chat(user, tools=[with_null], tool_choice="none", parallel_tool_calls=False)["tools"] == [tool]
 
 
 def test_every_field_of_a_message_reaches_the_template() -> None:

@@ -19,10 +19,10 @@ def assembled(data: bytes, stops: tuple[str, ...] = (), sizes: tuple[int, ...] =
         size = sizes[place % len(sizes)]
         piece = assembly.add(tokens[place : place + size])
         text, ids, place = text + piece.text, ids + [one.token for one in piece.tokens], place + size
-        if piece.stopped:
+        if piece.stop:
             return text, ids, True
     piece = assembly.end()
-    return text + piece.text, ids + [one.token for one in piece.tokens], piece.stopped
+    return text + piece.text, ids + [one.token for one in piece.tokens], bool(piece.stop)
 
 
 @given(st.text(), st.lists(st.integers(1, 5), min_size=1, max_size=4))

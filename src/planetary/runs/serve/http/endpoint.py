@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-import secrets
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.extension_points import TOOL_FORMATS
 from planetary.net.addresses import is_local_name
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http import answers
 from planetary.runs.serve.http.chat_renderer import ChatRenderer
-from planetary.runs.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of
+from planetary.runs.serve.http.generation import Generation, embedding_of
 from planetary.runs.serve.http.grammar import Grammars
+from planetary.runs.serve.http.interfaces.answer_form import AnswerForm
+from planetary.runs.serve.http.interfaces.openai import ChatForm, CompletionForm
 from planetary.runs.serve.http.keys import KeyAccess, KeyFile
 from planetary.runs.serve.http.metrics import ServingMetrics
 from planetary.runs.serve.http.prompts import apart, encoded, prompt_text, prompts_of, require_known
@@ -34,17 +38,20 @@ from planetary.runs.serve.http.requests import (
     template_names,
 )
 from planetary.runs.serve.http.service import Service
-from planetary.runs.serve.http.text_assembly import TextPiece
+from planetary.runs.serve.http.tools.families import Generic
+from planetary.runs.serve.http.tools.tool_format import AnswerReader, ToolFormat
 from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.scheduling.constraint import Constraint
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.web.access import Scope
-from planetary.web.api_errors import ApiError, event_line, wrong
+from planetary.web.api_errors import ApiError, wrong
 from planetary.web.application import application
 from planetary.web.browser_guard import BrowserGuard, origins_of
 from planetary.web.http_server import WebServer
 from planetary.web.router import EVENTS, HTML, Caller, Media, operation
+
+log = logging.getLogger(__name__)
 
 MOST_BODY = 16 << 20  # bytes
 RETRY_S = 1
@@ -66,7 +73,7 @@ class Endpoint:
     """
 
     def __init__(self, service: Service, options: ServeConfig) -> None:
-        """Raises `UserError` for unreadable keys or template, or an address without needed keys."""
+        """Raises `UserError` for unreadable keys, an unknown tool format, or an address without needed keys."""
         self._service, self._options = service, options
         self._access = KeyAccess(KeyFile(Path(options.keys)) if options.keys else None)
         if not options.keys and not is_local_name(options.host):
@@ -77,6 +84,9 @@ class Endpoint:
         self._origins = origins_of(options.origins, "serve.origins")
         self._metrics = ServingMetrics(service)
         self._chats = ChatRenderer()
+        named = options.tool_format
+        self._own_tool_format: type[ToolFormat] | None = TOOL_FORMATS.find(named) if named else None
+        self._tool_formats: dict[str, ToolFormat] = {}  # by chat template
         self._grammars: tuple[ServedModel, Grammars] | None = None
         self.url = ""
         self.app = application(
@@ -219,59 +229,28 @@ class Endpoint:
     ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
         """Continue texts."""
         model = self._named(body.model)
-        given = [
+        prompts = [
             await prompt_text(prompt, model, "prompt", special=body.add_special_tokens)
             for prompt in prompts_of(body.prompt, "prompt")
         ]
-        prompts = [one.tokens for one in given]
         most = 16 if body.max_tokens is None else body.max_tokens
         if most == 0 and not body.echo:
             raise wrong("max_tokens", "expected 1 or more, unless the prompt is echoed")
-        likeliest = body.logprobs or 0
+        if most == 0 and body.stream:
+            raise wrong("stream", "a prompt alone is not streamed")
         scores = body.echo and body.logprobs is not None
-        make = await self._constraints(model, body)
-        texts = self._texts(by, body, model, prompts, most=max(most, 1), likeliest=likeliest, scores=scores, make=make)
+        texts = self._texts(
+            by,
+            body,
+            model,
+            [one.tokens for one in prompts],
+            most=max(most, 1),
+            likeliest=body.logprobs or 0,
+            scores=scores,
+            make=await self._constraints(model, body),
+        )
         generation = self._generation(request, body, model, texts)
-        number = f"cmpl-{secrets.token_hex(12)}"
-        asked = [given[i // body.choices] for i in range(len(texts))]
-        echoes = [one.text if body.echo else "" for one in asked]
-        only_prompt = most == 0
-        logprobs_of = [
-            answers.CompletionLogprobs(model.tokenizer, likeliest, 0, unwritten=one.added, lost=one.lost)
-            if scores
-            else answers.CompletionLogprobs(model.tokenizer, likeliest, len(echo))
-            for one, echo in zip(asked, echoes, strict=True)
-        ]
-
-        def choice(piece: ChoicePiece, prefix: str) -> dict[str, Any]:
-            text = prefix + piece.piece.text
-            logprobs = None if body.logprobs is None else logprobs_of[piece.choice].of(piece.piece.tokens)
-            return {
-                "index": piece.choice,
-                "text": text,
-                "logprobs": logprobs,
-                "finish_reason": piece.reason or None,
-            }
-
-        prompt_tokens = sum(len(prompt) for prompt in prompts)
-        if body.stream:
-            if only_prompt:
-                raise wrong("stream", "a prompt alone is not streamed")
-            left = list(echoes)
-
-            def line(piece: ChoicePiece) -> dict[str, Any]:
-                prefix, left[piece.choice] = left[piece.choice], ""
-                return {**answers.envelope("text_completion", number, model.name), "choices": [choice(piece, prefix)]}
-
-            end = {**answers.envelope("text_completion", number, model.name), "choices": []}
-            return await self._streamed(body, generation, line, end, prompt_tokens)
-        found = await generation.whole()
-        if only_prompt:
-            found = [_prompt_only(one, text, echo) for one, text, echo in zip(found, texts, echoes, strict=True)]
-            echoes = ["" for _ in echoes]
-        choices = [choice(ChoicePiece(i, _piece_of(one), one.reason), echoes[i]) for i, one in enumerate(found)]
-        used = answers.usage(prompt_tokens, 0 if only_prompt else generation.generated)
-        return {**answers.envelope("text_completion", number, model.name), "choices": choices, "usage": used}
+        return await _given_out(generation, CompletionForm(body, model, prompts), is_streamed=bool(body.stream))
 
     # --- chat -------------------------------------------------------------------------------------------------
 
@@ -280,8 +259,19 @@ class Endpoint:
         self, request: Request, by: Caller, body: ChatRequest
     ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
         """Continue a chat."""
+        return await self._answer(request, by, body, partial(ChatForm, body))
+
+    async def _answer(
+        self, request: Request, by: str, body: ChatRequest, form: Callable[[ServedModel, int], AnswerForm]
+    ) -> dict[str, Any] | Response:
+        """Return the answer to a chat; `form` is made of the model and the number of the prompt's tokens."""
         model = self._named(body.model)
-        text = await self._chat_text(model, body)
+        tools = body.tool_use
+        has_schema = body.response_format is not None and body.response_format.schema is not None
+        if has_schema and tools.functions and not tools.is_forced:
+            raise wrong("response_format", 'with tools it needs the tool_choice "none" or "required"')
+        format_ = self._tool_format(model)
+        text = await self._chat_text(model, body) + (format_.forced if tools.is_forced else "")
         prompt = await encoded(model, text, special=body.add_special_tokens)
         if not prompt:
             raise wrong("messages", "the chat is an empty text")
@@ -289,41 +279,25 @@ class Endpoint:
             raise wrong("top_logprobs", "needs logprobs to be true")
         shape = self._service.shape
         most = body.max_completion_tokens or body.max_tokens or (shape.window if shape is not None else 1)
-        make = await self._constraints(model, body)
+        if tools.is_forced:
+            schema = tools.schema(format_.key)
+            make = await asyncio.to_thread(self._grammars_of(model).constraints, schema, "tools", is_spaced=True)
+        else:
+            make = await self._constraints(model, body)
         texts = self._texts(by, body, model, [prompt], most=most, likeliest=body.top_logprobs or 0, make=make)
-        generation = self._generation(request, body, model, texts)
-        number = f"chatcmpl-{secrets.token_hex(12)}"
+        reader = partial(tools.reader, format_) if tools.functions else None
+        generation = self._generation(request, body, model, texts, reader)
+        return await _given_out(generation, form(model, len(prompt)), is_streamed=bool(body.stream))
 
-        def logprobs(tokens: Any) -> dict[str, Any] | None:
-            return answers.chat_logprobs(model.tokenizer, tokens) if body.logprobs else None
-
-        if body.stream:
-            begun: set[int] = set()
-
-            def line(piece: ChoicePiece) -> dict[str, Any]:
-                delta: dict[str, Any] = {} if piece.choice in begun else {"role": "assistant"}
-                begun.add(piece.choice)
-                choice = {
-                    "index": piece.choice,
-                    "delta": {**delta, "content": piece.piece.text},
-                    "logprobs": logprobs(piece.piece.tokens),
-                    "finish_reason": piece.reason or None,
-                }
-                return {**answers.envelope("chat.completion.chunk", number, model.name), "choices": [choice]}
-
-            end = {**answers.envelope("chat.completion.chunk", number, model.name), "choices": []}
-            return await self._streamed(body, generation, line, end, len(prompt))
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": one.text, "refusal": None},
-                "logprobs": logprobs(one.tokens),
-                "finish_reason": one.reason,
-            }
-            for index, one in enumerate(await generation.whole())
-        ]
-        used = answers.usage(len(prompt), generation.generated)
-        return {**answers.envelope("chat.completion", number, model.name), "choices": choices, "usage": used}
+    def _tool_format(self, model: ServedModel) -> ToolFormat:
+        """Return how a model writes calls of tools."""
+        found = self._tool_formats.get(model.chat_template)
+        if found is None:
+            known = TOOL_FORMATS.built_in.values()
+            kind = self._own_tool_format or next((one for one in known if one.recognises(model.chat_template)), Generic)
+            found = self._tool_formats[model.chat_template] = kind()
+            log.info("calls of tools are read and written as %s does (serve.tool_format)", kind.__name__)
+        return found
 
     async def _chat_text(self, model: ServedModel, body: ChatRequest | TokenizeRequest) -> str:
         """Return the prompt of a chat. Raises `ApiError`."""
@@ -335,6 +309,10 @@ class Endpoint:
                 code="no_chat_template",
             )
         names = {**dict(model.special_tokens), **template_names(body)}
+        shown = names["tools"] or ()
+        if (shown and body.tool_choice != "none") or "tool" not in model.chat_template:
+            names["messages"], tools = self._tool_format(model).shown(names["messages"], shown)
+            names["tools"] = list(tools) or None
         if body.reasoning_effort is not None and "reasoning_effort" not in model.chat_template:
             note_ignored("reasoning_effort", "the chat template does not read it")
         try:
@@ -399,9 +377,12 @@ class Endpoint:
         """Return the maker of constraints for a request's texts; None: there are none. Raises `ApiError`."""
         if body.response_format is None:
             return None
+        return await asyncio.to_thread(self._grammars_of(model).constraints, body.response_format.schema)
+
+    def _grammars_of(self, model: ServedModel) -> Grammars:
         if self._grammars is None or self._grammars[0].tokenizer is not model.tokenizer:
             self._grammars = model, Grammars(model)
-        return await asyncio.to_thread(self._grammars[1].constraints, body.response_format)
+        return self._grammars[1]
 
     def _texts(
         self,
@@ -461,7 +442,12 @@ class Endpoint:
             )
 
     def _generation(
-        self, request: Request, body: GenerationRequest, model: ServedModel, texts: list[SequenceRequest]
+        self,
+        request: Request,
+        body: GenerationRequest,
+        model: ServedModel,
+        texts: list[SequenceRequest],
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> Generation:
         return Generation(
             self._service,
@@ -470,44 +456,36 @@ class Endpoint:
             tokenizer=model.tokenizer,
             stops=body.stops,
             still_allowed=self._access.still_allows(request),
+            reader=reader,
         )
 
-    async def _streamed(
-        self,
-        body: GenerationRequest,
-        generation: Generation,
-        line: Callable[[ChoicePiece], dict[str, Any]],
-        end: dict[str, Any],
-        prompt_tokens: int,
-    ) -> Response:
-        """Answer with server-sent events. A failure before the first piece has a separate status."""
-        pieces = generation.pieces()
-        first = await anext(pieces, None)
 
-        async def events() -> AsyncIterator[bytes]:
-            try:
-                if first is not None:
-                    yield event_line({**line(first), **({"usage": None} if body.with_usage else {})})
-                async for piece in pieces:
-                    yield event_line({**line(piece), **({"usage": None} if body.with_usage else {})})
-                if body.with_usage:
-                    yield event_line({**end, "usage": answers.usage(prompt_tokens, generation.generated)})
-                yield b"data: [DONE]\n\n"
-            except ApiError as error:
-                yield b"data: " + error.body() + b"\n\n"
-            finally:
-                await pieces.aclose()  # type: ignore[attr-defined]
+async def _given_out(generation: Generation, form: AnswerForm, *, is_streamed: bool) -> dict[str, Any] | Response:
+    """Answer in one piece, or with server-sent events. A failure before the first piece has a separate status."""
+    if not is_streamed:
+        return form.whole(await generation.whole(), generation.generated)
+    pieces = generation.pieces()
+    first = await anext(pieces, None)
 
-        return StreamingResponse(events(), media_type=EVENTS, headers={"cache-control": "no-cache"})
+    async def events() -> AsyncIterator[bytes]:
+        try:
+            for event in form.begin():
+                yield event
+            if first is not None:
+                for event in form.events(first):
+                    yield event
+            async for piece in pieces:
+                for event in form.events(piece):
+                    yield event
+            for event in form.end(generation.generated):
+                yield event
+        except ApiError as error:
+            for event in form.failed(error):
+                yield event
+        finally:
+            await pieces.aclose()  # type: ignore[attr-defined]
 
-
-def _piece_of(choice: Choice) -> TextPiece:
-    return TextPiece(choice.text, tuple(choice.tokens))
-
-
-def _prompt_only(choice: Choice, text: SequenceRequest, echo: str) -> Choice:
-    """Return a choice without the generated tokens."""
-    return Choice(echo, choice.tokens[: len(text.prompt)] if text.scores_prompt else [], "length")
+    return StreamingResponse(events(), media_type=EVENTS, headers={"cache-control": "no-cache"})
 
 
 def _retry() -> dict[str, str]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from planetary.data.tokenizer import Tokenizer
 from planetary.runs.serve.http.metrics import ServingMetrics
 from planetary.runs.serve.http.service import Service
 from planetary.runs.serve.http.text_assembly import TextAssembly, TextPiece
+from planetary.runs.serve.http.tools.tool_format import AnswerReader, CallPiece
 from planetary.runs.serve.scheduling.sequences import SequenceRequest, Token
 from planetary.web.api_errors import ApiError
 
@@ -27,22 +28,62 @@ class ChoicePiece:
 
     Attributes:
         choice: which, from 0.
-        piece: text and tokens.
+        piece: text and tokens; the text is content.
         reason: why nothing follows, in OpenAI's words; "" while something does.
+        call: some more of a call of a tool, in place of content.
     """
 
     choice: int
     piece: TextPiece
     reason: str = ""
+    call: CallPiece | None = None
+
+
+@dataclass
+class WholeCall:
+    """A call of a tool in an answer."""
+
+    id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass
 class Choice:
-    """A whole text."""
+    """A whole text.
 
-    text: str = ""
+    Attributes:
+        parts: content and calls, in order.
+        stop: the string that ended it; "": none did.
+    """
+
+    parts: list[str | WholeCall] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
     reason: str = ""
+    stop: str = ""
+
+    def add(self, one: ChoicePiece) -> None:
+        """Append a piece."""
+        text, call = one.piece.text, one.call
+        last = self.parts[-1] if self.parts else None
+        if call is not None and call.id:
+            self.parts.append(WholeCall(call.id, call.name, call.arguments))
+        elif call is not None and isinstance(last, WholeCall):
+            last.arguments += call.arguments
+        elif text and isinstance(last, str):
+            self.parts[-1] = last + text
+        elif text:
+            self.parts.append(text)
+        self.tokens += one.piece.tokens
+        self.reason, self.stop = one.reason, one.piece.stop
+
+    @property
+    def text(self) -> str:
+        return "".join(one for one in self.parts if isinstance(one, str))
+
+    @property
+    def calls(self) -> list[WholeCall]:
+        return [one for one in self.parts if isinstance(one, WholeCall)]
 
 
 class Generation:
@@ -61,10 +102,21 @@ class Generation:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         still_allowed: Callable[[], bool],
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
-        """`still_allowed`: whether who asks may still do so; looked at with every piece."""
+        """Compute nothing yet.
+
+        Args:
+            service, metrics: of the endpoint.
+            requests: the texts.
+            tokenizer: of the model.
+            stops: strings that end a text.
+            still_allowed: whether who asks may still do so; looked at with every piece.
+            reader: makes a reader of calls for each text; None: everything is content.
+        """
         self._service, self._metrics, self._requests = service, metrics, requests
         self._tokenizer, self._stops, self._still_allowed = tokenizer, stops, still_allowed
+        self._reader = reader
         self.generated = 0
 
     async def pieces(self) -> AsyncIterator[ChoicePiece]:
@@ -99,14 +151,12 @@ class Generation:
         """Return all texts once they are finished. Raises as `pieces`."""
         choices = [Choice() for _ in self._requests]
         async for one in self.pieces():
-            choice = choices[one.choice]
-            choice.text += one.piece.text
-            choice.tokens += one.piece.tokens
-            choice.reason = one.reason
+            choices[one.choice].add(one)
         return choices
 
     async def _one(self, number: int, request: SequenceRequest, found: asyncio.Queue[ChoicePiece | Exception]) -> None:
         assembly = TextAssembly(self._tokenizer, self._stops, request.prompt)
+        reader = None if self._reader is None else self._reader()
         unscored = 0 if not request.scores_prompt else len(request.prompt)
         began = last = time.monotonic()
         stream = self._service.generate(request)
@@ -125,13 +175,16 @@ class Generation:
                 if scored:  # the prompt's own, whose text the client has
                     found.put_nowait(ChoicePiece(number, TextPiece("", tuple(scored))))
                 piece = assembly.add(drawn)
-                reason = "stop" if piece.stopped else output.finished
-                if reason and not piece.stopped:
+                reason = "stop" if piece.stop else output.finished
+                if reason and not piece.stop:
                     rest = assembly.end()
-                    reason = "stop" if rest.stopped else reason
-                    piece = TextPiece(piece.text + rest.text, (*piece.tokens, *rest.tokens), rest.stopped)
-                if piece.text or piece.tokens or reason:
-                    found.put_nowait(ChoicePiece(number, piece, reason))
+                    reason = "stop" if rest.stop else reason
+                    piece = TextPiece(piece.text + rest.text, (*piece.tokens, *rest.tokens), rest.stop)
+                read = [ChoicePiece(number, piece, reason)] if reader is None else _read(number, piece, reason, reader)
+                reason = read[-1].reason
+                for one in read:
+                    if one.piece.text or one.piece.tokens or one.call is not None or one.reason:
+                        found.put_nowait(one)
                 if reason:
                     self._metrics.finished.labels(reason).inc()
                     return
@@ -142,6 +195,24 @@ class Generation:
             found.put_nowait(error)
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
+
+
+def _read(number: int, piece: TextPiece, reason: str, reader: AnswerReader) -> list[ChoicePiece]:
+    """Return a piece as content and calls; the last one has the reason, if nothing follows."""
+    parts = reader.add(piece.text)
+    if reason and not reader.is_complete:
+        parts = [*parts, *reader.end()]
+    if reader.is_complete or (reader.calls and reason == "stop"):
+        reason = "tool_calls"
+    found = [
+        ChoicePiece(number, TextPiece(one, ()))
+        if isinstance(one, str)
+        else ChoicePiece(number, TextPiece("", ()), "", one)
+        for one in parts or [""]
+    ]
+    found[0] = replace(found[0], piece=replace(found[0].piece, tokens=piece.tokens))
+    found[-1] = replace(found[-1], reason=reason, piece=replace(found[-1].piece, stop=piece.stop))
+    return found
 
 
 async def embedding_of(service: Service, request: SequenceRequest) -> np.ndarray:

@@ -19,6 +19,7 @@ from planetary.web.api_errors import ApiError, wrong
 
 PARAM = "response_format"
 _COMPACT: Any = {"whitespace_flexible": False}  # else a model that likes white space never ends
+_SPACED: Any = {**_COMPACT, "key_separator": ": ", "item_separator": ", "}  # as the calls that models learnt from
 _NO_END = "\ufffeend of text"  # stands for the token that ends a text where the model has none
 
 
@@ -87,13 +88,19 @@ class Grammars:
         self._model = model
         self._tokenizer: Any = None
 
-    def constraints(self, format_: ResponseFormat | None) -> Callable[[], JsonConstraint] | None:
+    def constraints(
+        self, schema: Mapping[str, Any] | None, param: str = PARAM, *, is_spaced: bool = False
+    ) -> Callable[[], JsonConstraint] | None:
         """Return the maker of a constraint for each text of a request; None: there is none. Takes a moment.
+
+        Args:
+            schema: of the texts; None: they may be anything.
+            param: field of the request that has it.
+            is_spaced: whether a space follows each comma and colon.
 
         Raises:
             ApiError: the schema cannot be followed, or llguidance is not installed.
         """
-        schema = None if format_ is None else format_.schema
         if schema is None:
             return None
         if importlib.util.find_spec("llguidance") is None:
@@ -101,7 +108,7 @@ class Grammars:
                 501,
                 "texts of a JSON schema need a grammar library where the gateway runs: "
                 "pip install 'planetary-compute[grammar]'",
-                param=PARAM,
+                param=param,
                 code="not_installed",
             )
         from llguidance import LLMatcher  # pyright: ignore[reportMissingImports] - optional
@@ -109,15 +116,16 @@ class Grammars:
         if self._tokenizer is None:
             self._tokenizer = _adapted(self._model)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), defaults=_COMPACT)
+            defaults = _SPACED if is_spaced else _COMPACT
+            grammar = LLMatcher.grammar_from_json_schema(msgspec.json.encode(schema).decode(), defaults=defaults)
             first = LLMatcher(self._tokenizer, grammar)
         except ValueError as error:
-            raise wrong(PARAM, str(error).splitlines()[0]) from None
+            raise wrong(param, str(error).splitlines()[0]) from None
         if first.is_error():
-            raise wrong(PARAM, first.get_error().splitlines()[0])
+            raise wrong(param, first.get_error().splitlines()[0])
         begins = np.flatnonzero(JsonConstraint(first.deep_copy(), self._model.vocabulary).allowed(()))
         if not set(begins.tolist()) - self._model.ends:  # such as a reference to itself alone
-            raise wrong(PARAM, "no text has the form of the schema")
+            raise wrong(param, "no text has the form of the schema")
         return lambda: JsonConstraint(first.deep_copy(), self._model.vocabulary)
 
 

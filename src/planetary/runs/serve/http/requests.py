@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
+from planetary.runs.serve.http.tools.tool_use import ToolUse, tool_use_of, without_nulls
 from planetary.runs.serve.http.unsupported_fields import accepted
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.web.api_errors import ApiError, wrong
@@ -183,6 +184,7 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     messages: Messages
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # for a template that reads it
@@ -192,6 +194,11 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LIKELIEST)] | None = None
+
+    @property
+    def tool_use(self) -> ToolUse:
+        """The calls an answer may have. Raises `ApiError`."""
+        return tool_use_of(self.tools or (), self.tool_choice, self.parallel_tool_calls)
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,21 +234,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
-    """Return the names a chat template sees, beside special tokens. Raises `ApiError`.
-
-    Tools reach the template of a request that wants no call of them; no other is accepted, because calls in an answer
-    are not recognised.
-    """
-    if body.tools and body.tool_choice != "none" and isinstance(body, ChatRequest):
-        raise ApiError(
-            400,
-            'tools are not supported here: calls in an answer are not recognised. With tool_choice "none" the '
-            "template shows them to the model",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise wrong("tool_choice", "there are no tools")
+    """Return the names a chat template sees, beside special tokens. Raises `ApiError`."""
     more = body.chat_template_kwargs or {}
     if taken := sorted({"messages", "tools", "documents", "add_generation_prompt"} & set(more)):
         raise wrong("chat_template_kwargs", f"{taken[0]} is a field of the request itself")
@@ -250,7 +243,7 @@ def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         **effort,
         **more,
         "messages": [_for_template(one, f"messages[{i}]") for i, one in enumerate(body.messages or ())],
-        "tools": body.tools or None,
+        "tools": [without_nulls(one) for one in body.tools or ()] or None,
         "documents": body.documents,
         "add_generation_prompt": body.add_generation_prompt,
     }

@@ -21,12 +21,12 @@ class TextPiece:
     Attributes:
         text: that is certain.
         tokens: whose text begins in it, or before it.
-        stopped: whether a string that ends the text was found; later text does not count.
+        stop: the string found that ends the text, after which nothing counts; "": none was.
     """
 
     text: str
     tokens: tuple[Token, ...]
-    stopped: bool = False
+    stop: str = ""
 
 
 class TextAssembly:
@@ -85,13 +85,14 @@ class TextAssembly:
         return self._tokenizer.decode(ids).decode(errors="replace")
 
     def _cut(self) -> TextPiece | None:
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if not places:
             return None
         self._ended = True
-        text, tokens = self._held[: min(places)], tuple(self._tokens)
+        place, stop = min(places)
+        text, tokens = self._held[:place], tuple(self._tokens)
         self._held, self._tokens = "", []
-        return TextPiece(text, tokens, stopped=True)
+        return TextPiece(text, tokens, stop)
 
     def _doubtful(self) -> int:
         """Return how many characters at the end may be the beginning of a stop."""

@@ -87,20 +87,15 @@ _SAMPLING: Mapping[str, Unsupported] = {
 _COMPLETION: Mapping[str, Unsupported] = {**_SAMPLING, "suffix": Unsupported("a text is continued at its end", ("",))}
 
 
-def _without_tools(value: Any, request: Mapping[str, Any]) -> bool:
-    return isinstance(value, bool) and not request.get("tools")
-
-
 _CHAT: Mapping[str, Unsupported] = {
     **_SAMPLING,
     "audio": Unsupported("answers are text"),
     "chat_template": Unsupported("the operator chooses it: start the server with --chat-template", ("",)),
     "continue_final_message": Unsupported("use /v1/completions to continue a text", (False,)),
-    "function_call": Unsupported("calls in an answer are not recognised", ("none", "auto")),
-    "functions": Unsupported("calls in an answer are not recognised"),
+    "function_call": Unsupported("use tool_choice", ("none", "auto")),
+    "functions": Unsupported("use tools"),
     "mm_processor_kwargs": Unsupported("messages are text", ({},)),
     "modalities": Unsupported("answers are text", (["text"],)),
-    "parallel_tool_calls": Unsupported("calls in an answer are not recognised", (False,), _without_tools),
     "verbosity": Unsupported("say it in a message", ("medium",)),
     "web_search_options": Unsupported("there is no search"),
 }

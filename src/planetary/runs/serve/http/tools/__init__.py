@@ -1,0 +1,1 @@
+"""Tools of a chat: their definitions, and the calls a model writes."""

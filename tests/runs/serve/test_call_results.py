@@ -91,3 +91,21 @@ def test_results_that_lack_a_part_are_refused() -> None:
             results_of(received({key: value for key, value in whole.items() if key != name}), SHAPE)
     with pytest.raises(RemoteProtocolError, match="not finite"):
         results_of(received({**whole, "values": np.full_like(whole["values"], np.nan)}), SHAPE)
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_numbers_that_no_model_computes_are_refused(scored: bool) -> None:
+    """Ids beyond the vocabulary sized a table of noise: one message took 16 GB of the gateway."""
+    whole = arrays(1, full=True, scores=scored)
+    results_of(received(whole), SHAPE if not scored else SCORED)
+    for name, sent in whole.items():
+        others = (2**31 - 1, -1, SHAPE.vocabulary) if sent.dtype == np.int32 else (np.nan, np.inf, -np.inf)
+        for value in others:
+            wrong = sent.copy()
+            wrong.flat[-1] = value
+            with pytest.raises(RemoteProtocolError):
+                results_of(received({**whole, name: wrong}), SHAPE if not scored else SCORED)
+    for name in {"ids", "score_ids"} & set(whole):
+        none = {key: array[..., :0] for key, array in whole.items() if key in (name, name.replace("ids", "values"))}
+        with pytest.raises(RemoteProtocolError):
+            results_of(received({**whole, **none}), SHAPE if not scored else SCORED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from serving_model import SHAPE, VOCABULARY, FakeWorker, alone
@@ -24,7 +25,7 @@ from planetary.runs.serve.controller import (
 from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import IDS, ROW, VALUES
 from planetary.runs.serve.role import next_call
-from planetary.runs.serve.scheduling.sampling import SamplingOptions
+from planetary.runs.serve.scheduling.sampling import Candidates, SamplingOptions
 from planetary.runs.serve.scheduling.scheduler import Call, Slot
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.version import __version__
@@ -113,6 +114,22 @@ class Fabric:
         event = CallComputed(session, message.call, self.seconds, Results(tuple(found)), following is None)
         self.post(event)
 
+    def forge(self, rng: np.random.Generator) -> None:
+        """Some worker says something about a call that is not its own, or that has ended."""
+        if not self.workers or rng.random() > 0.3:
+            return
+        session = int(rng.choice(list(self.workers)))
+        own = self.calls[session].call if session in self.calls else None
+        number = int(rng.choice([0, -1, 2**31, 2**53, *(call.call for call in self.calls.values())]))
+        if number == own:
+            return
+        rows = tuple(FakeWorker().compute(Call("decode_1_c8", (Slot(0, (1,), 0, (1,), ends=True),), full=True)))
+        seconds = float(rng.choice([-1.0, 0.0, 1e300]))
+        result = CallComputed(session, number, seconds, Results(rows[: int(rng.integers(2))]), bool(rng.integers(2)))
+        failure = e.Received(session, m.TaskFailed(task=number, kind="internal", reason="forged"))
+        old = e.Received(session, ServingReady(artifact="module", weights="old", device="", verified=""))
+        self.post((result, failure, old)[int(rng.integers(3))])
+
     def forget(self, session: int) -> None:
         self.workers.pop(session, None)
         self.calls.pop(session, None)
@@ -131,13 +148,14 @@ def request(number: int, rng: np.random.Generator) -> SequenceRequest:
 
 @pytest.mark.parametrize(("seed", "drawing_ahead"), [(seed, seed % 3 > 0) for seed in range(20)])
 def test_texts_are_the_same_whatever_happens_to_workers(seed: int, drawing_ahead: bool) -> None:
-    rng, fabric = np.random.default_rng(seed), Fabric()
+    rng, forger, fabric = np.random.default_rng(seed), np.random.default_rng(1000 + seed), Fabric()
     fabric.seconds = 0.01 if drawing_ahead else 1.0  # so slow a worker never computes by itself
     requests = {number: request(number, rng) for number in range(1, 9)}
     coming, names, faults = list(requests.values()), 0, 0
     while len(fabric.finished) < len(requests):
         assert fabric.finish is None
         fabric.now += float(rng.exponential(0.1))
+        fabric.forge(forger)
         chance = rng.random()
         busy = list(fabric.calls)
         if coming and chance < 0.2:
@@ -218,3 +236,31 @@ def test_a_stop_ends_it_with_workers_told() -> None:
     fabric.post(e.StopRequested("Ctrl+C"))
     assert fabric.finish is not None
     assert (fabric.finish.ok, fabric.finish.reason) == (False, "Ctrl+C")
+
+
+def test_claimed_durations_lengthen_no_limit() -> None:
+    fabric = Fabric()
+    session = fabric.join("a/0")
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1,), most=9, options=SamplingOptions(seed=1))))
+    fabric.seconds = 1e300
+    for _ in range(3):
+        fabric.now += 0.1
+        fabric.compute(session)
+    assert session in fabric.calls
+    fabric.now += 2 * CALL_S
+    fabric.post(e.Tick())
+    assert session not in fabric.workers
+
+
+def test_result_without_a_token_that_can_be_drawn_is_a_failure() -> None:
+    """The model has more tokens than the tokenizer; a draw of none of them ended the gateway."""
+    fabric = Fabric()
+    fabric.controller = ServingController(
+        ServingDesk(msgspec.structs.replace(fabric.controller.desk.policy, vocabulary=40), ServingState()), 10.0, 0.0
+    )
+    session = fabric.join("a/0")
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1,), most=9)))
+    beyond = Candidates(np.arange(40, 50, dtype=np.int32), np.zeros(10, np.float32), None)
+    fabric.post(CallComputed(session, fabric.calls.pop(session).call, 0.01, Results((beyond,))))
+    assert 1 not in fabric.got
+    assert fabric.calls, "the worker is to compute it again"

@@ -168,7 +168,7 @@ class ServingController(RunController[ServingDesk]):
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != event.call:
             return  # of an earlier connection, or of other weights
-        if not _fits(under_way.call, event.results.rows, last=event.last):
+        if not _fits(under_way.call, event.results.rows, self.desk.policy.vocabulary, last=event.last):
             reason = (
                 f"the results of {under_way.call.function} are not those of its {len(under_way.call.slots)} sequences"
             )
@@ -177,7 +177,8 @@ class ServingController(RunController[ServingDesk]):
             return
         del self._calls[worker.session]
         self.membership.succeeded(worker)
-        self._times.observe(worker.session, under_way.call.function, event.seconds)
+        # A claim of more than has passed would lengthen the limit.
+        self._times.observe(worker.session, under_way.call.function, min(event.seconds, now - under_way.since))
         for output in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
             self.tokens += len(output.tokens)
             self.desk.out.append(SendTokens(output))
@@ -254,13 +255,13 @@ class ServingController(RunController[ServingDesk]):
         yield set(self.scheduler.workers) <= set(self.desk.workers), "a worker that is gone is in the scheduler"
 
 
-def _fits(call: Call, found: Sequence[Candidates], *, last: bool) -> bool:
+def _fits(call: Call, found: Sequence[Candidates], vocabulary: int, *, last: bool) -> bool:
     """Whether a worker's results can be those of a call."""
     return (
         (last or call.extra_steps > 0)
         and len(found) == len(call.slots)
         and all(
-            (one.row is not None or not call.full)
+            (one.row is not None or (not call.full and bool((one.ids < vocabulary).any())))
             and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(slot.tokens)))
             for one, slot in zip(found, call.slots, strict=True)
         )

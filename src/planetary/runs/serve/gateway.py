@@ -403,12 +403,19 @@ def results_of(arrays: Tensors, shape: ServingShape | None) -> tuple[Candidates,
         raise RemoteProtocolError("the results of a call are not the log-probabilities and ids of its texts")
     scores = _scores_of(arrays, len(values), shape)
     vocabulary = None if shape is None else shape.vocabulary
-    if (row is not None and row.shape[1] != vocabulary) or not np.isfinite(values).all():
+    if row is not None and (row.shape[1] != vocabulary or not np.isfinite(row).all()):
+        raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
+    if not np.isfinite(values).all() or not _are_tokens(ids, vocabulary):
         raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
     return tuple(
         Candidates(ids[i], values[i], None if row is None else row[i], None if scores is None else scores[i])
         for i in range(len(values))
     )
+
+
+def _are_tokens(ids: np.ndarray, vocabulary: int | None) -> bool:
+    """Whether every id is one of the model's tokens. Others would be looked up in tables, or size them."""
+    return bool(ids.size) and ids.min() >= 0 and (vocabulary is None or ids.max() < vocabulary)
 
 
 def _scores_of(arrays: Mapping[str, np.ndarray], texts: int, shape: ServingShape | None) -> list[Scores] | None:
@@ -426,6 +433,8 @@ def _scores_of(arrays: Mapping[str, np.ndarray], texts: int, shape: ServingShape
         and ids.shape == likeliest.shape
         and (values.dtype, likeliest.dtype, ids.dtype) == (np.float32, np.float32, np.int32)
         and np.isfinite(values).all()
+        and np.isfinite(likeliest).all()
+        and _are_tokens(ids, None if shape is None else shape.vocabulary)
     )
     width = 0 if shape is None else shape.hidden
     if width and (hidden is None or hidden.shape != (texts, width) or not np.isfinite(hidden).all()):

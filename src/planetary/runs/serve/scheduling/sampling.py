@@ -143,8 +143,7 @@ def draw(
         ids, values = found.ids, found.values
     else:
         ids, values = np.arange(len(found.row)), found.row
-    if most is not None and most < len(ids):
-        kept = ids < most
+    if most is not None and not (kept := ids < most).all():
         ids, values = ids[kept], values[kept]
     if allowed is not None:
         kept = allowed[ids]

@@ -56,7 +56,7 @@ def load_into(
     parameters = dict(module.named_parameters())
     values = found.params
     if set(parameters) - set(values) and (folder / CONFIG).is_file():  # the run has not trained all of them
-        values = all_values(load_config(folder / CONFIG), parameters, values)
+        values = all_values(folder, load_config(folder / CONFIG), parameters, values)
     for kind, names in (
         ("the module has no parameter", sorted(set(values) - set(parameters))),
         ("the run has no parameter", sorted(set(parameters) - set(values))),

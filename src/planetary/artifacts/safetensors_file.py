@@ -104,6 +104,13 @@ def read_safetensors(path: Path) -> tuple[tuple[TensorSpec, ...], dict[str, np.n
     return tuple(spec for spec, _, _ in entries), tensors
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the header's entries about the whole file, of a file that `read_safetensors` reads."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header.get("__metadata__") or {}
+
+
 _Entry = tuple[TensorSpec, int, int]  # and where the bytes begin and end, behind the header
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.bounded_text import toml_tables
+from planetary.core.configuration.adapter_folder import adapter_tables
 from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import MOST_NAME, show_found
 from planetary.core.configuration.schema import (
@@ -156,6 +157,9 @@ def _config_of(tables: dict[str, Any], overrides: Iterable[str], *, origin: str,
     source = tables["model"].get("source") if isinstance(tables.get("model"), dict) else None
     if isinstance(source, str) and not is_function(source) and is_pretrained(Path(source)):
         tables = pretrained_tables(tables, Path(source))
+    adapter = tables.get("adapter")
+    if isinstance(adapter, dict) and isinstance(start := adapter.get("start"), str) and start:
+        tables = adapter_tables(tables, Path(start))
     model, train = tables.get("model"), tables.setdefault("train", {})
     if isinstance(model, dict) and isinstance(train, dict):
         source = model.get("source")
@@ -191,6 +195,7 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
                 complete_in(one, "format", lambda value: file_of(value) is not None)
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
+    complete("adapter", "start", lambda value: True)
     for name in section_names():
         if name in tables:
             kind = section_struct(name)
@@ -366,6 +371,10 @@ def _mathematics(config: Config) -> dict[str, Any]:
             del one["format"]
         else:
             one["format"] = re.split(r"[/\\]", one["format"])[-1]
+    if not config.model.freeze:  # as before there was this key
+        del kept["model"]["freeze"]
+    if config.adapter.rank:
+        kept["adapter"] = values["adapter"] | {"start": re.split(r"[/\\]", config.adapter.start)[-1]}
     if config.outer.weights == "tokens":
         del kept["outer"]["weights"]
     if config.outer.optimizer == "nesterov":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -44,6 +45,11 @@ _SPELLINGS = {
     "complex64": "complex<f32>",
     "complex128": "complex<f64>",
 }
+
+
+def digest_of(array: np.ndarray) -> str:
+    """Return the sha256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def stablehlo_dtype(spelling: str) -> str:

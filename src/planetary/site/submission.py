@@ -164,6 +164,7 @@ def require_files(config: Config, runs: Path | None) -> None:
     named = [(key, str(getattr(getattr(config, key.split(".")[0]), key.split(".")[1]))) for key in FILE_KEYS]
     named += [(f"data.sources[{at}].source", one.source) for at, one in enumerate(config.data.sources)]
     named += [(f"rl.{key}", str(getattr(config.of(RlConfig), key))) for key in ("task", "prompts", "start", "teacher")]
+    named.append(("adapter.start", config.adapter.start))
     named.append(("serve.model", config.of(ServeConfig).model))
     for key, value in named:
         place, _, function = value.rpartition(":")

@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             (loss_fn, params, example_batch): loss_fn(params, *example_batch) is a
             scalar, params any pytree. With --format hf it is the model of a run, as
             a folder for from_pretrained of transformers: config.json, model.safetensors
-            and the tokenizer, for runs of a GPT-2 or a Llama. With --serving it is the
+            and the tokenizer, for runs of a GPT-2 or a Llama; adapters are merged. With
+            --format peft it is the adapters of a run alone, for PeftModel.from_pretrained.
+            With --serving it is the
             model that `planetary serve SOURCE` serves, as a folder that it serves without
             the model's code: functions that take a chunk of a prompt or continue texts by
             a token (program.mlir), serving.json with their signatures and the sizes of
@@ -41,15 +43,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="module:function or path/to/file.py:function; with --format hf a run's folder; with --serving any model "
-        "that `planetary serve` takes",
+        help="module:function or path/to/file.py:function; with --format hf or peft a run's folder; with --serving any "
+        "model that `planetary serve` takes",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--format",
         choices=sorted(_WRITERS),
         default="stablehlo",
-        help="stablehlo (default); hf: the model of a run, for transformers; serving: a served model",
+        help="stablehlo (default); hf: the model of a run, for transformers; peft: the adapters of a run; serving: "
+        "a served model",
     )
     parser.add_argument(
         "--serving", action="store_const", const="serving", dest="format", help="the same as --format serving"
@@ -70,7 +73,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--text", action="store_true", help="also write model.stablehlo.txt, for reading")
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="with --format hf: one of the run's, instead of the newest"
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="with --format hf or peft: one of the run's, instead of the newest",
     )
     parser.add_argument("--force", action="store_true", help="replace a model that is in DIR")
     add_model_flags(parser)
@@ -114,6 +120,15 @@ def _transformers(args: argparse.Namespace) -> None:
         print(f"no tokenizer is in it: {made.no_tokenizer}")
 
 
+def _adapter(args: argparse.Namespace) -> None:
+    from planetary.monitor.human_numbers import count
+    from planetary.run.model.adapter_export import export_adapter
+
+    made = export_adapter(Path(args.source), args.output, checkpoint=args.checkpoint, force=args.force)
+    size = f"{count(made.param_count)} parameters of round {made.round}"
+    print(f"{args.output}: adapters of {made.matrices} matrices, {size}")
+
+
 def _serving(args: argparse.Namespace) -> None:
     from planetary.cli.serving_flags import serving_tables
     from planetary.core.config import config_from_tables
@@ -136,6 +151,7 @@ def _serving(args: argparse.Namespace) -> None:
 _WRITERS = {
     "stablehlo": (_stablehlo, {"set", "role", "text"}),
     "hf": (_transformers, {"checkpoint"}),
+    "peft": (_adapter, {"checkpoint"}),
     "serving": (_serving, {"set", "context", "batch", "cache_mb", "experts", "weights", "chat_template"}),
 }
 """Format -> the writing function, and the format's flags."""

@@ -28,8 +28,8 @@ LARGEST_COST = 100_000_000
 
 
 def step_cost(spec: StepSpec) -> int:
-    """Return roughly how many operations a training step takes: six per parameter and element of the first input."""
-    return 6 * spec.param_count * spec.batch[0].size
+    """Return roughly how many operations a training step takes: six per weight and element of the first input."""
+    return 6 * (spec.param_count + sum(buffer.size for buffer in spec.buffers)) * spec.batch[0].size
 
 
 def run_interpreter(

@@ -87,7 +87,7 @@ def check_meaning(model: Model, batch: Sequence[np.ndarray] | None = None) -> Me
     if known is not None and known.digest == model.digest and known.author != "none":
         return known
     first = _first_batch(model, batch)
-    cost = 6 * model.param_count * first[0].size
+    cost = 6 * model.weight_count * first[0].size
     if cost > (LARGEST_COST if model.author is not None else LARGEST_SLOPE_COST):
         return _unjudged(model, f"a step takes {cost:.1e} operations, too many for a comparison on this machine")
     second = _second_batch(first)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
@@ -46,6 +46,9 @@ from planetary.core.errors import CompileError, PlanetaryError, UserError, did_y
 from planetary.core.tensors import host_dtype, to_host_dtype
 from planetary.core.user_code import load_module
 
+if TYPE_CHECKING:
+    from planetary.compiler.frontend.adapters import Adapter
+
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
 
 Signature = list[tuple[str, tuple[int, ...]]]
@@ -64,6 +67,7 @@ class Model:
     example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     """The author's untrained parameters in the graph, by name; only in the exporting process."""
+    adapters: tuple[Adapter, ...] = field(default=(), repr=False, compare=False)  # of `frontend.adapters.adapted`
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))
@@ -87,6 +91,11 @@ class Model:
     def param_count(self) -> int:
         """Number of trained scalars."""
         return sum(spec.size for spec in self.manifest.of_role("param"))
+
+    @property
+    def weight_count(self) -> int:
+        """Number of scalars the loss has beside the batch: trained ones, statistics and buffers."""
+        return sum(spec.size for spec in self.manifest.of_role("param", "statistic", "buffer"))
 
     def initial(self, role: Role) -> dict[str, np.ndarray]:
         """Return the initial host arrays of all arguments of `role` (`"param"`, `"statistic"` or `"buffer"`), in

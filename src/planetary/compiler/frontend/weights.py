@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from planetary.compiler.frontend.manifest import Argument, Init
-from planetary.core.errors import UserError
+from planetary.core.errors import UserError, did_you_mean
 from planetary.core.tensors import TensorSpec, to_host_dtype
 
 if TYPE_CHECKING:
@@ -77,6 +77,32 @@ def with_weights(
     )
     manifest = msgspec.structs.replace(model.manifest, arguments=arguments)
     return dataclasses.replace(model, manifest=manifest, stored=stored)
+
+
+def frozen(model: Model, patterns: Sequence[str]) -> Model:
+    """Return the model in which the parameters that a pattern matches are buffers.
+
+    Raises:
+        UserError: a pattern matches no parameter, or nothing is left to train.
+    """
+    arguments = list(model.manifest.arguments)
+    for pattern in patterns:
+        hits = [i for i, a in enumerate(arguments) if fnmatch.fnmatchcase(a.name, pattern)]
+        if not any(arguments[i].role in ("param", "buffer") for i in hits):
+            names = [a.name for a in arguments if a.role == "param"]
+            known = [*names, *dict.fromkeys(part for name in names for part in name.split("."))]
+            what = f"the {arguments[hits[0]].role} {arguments[hits[0]].name!r}" if hits else "nothing"
+            meant = did_you_mean(pattern.strip("*."), known)
+            raise UserError(
+                f"model.freeze: {pattern!r} matches {what}, and no parameter{meant} The model has {_some(names)}"
+            )
+        for i in hits:
+            if arguments[i].role == "param":
+                arguments[i] = msgspec.structs.replace(arguments[i], role="buffer")
+    if not any(argument.role == "param" for argument in arguments):
+        raise UserError(f"model.freeze: {', '.join(patterns)} leaves no parameter of {model.manifest.model} to train")
+    manifest = msgspec.structs.replace(model.manifest, arguments=tuple(arguments))
+    return dataclasses.replace(model, manifest=manifest)
 
 
 _FLOATS = ("f64", "f32", "f16", "bf16")

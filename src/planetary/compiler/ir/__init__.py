@@ -128,6 +128,7 @@ from planetary.compiler.ir.modules import (
     verify,
 )
 from planetary.compiler.ir.symbols import (
+    add_argument,
     argument_types,
     copy_function,
     drop_arguments,
@@ -152,6 +153,7 @@ __all__ = [
     "Operation",
     "Type",
     "Value",
+    "add_argument",
     "add_call_site",
     "argument_types",
     "array_attribute",

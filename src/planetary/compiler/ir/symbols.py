@@ -86,6 +86,13 @@ def drop_arguments(function: Any, dropped: Sequence[int]) -> None:
     refresh_function_type(function)
 
 
+def add_argument(function: Any, kind: Type) -> Value:
+    """Let a function take one more argument, the last; return it. `refresh_function_type` follows."""
+    if "arg_attrs" in function.operation.attributes:
+        del function.operation.attributes["arg_attrs"]
+    return entry_block(function).add_argument(kind, mlir.Location.unknown())
+
+
 def entry_block(function: Any) -> Block:
     """The block that holds a function's operations."""
     return function.operation.regions[0].blocks[0]

@@ -88,6 +88,29 @@ class ModelConfig(Section, frozen=True):
     weights: str = ""
     # patterns of names that the file or the model may lack
     weights_optional: tuple[str, ...] = ()
+    # patterns of parameter names, such as "wte.*", that are not trained: no gradient, no optimizer state, and they go
+    # to a worker once
+    freeze: tuple[str, ...] = ()
+
+
+class AdapterConfig(Section, frozen=True):
+    """`[adapter]`: low-rank changes of matrices (LoRA), which are trained in place of the model's parameters."""
+
+    # rank of the change alpha / rank x B A of each adapted matrix; 0: all parameters are trained. The folder of `start`
+    # says it where it is not given
+    rank: Index = 0
+    alpha: Positive = 16.0  # rank times the factor of the changes; as of rank
+    # patterns of parameter names, or ends of layers' names such as "q_proj"; empty: the linear layers of numbered
+    # blocks, or those that the folder of `start` names
+    targets: tuple[str, ...] = ()
+    start: str = ""  # folder in the layout of `peft` with the adapters' initial values; empty: drawn, and no change
+
+    @property
+    def objection(self) -> str:
+        """Why the keys do not fit together; "": they do."""
+        if self.rank or self == AdapterConfig():
+            return ""
+        return "adapter.rank: expected at least 1 with other keys of [adapter], found 0, which adapts nothing"
 
 
 FormatName = Annotated[str, extension("data format", "")]
@@ -347,6 +370,7 @@ class Config(msgspec.Struct, frozen=True):
 
     run: RunConfig = RunConfig()
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    adapter: AdapterConfig = AdapterConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

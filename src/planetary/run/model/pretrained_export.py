@@ -77,7 +77,7 @@ def export_pretrained(
     kept = kept_files(config, run)
     published = _published(layout, config, tokenizer, kept)
     _, template = code_of(config)
-    values = all_values(config, tree_names(template), found.params)
+    values = all_values(run, config, tree_names(template), found.params)
     params = {layout.stored_name(name): value for name, value in values.items()}
     specs = [TensorSpec(name, "f32", value.shape) for name, value in sorted(params.items())]
     (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model

@@ -33,14 +33,14 @@ from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import (
     all_values,
     code_of,
-    compiled_model,
     fill_tree,
     graph_logits,
+    model_of_run,
     tokenizer_of_run,
     tree_names,
     weights_in,
 )
-from planetary.runs.rounds.preparation.options import builder_options, given_weights
+from planetary.runs.rounds.preparation.options import builder_options, given_weights, model_of
 from planetary.runs.serve.config import ServeConfig, is_graph
 from planetary.runs.serve.program.exported_model import is_exported, read_exported
 from planetary.runs.serve.program.program import Decode
@@ -209,9 +209,9 @@ def _with_values(
     source, name = config.model.source, run.resolve().name
     texts = {**_texts_of(run, config), **others}
     if is_function(source):
-        read = partial(_filled, source, config)
-        return _coded(name, config, _filled(source, config, values, whole=whole), **texts), read
-    graph, given = graph_logits(config, values)
+        read = partial(_filled, run, config)
+        return _coded(name, config, _filled(run, config, values, whole=whole), **texts), read
+    graph, given = graph_logits(model_of_run(run, config), values)
     return _graph(name, source, graph, given, **texts), partial(_graph_values, graph, given)
 
 
@@ -243,10 +243,11 @@ def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
     return _served(name, partial(_whole_texts, logits), params, None, warning=warning, **texts)
 
 
-def _filled(source: str, config: Config, params: Mapping[str, np.ndarray], *, whole: bool = False) -> Any:
+def _filled(run: Path, config: Config, params: Mapping[str, np.ndarray], *, whole: bool = False) -> Any:
     """Return the pytree a model's code expects, with a checkpoint's parameters, or with those of all tensors."""
+    source = config.model.source
     _, template, _ = find_builder(source)(**builder_options(config, source))
-    values = params if whole else all_values(config, tree_names(template), params)
+    values = params if whole else all_values(run, config, tree_names(template), params)
     return _host_values(fill_tree(template, values, source, whole=whole))
 
 
@@ -289,7 +290,8 @@ def _initial_graph(path: Path, config: Config) -> TracedModel:
     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, source=str(path)))
     tokenizer = load_tokenizer(config.data.tokenizer)
     end = tokenizer.end_of_document
-    logits, values = graph_logits(config, compiled_model(config).start)
+    graph = model_of(config)
+    logits, values = graph_logits(graph, graph.start)
     return _graph(
         path.resolve().stem,
         str(path),

@@ -12,15 +12,19 @@ import numpy as np
 
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
-from planetary.compiler.frontend.export import Model, export_model, find_builder, load_model
+from planetary.compiler.frontend.adapters import merged_values
+from planetary.compiler.frontend.export import Model, find_builder
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
+from planetary.core.tensors import digest_of
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
-from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, kept_place
-from planetary.runs.rounds.preparation.options import builder_options, given_weights, refuse_ternary_twice
+from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place
+from planetary.runs.rounds.gateway.run_step import record_of, step_in_use
+from planetary.runs.rounds.preparation.options import builder_options, model_of, refuse_ternary_twice
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord, first_change
 
 
 def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
@@ -44,31 +48,52 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     return load_tokenizer(data.tokenizer, run)
 
 
-def all_values(config: Config, names: Iterable[str], params: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Return the values of all tensors of a run's model, by dotted names.
+def model_of_run(run: Path, config: Config) -> Model:
+    """Return the model a run trains, with the untrained tensors as they were in the training.
 
-    An untrained tensor (`model.roles`, or frozen by the author) has the run's value: that of `model.weights`, or the
-    initial one.
+    Raises:
+        UserError: `model.weights` cannot be read any more, does not fit, or has other values.
+    """
+    model = model_of(config)
+    record = step_in_use(run, StepRecord) or record_of(run / STEP, StepRecord)
+    if record is None or not record.frozen:
+        return model
+    now = {name: digest_of(value) for name, value in model.initial("buffer").items()}
+    if changed := first_change(record.frozen, now):
+        of = config.model.weights or config.model.source
+        raise UserError(
+            f"{changed!r} of {of} has other values than when {run} was trained with it, untrained: a model of both "
+            "would be neither. Put the first values back there"
+        )
+    return model
+
+
+def all_values(
+    run: Path, config: Config, names: Iterable[str], params: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+    """Return the values of all tensors of a run's model, by dotted names; adapters are merged.
+
+    An untrained tensor (`model.freeze`, `model.roles`, or frozen by the author) has the run's value: that of
+    `model.weights`, or the initial one.
 
     Args:
+        run: the run's folder.
         config: of the run.
         names: of the tensors that are wanted.
         params: trained tensors, from a checkpoint.
 
     Raises:
-        UserError: `model.weights` cannot be read any more, or does not fit.
+        UserError: as `model_of_run`.
     """
     wanted = set(names)
     if wanted <= set(params):
         return params
-    source = config.model.source
-    model = export_model(source, builder_options(config, source), roles=config.model.roles)
-    if config.model.weights:
-        model = given_weights(model, config.model)
+    model = model_of_run(run, config)
     buffers = {argument.name: argument.dtype for argument in model.manifest.arguments if argument.role == "buffer"}
     frozen = dict(model.constants)
     frozen |= {name: as_float(value, buffers[name]) for name, value in model.initial("buffer").items()}
-    return {**{name: value for name, value in frozen.items() if name in wanted}, **params}
+    values = merged_values(model.adapters, {**frozen, **params})
+    return {name: value for name, value in values.items() if name in wanted or name in params}
 
 
 def tree_names(template: Any) -> list[str]:
@@ -134,9 +159,9 @@ def can_generate(config: Config) -> bool:
         if is_function(config.model.source):
             _logits_of(config.model.source)
             return True
-        model = compiled_model(config)
+        model = model_of(config)
         places = config.train.batch_size * config.train.sequence_length
-        if 6 * model.param_count * places > TRIED_COST:
+        if 6 * model.weight_count * places > TRIED_COST:
             return False
         find_logits(model.evaluation)
     except (UserError, CompileError):
@@ -148,22 +173,16 @@ TRIED_COST = 10**12
 """Operations of a training step up to which `can_generate` looks for a StableHLO model's logits: some seconds."""
 
 
-def compiled_model(config: Config) -> Model:
-    model = load_model(config.model.source, roles=config.model.roles, values_follow=bool(config.model.weights))
-    return given_weights(model, config.model) if config.model.weights else model
-
-
-def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logits, dict[str, np.ndarray]]:
-    """Return the logits of a run's compiled graph, and the values they take: these parameters, and the buffers.
+def graph_logits(model: Model, values: Mapping[str, np.ndarray]) -> tuple[Logits, dict[str, np.ndarray]]:
+    """Return the logits of a compiled graph, and the values they take: these parameters, and the buffers.
 
     Raises:
         UserError: parameters are missing, or the graph has no logits.
     """
-    model = compiled_model(config)
     missing = sorted({a.name for a in model.manifest.arguments if a.role == "param"} - set(values))
     if missing:
         raise UserError(
-            f"the weights lack {missing[0]!r} and {len(missing) - 1} more of {config.model.source}'s parameters"
+            f"the weights lack {missing[0]!r} and {len(missing) - 1} more of {model.manifest.model}'s parameters"
         )
     found = find_logits(model.evaluation)
     return found, found.values({**model.initial("buffer"), **values})

@@ -21,6 +21,8 @@ def facts_of(config: Config, prepared: Prepared) -> Facts:
     model, data = msgspec.to_builtins(config.model), prepared.data
     for values in ("weights", "weights_optional", "smaller"):
         del model[values]
+    if config.model.freeze or config.adapter.rank:  # what is not trained must be equal, and never travels
+        model |= {"frozen": prepared.record.frozen, "adapter": msgspec.to_builtins(config.adapter) | {"start": ""}}
     model["source"] = re.split(r"[/\\]", model["source"])[-1]
     order = [config.run.seed, config.data.sampling, config.data.shuffle_leases]
     return Facts(
@@ -48,7 +50,8 @@ def differences(
     if hub.model != site.model:
         return (
             f"the hub's model and this site's have the same parameters and compute different things: their sections "
-            f"[model] have the digests {_short(hub.model)} and {_short(site.model)}"
+            "[model] and [adapter], or the tensors that are not trained, have the digests "
+            f"{_short(hub.model)} and {_short(site.model)}"
         )
     if (hub.vocabulary, hub.tokenizer) != (site.vocabulary, site.tokenizer):
         return (

@@ -113,6 +113,7 @@ HONOURED = HonouredKeys(
         "outer.trimmed": "fragments are merged by directions or means, which cut off no values",
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "its model is a function, whose arguments have names",
+        **dict.fromkeys(("model.freeze", "adapter.*"), "composers and owners train all parameters"),
         "train.inner_state": "a composer keeps the optimizer's state",
         "train.target_minutes": "its length is train.rounds",
         "train.rounding": "random rounding needs a step number, which composers do not share",

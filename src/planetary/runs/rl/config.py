@@ -102,6 +102,7 @@ STARTED = HonouredKeys(
         **dict.fromkeys(_OF_NEW_POLICY, "the policy, with its tokenizer, is that of rl.start"),
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "a policy is a function, whose arguments have names",
+        **dict.fromkeys(("model.freeze", "adapter.*"), "a policy's functions take all parameters as they are trained"),
         "data.*": "its texts are prompts: rl.task, or rl.prompts",
         "eval.batches": "held-out prompts are rl.held_out",
     },

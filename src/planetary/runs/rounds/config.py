@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from planetary.core.configuration.honoured import HonouredKeys
 
-SECTIONS = ("run.*", "model.*", "data.*", "train.*", "optimizer.*", "outer.*", "fabric.*", "checkpoint.*", "eval.*")
+SECTIONS = (
+    *("run.*", "model.*", "adapter.*", "data.*", "train.*", "optimizer.*", "outer.*", "fabric.*"),
+    *("checkpoint.*", "eval.*"),
+)
 """Sections a run in rounds honours wherever the workers are."""
 
 _OF_RING = 'only workers of a ring have an effect of it: set sync.topology = "ring"'

@@ -69,7 +69,7 @@ CODED = HonouredKeys(
     keys=("run.name", "run.dir", *(f"fabric.{key}" for key in _FABRIC), "serve.*", "sinks"),
     without={
         "run.seed": "a request says its seed",
-        **dict.fromkeys(("model.*", "data.*"), _OF_MODEL),
+        **dict.fromkeys(("model.*", "adapter.*", "data.*"), _OF_MODEL),
         **dict.fromkeys(("train.*", "optimizer.*", "outer.*", "sync.*", "checkpoint.*", "eval.*"), _TRAINS),
         **dict.fromkeys(("fabric.leases", "fabric.quorum", "fabric.round_deadline_s"), _TRAINS),
         "fabric.abandon_after_s": "an endpoint waits for workers for as long as it takes",
@@ -80,7 +80,7 @@ GRAPH = HonouredKeys(
     kind="serving a graph",
     keys=(*CODED.keys, *_OF_GRAPH),
     without={
-        **dict.fromkeys(("model.source", "model.options", "model.smaller"), _OF_MODEL),
+        **dict.fromkeys(("model.source", "model.options", "model.smaller", "model.freeze"), _OF_MODEL),
         **{f"data.{key}": _TRAINS for key in ("source", "sources", "text_key", "format", "held_out_fraction")},
         **{f"data.{key}": _TRAINS for key in ("delivery", "sampling", "shuffle_leases", "max_epochs")},
         **{key: why for key, why in CODED.without.items() if key not in ("model.*", "data.*")},

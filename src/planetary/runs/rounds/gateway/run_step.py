@@ -30,11 +30,10 @@ def step_in_use(folder: Path, kind: type[RecordT]) -> RecordT | None:
 
     The record of a rolled-out step is in the folder before the journal names the step.
     """
-    newest = ""
-    with contextlib.suppress(FileNotFoundError):
-        for line in read_json_lines(folder / EVENTS, dict[str, Any]):
-            if line.get("event") == "step_replaced":
-                newest = line["model"]
+    newest, journal = "", folder / EVENTS
+    for line in read_json_lines(journal, dict[str, Any]) if journal.exists() else ():
+        if line.get("event") == "step_replaced":
+            newest = line["model"]
     return record_of(folder / STEPS / f"{newest}.json", kind) if newest else None
 
 

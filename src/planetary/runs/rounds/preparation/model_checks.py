@@ -86,7 +86,7 @@ def _key(config: Config, step: TrainStep, data: PreparedData) -> str:
         data.vocab_size,
         config.run.seed,
         str(weights),
-        weights.stat().st_mtime_ns if weights is not None else 0,
+        weights.stat().st_mtime_ns if weights is not None and weights.exists() else 0,
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

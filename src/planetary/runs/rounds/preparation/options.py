@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planetary.core.config import Config, ModelConfig
+from planetary.core.config import Config, ModelConfig, is_function
+from planetary.core.configuration.adapter_folder import layout_of_source
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import INNER_OPTIMIZERS, SCHEDULES
 from planetary.core.schedules import Schedule
+from planetary.core.tensors import digest_of
 
 if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model
@@ -60,6 +63,62 @@ def builder_options(config: Config, source: str) -> dict[str, object]:
         if name in accepted or takes_any:
             options.setdefault(name, value)
     return options
+
+
+def model_of(config: Config) -> Model:
+    """Return the model a run trains: with the given weights, frozen parameters and adapters.
+
+    Raises:
+        UserError: weights or patterns do not fit the model.
+        CompileError: the model cannot be lowered or parsed.
+    """
+    from planetary.compiler.frontend.adapters import adapted
+    from planetary.compiler.frontend.export import export_model, load_model
+    from planetary.compiler.frontend.weights import frozen
+
+    given, source = config.model, config.model.source
+    if is_function(source):
+        model = export_model(source, builder_options(config, source), roles=given.roles)
+    else:
+        model = load_model(source, roles=given.roles, values_follow=bool(given.weights))
+    if given.weights:
+        model = given_weights(model, given)
+    model = frozen(model, given.freeze)
+    adapter = config.adapter
+    if not adapter.rank:
+        return model
+    model = adapted(model, rank=adapter.rank, alpha=adapter.alpha, targets=adapter.targets, seed=config.run.seed)
+    return _started(model, config) if adapter.start else model
+
+
+def stored_names(config: Config) -> Callable[[str], str]:
+    """Return the function from a tensor's name to the name in the folders of published models."""
+    layout = layout_of_source(config.model.source)
+    return layout.stored_name if layout is not None else str
+
+
+def base_digests(model: Model, config: Config) -> dict[str, str]:
+    """Return the sha256 of each untrained tensor by stored name."""
+    named = stored_names(config)
+    return {named(name): digest_of(value) for name, value in model.initial("buffer").items()}
+
+
+def _started(model: Model, config: Config) -> Model:
+    """Return the model with the adapters of the folder `adapter.start`. Raises `UserError`."""
+    from planetary.artifacts.adapter_folder import check_base, read_adapter
+    from planetary.compiler.frontend.weights import with_weights
+
+    folder, named = Path(config.adapter.start), stored_names(config)
+    wanted = {stored: own for one in model.adapters for own, stored in one.stored_names(named).items()}
+    try:
+        specs, tensors = read_adapter(folder, wanted)
+        check_base(folder, base_digests(model, config))
+    except OSError as error:
+        raise UserError(f"cannot read adapter.start {folder}: {error.strerror or error}") from error
+    except TrustError as error:
+        raise UserError(f"cannot read adapter.start: {error}") from error
+    others = [glob.escape(a.name) for a in model.manifest.arguments if a.name not in wanted.values()]
+    return with_weights(model, specs, tensors, where=str(folder), optional=others)
 
 
 def given_weights(model: Model, config: ModelConfig) -> Model:

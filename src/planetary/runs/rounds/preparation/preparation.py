@@ -12,7 +12,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
-from planetary.core.config import Config, is_function
+from planetary.core.config import Config
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
@@ -22,12 +22,13 @@ from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import TOKEN_DTYPES
 from planetary.runs.rounds.preparation.model_checks import check_model, first_batch
-from planetary.runs.rounds.preparation.options import builder_options, given_weights, step_options
+from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
     files_read,
     find_record,
+    first_change,
     keep_record,
 )
 
@@ -84,6 +85,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     record = find_record(store, config, options, own)
     if record is None:
         record = _make_step(config, options, store, data, stage)
+        _check_frozen(config, own, record)
     else:
         stage("reading the training step that was prepared before")
     spec = record.spec
@@ -101,17 +103,10 @@ def _make_step(
 ) -> StepRecord:
     stage("exporting the model to StableHLO")
     from planetary.compiler.check.meaning import with_checked_meaning
-    from planetary.compiler.frontend.export import export_model, load_model
     from planetary.compiler.step.train_step import build_train_step
 
-    source = config.model.source
     with files_read() as read:
-        if is_function(source):
-            model = export_model(source, builder_options(config, source), roles=config.model.roles)
-        else:
-            model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
-        if config.model.weights:
-            model = given_weights(model, config.model)
+        model = model_of(config)
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, options)
     stage("comparing loss and gradients with the model's own framework")
@@ -131,6 +126,17 @@ def _make_step(
         meaning=meaning,
         read=read,
     )
+
+
+def _check_frozen(config: Config, own: StepRecord | None, made: StepRecord) -> None:
+    """Raise `UserError` where a run would go on with other values of tensors that it does not train."""
+    if own is None or not (config.model.freeze or config.adapter.rank):
+        return
+    if changed := first_change(own.frozen, made.frozen):
+        raise UserError(
+            f"the run was trained with other values of {changed!r}, which it does not train, than "
+            f"{config.model.weights or config.model.source} has now. Put the first values back, or begin another run"
+        )
 
 
 def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]) -> list[np.ndarray] | None:

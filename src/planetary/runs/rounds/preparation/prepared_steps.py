@@ -27,7 +27,7 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.meaning import Meaning
 from planetary.core.step import StepSpec
-from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.tensors import TensorSpec, digest_of, host_dtype
 from planetary.core.user_code import file_of_module
 from planetary.fleet.preparation.environment import PACKAGE, environment, is_installed
 
@@ -96,6 +96,7 @@ class StepRecord(PreparedRecord, frozen=True):
         spec: signature of the step; the store has the module under `spec.stablehlo_digest`.
         params: digest of the packed initial parameters.
         buffers: digest of the packed buffers; "" without any.
+        frozen: digest of each buffer by name.
         notes: of the step.
         meaning: comparison of the model with the author's framework.
     """
@@ -105,6 +106,7 @@ class StepRecord(PreparedRecord, frozen=True):
     buffers: str
     notes: tuple[str, ...] = ()
     meaning: Meaning | None = None
+    frozen: dict[str, str] = {}
 
     @property
     def module(self) -> str:
@@ -142,6 +144,11 @@ class StoredArrays(Mapping[str, np.ndarray]):
         return len(self._specs)
 
 
+def first_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the name of the first tensor with another digest; "" if there is none."""
+    return next((name for name, digest in before.items() if now.get(name, digest) != digest), "")
+
+
 def packed(specs: Iterable[TensorSpec], arrays: Mapping[str, np.ndarray]) -> bytes:
     """Return the raw bytes of arrays, in the order of `specs`."""
     return b"".join(np.ascontiguousarray(arrays[spec.name]).tobytes() for spec in specs)
@@ -154,6 +161,7 @@ def made_from(config: Config, options: StepOptions) -> str:
     del made["smaller"]  # another model
     parts = {
         "model": made,
+        "adapter": msgspec.to_builtins(config.adapter) | {"start": _absolute(config.adapter.start)},
         "options": msgspec.to_builtins(options),
         "batch_size": train.batch_size,
         "sequence_length": train.sequence_length,
@@ -228,6 +236,7 @@ def keep_record(
         buffers=put_whole(store, blob) if blob else "",
         notes=notes,
         meaning=meaning,
+        frozen={name: digest_of(array) for name, array in buffers.items()},
     )
     keep(store, record)
     return record

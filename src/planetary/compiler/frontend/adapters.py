@@ -1,0 +1,308 @@
+"""Low-rank adapters: a matrix W of a model becomes W + alpha / rank · B A in the loss, and only A and B are trained.
+
+Hu et al. 2021, arXiv:2106.09685. Names, shapes and initial values are those of the library `peft`: for a layer of
+`inputs` and `outputs`, A is [rank, inputs], uniform within ±1 / sqrt(inputs) (Kaiming with a = sqrt(5)), and B is
+[outputs, rank], zero. The change is made in the graph, so no family of models is known here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.compiler import ir, ops
+from planetary.compiler.frontend.author import Author
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.manifest import Argument, Init
+from planetary.compiler.ir import Block, Value
+from planetary.core.errors import UserError, did_you_mean
+from planetary.core.tensors import TensorSpec
+
+_SUFFIXES = (".weight", ".kernel")  # of a linear layer's matrix, in PyTorch and in Flax
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one matrix.
+
+    Attributes:
+        target: name of the matrix.
+        module: the target's name without the ending of a layer's matrix, as patterns and `peft` have it.
+        spec: of the matrix.
+        rank: of the change.
+        scale: alpha / rank.
+        is_linear: whether every use of the matrix is a product with the layer's inputs.
+        inputs_first: whether the matrix is [inputs, outputs], and not [outputs, inputs].
+    """
+
+    target: str
+    module: str
+    spec: TensorSpec
+    rank: int
+    scale: float
+    is_linear: bool
+    inputs_first: bool
+
+    @property
+    def a(self) -> TensorSpec:
+        """A: [rank, inputs]."""
+        return TensorSpec(self._name("lora_A"), self._dtype, (self.rank, self.spec.shape[not self.inputs_first]))
+
+    @property
+    def b(self) -> TensorSpec:
+        """B: [outputs, rank]."""
+        return TensorSpec(self._name("lora_B"), self._dtype, (self.spec.shape[self.inputs_first], self.rank))
+
+    def _name(self, part: str) -> str:
+        return f"{self.module}.{part}{self.target[len(self.module) :]}"
+
+    @property
+    def _dtype(self) -> str:
+        return "f64" if self.spec.dtype == "f64" else "f32"
+
+    def stored_names(self, stored_name: Callable[[str], str]) -> dict[str, str]:
+        """Return the names of A and B in a folder of `peft`; `stored_name`: name of a matrix in the base's."""
+        module = _module(stored_name(self.target))
+        return {self.a.name: f"{module}.lora_A.weight", self.b.name: f"{module}.lora_B.weight"}
+
+    def merged(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the matrix with the change, in the type of `values`, which have matrix, A and B by name."""
+        matrix = values[self.target]
+        change = values[self.b.name] @ values[self.a.name]
+        return (matrix + self.scale * (change.T if self.inputs_first else change)).astype(matrix.dtype)
+
+    def gradients(self, slope: np.ndarray, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the gradients by A and B for that by the changed matrix."""
+        scaled = self.scale * (slope.T if self.inputs_first else slope)
+        return {
+            self.a.name: values[self.b.name].T @ scaled,
+            self.b.name: scaled @ values[self.a.name].T,
+        }
+
+    def initial(self, seed: int) -> dict[str, np.ndarray]:
+        """Return the initial values of A and B, drawn by the seed and A's name."""
+        entropy = hashlib.sha256(f"{seed}/{self.a.name}".encode()).digest()
+        rng, bound = np.random.default_rng(int.from_bytes(entropy[:16], "big")), self.a.shape[1] ** -0.5
+        kind = np.float64 if self._dtype == "f64" else np.float32
+        drawn = rng.uniform(-bound, bound, self.a.shape).astype(kind)
+        return {self.a.name: drawn, self.b.name: np.zeros(self.b.shape, kind)}
+
+
+def merged_values(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the values of a model without adapters: the changed matrices in place of matrices, A and B."""
+    own = {spec.name for adapter in adapters for spec in (adapter.a, adapter.b)}
+    found = {name: value for name, value in values.items() if name not in own}
+    return found | {one.target: one.merged(values) for one in adapters if one.target in values}
+
+
+def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> Model:
+    """Return a model whose only trained parameters are adapters; the others become buffers.
+
+    Args:
+        model: with the values of its parameters.
+        rank: of the changes.
+        alpha: rank times the factor of the changes.
+        targets: patterns of names, or of ends of names such as `"q_proj"`; none: matrices of numbered blocks that are
+            multiplied with a layer's inputs.
+        seed: of the initial values.
+
+    Raises:
+        UserError: a target matches no trained matrix, or the rank is larger than a dimension.
+    """
+    with ir.new_context():
+        module = ir.parse_module(model.stablehlo)  # it lives as long as it is named
+        block = ir.entry_block(ir.main_function(module))
+        contracted = {
+            argument.name: _contracted(value)
+            for argument, value in zip(model.manifest.arguments, block.arguments, strict=True)
+            if argument.role == "param" and len(argument.shape) == 2
+        }
+    chosen = _targets(model, targets, contracted)
+    adapters = tuple(
+        Adapter(
+            argument.name,
+            _module(argument.name),
+            argument.spec,
+            rank,
+            alpha / rank,
+            contracted[argument.name] in ({0}, {1}),
+            contracted[argument.name] == {0},
+        )
+        for argument in chosen
+    )
+    for one in adapters:
+        if rank > min(one.spec.shape):
+            raise UserError(
+                f"adapter.rank: expected at most {min(one.spec.shape)}, the smaller dimension of {one.target!r} "
+                f"{list(one.spec.shape)}, found {rank}: lower it, or leave that matrix out of adapter.targets"
+            )
+    stored = dict(model.stored)
+    for one in adapters:
+        stored |= one.initial(seed)
+    arguments = [
+        msgspec.structs.replace(argument, role="buffer") if argument.role == "param" else argument
+        for argument in model.manifest.arguments
+    ]
+    arguments += [
+        Argument(spec.name, spec.dtype, spec.shape, "param", Init("stored"))
+        for one in adapters
+        for spec in (one.a, one.b)
+    ]
+    manifest = msgspec.structs.replace(model.manifest, arguments=tuple(arguments), meaning=None)
+    return dataclasses.replace(
+        model,
+        stablehlo=_with_changes(model, model.stablehlo, adapters, ir.to_portable_artifact),
+        manifest=manifest,
+        stored=stored,
+        located=_with_changes(model, model.located, adapters, _with_locations) if model.located else b"",
+        author=None if model.author is None else _AdaptedAuthor(model.author, adapters),
+        adapters=adapters,
+    )
+
+
+@dataclass(frozen=True)
+class _AdaptedAuthor:
+    """The author of a model whose matrices are changed before they are handed over."""
+
+    author: Author
+    adapters: tuple[Adapter, ...]
+
+    def loss_and_gradients(
+        self, params: Mapping[str, np.ndarray], batch: Sequence[np.ndarray]
+    ) -> tuple[float, dict[str, np.ndarray | None]]:
+        loss, slopes = self.author.loss_and_gradients(merged_values(self.adapters, params), batch)
+        found: dict[str, np.ndarray | None] = dict(slopes)
+        for one in self.adapters:
+            slope = slopes.get(one.target)
+            found |= {} if slope is None else one.gradients(slope, params)
+        return loss, found
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a parameter is meant: by a pattern of the name, or, as with `peft`, by the end of the layer's name."""
+    module = _module(name)
+    return any(fnmatch.fnmatchcase(text, one) for text in (name, module) for one in (pattern, f"*.{pattern}"))
+
+
+def _module(name: str) -> str:
+    return next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
+
+
+def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set[int]]) -> list[Argument]:
+    """Return the matrices that are adapted, in order. Raises `UserError`."""
+    arguments = model.manifest.arguments
+    if not patterns:
+        chosen = [a for a in arguments if contracted.get(a.name) in ({0}, {1}) and _is_in_block(a.name)]
+        if chosen:
+            return chosen
+        raise UserError(
+            f"adapter.targets: the model {model.manifest.model} has no linear layer in numbered blocks; name the "
+            f"matrices to adapt. It has {_listed(list(contracted))}"
+        )
+    found: set[str] = set()
+    for pattern in patterns:
+        hits = [a for a in arguments if a.role not in {"input", "target"} and matches(a.name, pattern)]
+        if not hits:
+            known = [name for matrix in contracted for name in (matrix, _module(matrix).rpartition(".")[2])]
+            raise UserError(
+                f"adapter.targets: {pattern!r} matches no parameter{did_you_mean(pattern, known)} The model's matrices "
+                f"are {_listed(list(contracted))}"
+            )
+        matrices = [a.name for a in hits if a.name in contracted]
+        if not matrices:
+            first = hits[0]
+            frozen = f", of the role {first.role}" if first.role != "param" else ""
+            raise UserError(
+                f"adapter.targets: {pattern!r} matches no trained matrix: {first.name!r} is "
+                f"{first.dtype}{list(first.shape)}{frozen}. The model's matrices are {_listed(list(contracted))}"
+            )
+        found |= set(matrices)
+    return [a for a in arguments if a.name in found]
+
+
+def _is_in_block(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+_SHOWN = 6  # names in an error
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more or "none"
+
+
+# --- the graph ------------------------------------------------------------------------------------------------
+
+
+def _with_changes(
+    model: Model, source: bytes, adapters: Sequence[Adapter], written: Callable[[ir.Module], bytes]
+) -> bytes:
+    """Return a module whose `main` takes A and B of each adapter after its other arguments."""
+    position = {argument.name: i for i, argument in enumerate(model.manifest.arguments)}
+    with ir.new_context():
+        module = ir.parse_module(source)
+        main = ir.main_function(module)
+        block = ir.entry_block(main)
+        for one in adapters:
+            matrix = block.arguments[position[one.target]]
+            element = ir.f64() if one.a.dtype == "f64" else ir.f32()
+            a, b = (ir.add_argument(main, ir.tensor(spec.shape, element)) for spec in (one.a, one.b))
+            with ir.insert_before(ir.operations(block)[0]):
+                x, y = (a, b) if one.inputs_first else (b, a)
+                contract = ([0], [1]) if one.inputs_first else ([1], [0])
+                change = ops.dot_general(x, y, contract=contract)
+                change = ops.multiply(change, ops.full_like(change, one.scale))
+                total = ops.add(matrix, ops.convert(change, ir.element_of(matrix)))
+            ir.replace_uses(matrix, total)
+            addition = ir.defining_op(total)
+            assert addition is not None
+            addition.operands[0] = matrix
+        ir.refresh_function_type(main)
+        ir.verify(module)
+        return written(module)
+
+
+def _with_locations(module: ir.Module) -> bytes:
+    return ir.to_text(module, locations=True).encode()
+
+
+_UNCHANGED = ("stablehlo.convert", "stablehlo.optimization_barrier")
+
+
+def _contracted(value: Value) -> set[int]:
+    """Return the dimensions of a matrix that products sum over; with −1 where it has another use.
+
+    Calls and composites are followed.
+    """
+    found: set[int] = set()
+    for op, operand in ir.uses_of(value):
+        if op.name in _UNCHANGED:
+            found |= _contracted(op.results[operand])
+        elif op.name == "stablehlo.transpose":
+            order = ir.ints(op, "permutation")
+            found |= {order[d] if d >= 0 else d for d in _contracted(op.results[0])}
+        elif op.name == "stablehlo.dot_general":
+            numbers = ir.dot_numbers(op)
+            sides = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)
+            batch = (numbers.lhs_batching_dimensions, numbers.rhs_batching_dimensions)
+            found |= {-1} if list(batch[operand]) or len(sides[operand]) != 1 else set(sides[operand])
+        elif (body := _callee(op)) is not None:
+            found |= _contracted(body.arguments[operand])
+        else:
+            found.add(-1)
+    return found
+
+
+def _callee(op: Any) -> Block | None:
+    key = {"func.call": "callee", "stablehlo.composite": "decomposition"}.get(op.name)
+    if key is None:
+        return None
+    return ir.entry_block(ir.functions(ir.module_of(op))[ir.text(op, key)])

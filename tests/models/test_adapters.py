@@ -1,0 +1,462 @@
+"""Frozen parameters and adapters: the step, the values of a run, and folders of `peft` in both directions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from planetary.artifacts.adapter_folder import read_adapter
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.check.meaning import check_meaning
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.adapters import adapted, merged_values
+from planetary.compiler.frontend.export import Model, export_loss, export_model
+from planetary.compiler.frontend.weights import frozen
+from planetary.compiler.step.train_step import build_train_step
+from planetary.core.config import Config, config_from_tables, to_toml
+from planetary.core.configuration.step_options import StepOptions
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+from planetary.models.zoo import ZOO
+from planetary.run.model.adapter_export import export_adapter
+from planetary.run.model.pretrained_export import export_pretrained
+from planetary.run.model.served import load_folder, load_trained
+from planetary.run.model.trained_model import tree_names
+from planetary.runs.rounds.gateway.run_step import write_record
+from planetary.runs.rounds.preparation.options import model_of, step_options
+from planetary.runs.rounds.preparation.prepared_steps import keep_record
+
+BATCH = {"batch_size": 2, "sequence_length": 8}
+MODELS = {
+    "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_position": 16},
+    "llama": {"n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
+}
+PLAIN = StepOptions(optimizer="sgd", momentum=0.0, weight_decay=0.0, clip_norm=0.0)
+TOKENS: Any = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
+
+
+def config_of(name: str, **sections: Any) -> Config:
+    model = {"source": ZOO[name].source, "options": MODELS[name], **sections.pop("model", {})}
+    return config_from_tables({"model": model, "train": BATCH, "data": {"source": "stdlib"}, **sections})
+
+
+def small_model() -> Model:
+    """Return a model with an embedding, two numbered blocks with [in, out] and [out, in] matrices, and a head."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return rng.normal(0, 0.3, shape).astype(np.float32)
+
+    params = {
+        "wte": {"weight": drawn(11, 6)},
+        "blocks": [{"up": {"kernel": drawn(6, 9), "bias": drawn(9)}, "down": drawn(6, 9)} for _ in range(2)],
+        "head": drawn(6, 11),
+    }
+    return export_loss(small_loss, params, (TOKENS % 11, TOKENS % 11), name="small")
+
+
+def small_loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+    x = params["wte"]["weight"][tokens]
+    for block in params["blocks"]:
+        x = x + jnp.tanh(x @ block["up"]["kernel"] + block["up"]["bias"]) @ block["down"].T
+    chosen = jax.nn.log_softmax(x @ params["head"])
+    return -jnp.mean(jnp.take_along_axis(chosen, targets[..., None], -1))
+
+
+def trained(model: Model, steps: int) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Train with our compiled graph on the reference; return the parameters and the losses."""
+    step = build_train_step(model, PLAIN)
+    params, buffers, losses = model.start, model.initial("buffer"), []
+    state = [np.zeros(spec.shape, np.float32) for spec in step.spec.opt_state]
+    kinds = ["f32"] * (len(params) + len(state) + 2)
+    for number in range(steps):
+        rest = [np.int32(number), np.float32(0.3), TOKENS % 11, TOKENS % 11]
+        given = [*params.values(), *buffers.values(), *state, *map(np.asarray, rest)]
+        found = run_reference(step.portable, "train_step", given, kinds)
+        params = dict(zip(params, found, strict=False))
+        state, losses = found[len(params) : -2], [*losses, float(found[-2])]
+    return params, losses
+
+
+# --- the step ---------------------------------------------------------------------------------------------------
+
+
+def test_adapters_train_as_in_a_plain_jax_loop() -> None:
+    model = adapted(small_model(), rank=2, alpha=6.0, targets=(), seed=3)
+    shapes = {name: value.shape for name, value in model.start.items()}
+    assert shapes == {
+        "blocks.0.down.lora_A": (2, 9),
+        "blocks.0.down.lora_B": (6, 2),
+        "blocks.0.up.lora_A.kernel": (2, 6),
+        "blocks.0.up.lora_B.kernel": (9, 2),
+        "blocks.1.down.lora_A": (2, 9),
+        "blocks.1.down.lora_B": (6, 2),
+        "blocks.1.up.lora_A.kernel": (2, 6),
+        "blocks.1.up.lora_B.kernel": (9, 2),
+    }
+    assert set(model.initial("buffer")) == {a.name for a in small_model().manifest.arguments if a.role == "param"}
+    assert check_meaning(model).author == "framework"
+    base, start = model.initial("buffer"), model.start
+
+    def loss(adapters: dict[str, jax.Array]) -> jax.Array:
+        def block(i: int) -> dict[str, Any]:
+            up = adapters[f"blocks.{i}.up.lora_B.kernel"] @ adapters[f"blocks.{i}.up.lora_A.kernel"]
+            down = adapters[f"blocks.{i}.down.lora_B"] @ adapters[f"blocks.{i}.down.lora_A"]
+            kernel = base[f"blocks.{i}.up.kernel"] + 3.0 * up.T
+            return {
+                "up": {"kernel": kernel, "bias": base[f"blocks.{i}.up.bias"]},
+                "down": base[f"blocks.{i}.down"] + 3.0 * down,
+            }
+
+        params = {"wte": {"weight": base["wte.weight"]}, "blocks": [block(0), block(1)], "head": base["head"]}
+        return small_loss(params, TOKENS % 11, TOKENS % 11)
+
+    expected, losses = {name: jnp.asarray(value) for name, value in start.items()}, []
+    for _ in range(5):
+        value, slopes = jax.value_and_grad(loss)(expected)
+        expected = {name: one - 0.3 * slopes[name] for name, one in expected.items()}
+        losses.append(float(value))
+    found, own = trained(model, 5)
+    np.testing.assert_allclose(own, losses, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert not np.array_equal(found[name], start[name]), name
+
+
+def test_adapters_start_as_in_peft_and_change_nothing() -> None:
+    plain, model = small_model(), adapted(small_model(), rank=4, alpha=8.0, targets=("up", "head"), seed=3)
+    start = model.start
+    assert list(start) == [
+        *(f"blocks.{i}.up.lora_{part}.kernel" for i in (0, 1) for part in "AB"),
+        *("head.lora_A", "head.lora_B"),
+    ]
+    bound = 6**-0.5
+    assert all(not value.any() for name, value in start.items() if "lora_B" in name)
+    assert 0.7 * bound < np.abs(start["head.lora_A"]).max() <= bound
+    merged = merged_values(model.adapters, {**model.initial("buffer"), **start})
+    for name, value in plain.start.items():
+        np.testing.assert_array_equal(merged[name], value, err_msg=name)
+    again, other = (adapted(plain, rank=4, alpha=8.0, targets=("head",), seed=seed).start for seed in (3, 4))
+    np.testing.assert_array_equal(again["head.lora_A"], start["head.lora_A"])
+    assert not np.array_equal(other["head.lora_A"], start["head.lora_A"])
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    model = frozen(small_model(), ("wte.*", "*.bias"))
+    step = build_train_step(model, StepOptions(optimizer="adamw"))
+    held = {"wte.weight", "blocks.0.up.bias", "blocks.1.up.bias"}
+    assert {spec.name for spec in step.spec.buffers} == held
+    assert not held & {spec.name for spec in step.spec.params}
+    assert not any(name in spec.name for name in held for spec in step.spec.opt_state)
+    assert check_meaning(model).author == "framework"
+    found, _ = trained(model, 3)
+
+    def loss(params: Any) -> jax.Array:
+        tree = {"wte": {"weight": params["wte.weight"]}, "head": params["head"]}
+        tree["blocks"] = [
+            {"up": {n: params[f"blocks.{i}.up.{n}"] for n in ("kernel", "bias")}, "down": params[f"blocks.{i}.down"]}
+            for i in (0, 1)
+        ]
+        return small_loss(tree, TOKENS % 11, TOKENS % 11)
+
+    expected = {name: jnp.asarray(value) for name, value in small_model().start.items()}
+    for _ in range(3):
+        slopes = jax.grad(loss)(expected)
+        expected = {name: v if name in held else v - 0.3 * slopes[name] for name, v in expected.items()}
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("wpe.*",), r"model\.freeze: 'wpe\.\*' matches nothing, and no parameter; did you mean wte\?"),
+        (("wte.weigth",), r"did you mean wte\.weight\?"),
+        (("tokens",), r"matches the input 'tokens', and no parameter"),
+        (("*",), r"model\.freeze: \* leaves no parameter of small to train"),
+    ],
+)
+def test_wrong_frozen_patterns_are_refused(patterns: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        frozen(small_model(), patterns)
+
+
+@pytest.mark.parametrize(
+    ("rank", "targets", "message"),
+    [
+        (7, (), r"adapter\.rank: expected at most 6, the smaller dimension of 'blocks\.0\.down' \[6, 9\], found 7"),
+        (2, ("q_proj",), r"'q_proj' matches no parameter\. The model's matrices are blocks\.0\.down, "),
+        (2, ("upp",), r"'upp' matches no parameter; did you mean up\?"),
+        (2, ("*.bias",), r"'\*\.bias' matches no trained matrix: 'blocks\.0\.up\.bias' is f32\[9\]"),
+    ],
+)
+def test_wrong_adapters_are_refused(rank: int, targets: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        adapted(small_model(), rank=rank, alpha=1.0, targets=targets, seed=0)
+
+
+def test_model_without_blocks_asks_for_targets() -> None:
+    params = {"w": np.ones((3, 3), np.float32)}
+    model = export_loss(lambda p, x: jnp.mean((x @ p["w"]) ** 2), params, (np.ones((2, 3), np.float32),), name="flat")
+    with pytest.raises(UserError, match=r"no linear layer in numbered blocks; name the matrices to adapt\. It has w"):
+        adapted(model, rank=1, alpha=1.0, targets=(), seed=0)
+    assert list(adapted(model, rank=1, alpha=1.0, targets=("w",), seed=0).start) == ["w.lora_A", "w.lora_B"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs_first"),
+    [
+        *(("gpt2", True), ("nanochat", True), ("llama", False), ("moe", None), ("latent_moe", None)),
+        *(("mamba2", False), ("vit", False)),
+    ],
+)
+def test_every_family_of_the_zoo_takes_adapters(name: str, inputs_first: bool | None) -> None:
+    """The default targets are matrices of blocks; the graph says which dimension has the inputs. None: some of both."""
+    model = export_model(ZOO[name].source, ZOO[name].options("tiny"))
+    found = adapted(model, rank=2, alpha=4.0, targets=(), seed=0).adapters
+    assert found
+    assert inputs_first is None or {one.inputs_first for one in found} == {inputs_first}
+
+
+def test_keys_without_a_rank_are_refused() -> None:
+    with pytest.raises(UserError, match=r"adapter\.rank: expected at least 1 with other keys of \[adapter\]"):
+        config_of("gpt2", adapter={"targets": ["c_attn"]})
+
+
+# --- a run's values ---------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path, config: Config) -> tuple[Path, Model, dict[str, np.ndarray]]:
+    """Write a run's folder with random trained parameters; return it with model and parameters."""
+    model, rng = model_of(config), np.random.default_rng(1)
+    params = {k: rng.normal(0, 0.2, v.shape).astype(np.float32) for k, v in model.start.items()}
+    info = CheckpointInfo(
+        round=3,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=tuple(TensorSpec(k, "f32", v.shape) for k, v in params.items()),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(folder / "checkpoints", Checkpoint(info, params, params), keep=1)
+    (folder / "config.toml").write_text(to_toml(config))
+    step = build_train_step(model, step_options(config))
+    record = keep_record(
+        BlobStore(folder / "blobs"),
+        config,
+        step_options(config),
+        portable=step.portable,
+        spec=step.spec,
+        params=model.start,
+        buffers=model.initial("buffer"),
+        notes=(),
+        meaning=None,
+        read=(),
+    )
+    write_record(folder, record)
+    return folder, model, params
+
+
+def base_folder(folder: Path, name: str, seed: int = 2) -> Path:
+    """Write a pretrained folder with random weights."""
+    run, _, _ = run_of(folder.parent / f"{folder.name}-run-{seed}", config_of(name, run={"seed": seed}))
+    export_pretrained(run, folder)
+    return folder
+
+
+def tuned(base: Path, **adapter: Any) -> Config:
+    """Return the configuration of a run with adapters of a pretrained folder."""
+    tables = {"model": {"source": str(base)}, "train": BATCH, "data": {"source": "stdlib"}}
+    return config_from_tables({**tables, "adapter": {"rank": 4, "alpha": 8.0, **adapter}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str) -> None:
+    run, model, params = run_of(tmp_path / "run", tuned(base_folder(tmp_path / "base", name)))
+    expected = merged_values(model.adapters, {**model.initial("buffer"), **params})
+    assert not set(expected) & set(params)
+    for loaded in (load_trained(run), load_folder(run)):
+        found = dict(zip(tree_names(loaded.params), jax.tree.leaves(loaded.params), strict=True))
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            np.testing.assert_array_equal(found[key], value, err_msg=key)
+    export_pretrained(run, tmp_path / "merged")
+    merged = load_folder(tmp_path / "merged")
+    np.testing.assert_array_equal(merged.logits(merged.params, TOKENS), loaded.logits(loaded.params, TOKENS))
+
+
+def test_changed_base_is_refused_with_its_first_tensor(tmp_path: Path) -> None:
+    base = base_folder(tmp_path / "base", "llama")
+    run, _, _ = run_of(tmp_path / "run", tuned(base))
+    export_adapter(run, tmp_path / "adapter")
+    path = base / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the last tensor of the file
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"'model\.norm\.weight' of .*base has other values than when .*run was"):
+        load_trained(run)
+    with pytest.raises(UserError, match=r"trained with another base: 'model\.norm\.weight' has other values here"):
+        model_of(tuned(base, start=str(tmp_path / "adapter")))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_adapter_is_a_start(tmp_path: Path, name: str) -> None:
+    base = base_folder(tmp_path / "base", name)
+    run, _, params = run_of(tmp_path / "run", tuned(base))
+    made = export_adapter(run, tmp_path / "adapter")
+    assert (made.round, made.param_count) == (3, sum(value.size for value in params.values()))
+    tables = {"model": {"source": str(base)}, "train": BATCH, "data": {"source": "stdlib"}}
+    config = config_from_tables({**tables, "adapter": {"start": str(tmp_path / "adapter")}})
+    assert (config.adapter.rank, config.adapter.alpha) == (4, 8.0)
+    start = model_of(config).start
+    assert start.keys() == params.keys()
+    for key, value in params.items():
+        np.testing.assert_array_equal(start[key], value, err_msg=key)
+    with pytest.raises(UserError, match="already holds an adapter"):
+        export_adapter(run, tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"adapter\.rank is 3, and .* says 4: leave it out"):
+        config_from_tables({**tables, "adapter": {"start": str(tmp_path / "adapter"), "rank": 3}})
+    with pytest.raises(UserError, match=r"lacks .*one of \d+: it is an adapter of other matrices"):
+        model_of(tuned(base, start=str(tmp_path / "adapter"), targets=["*"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3': adapters here are of the type 'LORA'"),
+        ({"use_dora": True}, "use_dora is True: adapters here are plain changes of matrices"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"r": "4"}, "r is '4': expected a whole number"),
+        ({"lora_alpha": None}, "lora_alpha is None: expected a number above 0"),
+        ({"target_modules": "all-linear"}, "target_modules is 'all-linear': expected a list"),
+    ],
+)
+def test_adapters_of_other_kinds_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    published = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "bias": "none"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**published, **change}))
+    with pytest.raises(UserError, match=message):
+        config_of("gpt2", adapter={"start": str(tmp_path)})
+
+
+# --- peft -------------------------------------------------------------------------------------------------------
+
+needs_peft = pytest.mark.doors("torch", "transformers", "peft")
+
+
+@needs_peft
+@pytest.mark.parametrize("name", MODELS)
+def test_exported_adapter_has_the_same_scores_in_peft(tmp_path: Path, name: str) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = base_folder(tmp_path / "base", name)
+    run, _, _ = run_of(tmp_path / "run", tuned(base))
+    export_adapter(run, tmp_path / "adapter")
+    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
+    own = load_trained(run)
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(TOKENS).long()).logits.numpy()
+        plain = AutoModelForCausalLM.from_pretrained(base)(torch.from_numpy(TOKENS).long()).logits.numpy()
+    np.testing.assert_allclose(np.asarray(own.logits(own.params, TOKENS)), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected - plain).max() > 0.1
+
+
+@needs_peft
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_adapter_of_peft_has_the_same_scores_here(tmp_path: Path, name: str, scaled: bool) -> None:
+    """Scaled: by the root of the rank (`use_rslora`)."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = base_folder(tmp_path / "base", name)
+    torch.manual_seed(0)
+    chosen = {"gpt2": ["c_attn", "c_fc"], "llama": ["q_proj", "v_proj", "down_proj"]}[name]
+    wanted = LoraConfig(r=3, lora_alpha=5, target_modules=chosen, use_rslora=scaled, task_type="CAUSAL_LM")
+    theirs: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base), wanted)
+    with torch.no_grad():
+        for part, parameter in theirs.named_parameters():
+            if "lora_B" in part:
+                parameter.normal_(std=0.2)
+        expected = theirs.eval()(torch.from_numpy(TOKENS).long()).logits.numpy()
+    theirs.save_pretrained(tmp_path / "theirs")
+    tables = {"model": {"source": str(base)}, "train": BATCH, "data": {"source": "stdlib"}}
+    config = config_from_tables({**tables, "adapter": {"start": str(tmp_path / "theirs")}})
+    model = model_of(config)
+    run, _, _ = run_of(tmp_path / "run", config)
+    write_checkpoint(run / "checkpoints", _with_values(model.start), keep=1)
+    own = load_trained(run)
+    np.testing.assert_allclose(np.asarray(own.logits(own.params, TOKENS)), expected, rtol=1e-4, atol=1e-5)
+
+
+def _with_values(params: dict[str, np.ndarray]) -> Checkpoint:
+    info = CheckpointInfo(
+        round=4,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=tuple(TensorSpec(k, "f32", v.shape) for k, v in params.items()),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    return Checkpoint(info, params, params)
+
+
+@needs_peft
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_train_as_in_peft(tmp_path: Path, name: str) -> None:
+    """Five steps of plain descent from the same adapters end with equal losses and adapters."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = base_folder(tmp_path / "base", name)
+    run, model, params = run_of(tmp_path / "run", tuned(base))
+    export_adapter(run, tmp_path / "adapter")
+    theirs: Any = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter", is_trainable=True
+    )
+    targets, losses = np.roll(TOKENS, -1, 1), []
+    optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], lr=0.05)
+    for _ in range(5):
+        scores = theirs(torch.from_numpy(TOKENS).long()).logits
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.from_numpy(targets).long().flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    theirs.save_pretrained(tmp_path / "trained")
+    names = {s: own for one in model.adapters for own, s in one.stored_names(_stored(name)).items()}
+    _, expected = read_adapter(tmp_path / "trained", names)
+
+    step = build_train_step(model, PLAIN)
+    own, kinds = params, ["f32"] * (len(params) + len(step.spec.opt_state) + 2)
+    state = [np.zeros(spec.shape, np.float32) for spec in step.spec.opt_state]
+    for number, wanted in enumerate(losses):
+        rest = [np.int32(number), np.float32(0.05), TOKENS, targets]
+        given = [*own.values(), *model.initial("buffer").values(), *state, *map(np.asarray, rest)]
+        found = run_reference(step.portable, "train_step", given, kinds)
+        own, state = dict(zip(own, found, strict=False)), found[len(own) : -2]
+        assert float(found[-2]) == pytest.approx(wanted, rel=1e-4)
+    for key, value in expected.items():
+        np.testing.assert_allclose(own[key], value, rtol=1e-3, atol=1e-5, err_msg=key)
+
+
+def _stored(name: str) -> Any:
+    return (lambda own: f"transformer.{own}") if name == "gpt2" else str

@@ -92,12 +92,13 @@ def application(
 
         async def handler(request: Request) -> Response:
             number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
+            one = found["GET" if request.method == "HEAD" else request.method]
             try:
-                response = await answer(found["GET" if request.method == "HEAD" else request.method], request)
+                response = await answer(one, request)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception as error:  # noqa: BLE001 every error is an answer
-                response = _refused(error, request)
+                response = one.refusal(_refused(error, request))
                 if is_strict:
                     _redact(response)
             response.headers["x-request-id"] = number
@@ -112,16 +113,16 @@ def application(
     routes = [Route(path, by_method(found), methods=list(found)) for path, found in by_path.items()]
 
     async def unrouted(request: Request, error: Exception) -> Response:
-        return _refused(error, request)
+        return _refused(error, request).response()
 
     return Starlette(routes=routes, exception_handlers={HTTPException: unrouted})
 
 
-def _refused(error: Exception, request: Request) -> Response:
+def _refused(error: Exception, request: Request) -> ApiError:
     found = api_error(error, f"{request.method} {request.url.path}")
     if found.code == "internal_error":
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return found.response()
+    return found
 
 
 def _redact(response: Response) -> None:

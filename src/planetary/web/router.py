@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from planetary.core.configuration.ranges import describe, show_found
 from planetary.web.access import Scope
-from planetary.web.api_errors import wrong
+from planetary.web.api_errors import ApiError, wrong
 
 JSON, TEXT, EVENTS, HTML, BYTES = (
     "application/json",
@@ -83,6 +83,7 @@ class Operation:
         refuses: error statuses beside those of every operation.
         raw: media type of a body the function reads from the request; "": none.
         given: values of parameters that the path decides.
+        refusal: returns the response of an error.
         function: returns a value for JSON or a `Response`; raises `ApiError`, or a `PlanetaryError` with the reason.
         answer, media: type of the answer's JSON, None: it has none; other media types.
     """
@@ -98,6 +99,7 @@ class Operation:
     refuses: Sequence[int] = ()
     raw: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
+    refusal: Callable[[ApiError], Response] = ApiError.response
     function: Callable[..., Awaitable[Any]] | None = None
     parameters: Sequence[Parameter] = ()
     answer: Any = None

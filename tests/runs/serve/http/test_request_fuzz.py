@@ -13,6 +13,8 @@ from serving_model import FakeService
 
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http.endpoint import Endpoint
+from planetary.runs.serve.http.interfaces.anthropic import CountTokensRequest, MessagesRequest
+from planetary.runs.serve.http.interfaces.responses import ResponsesRequest
 from planetary.runs.serve.http.requests import (
     ChatRequest,
     CompletionRequest,
@@ -28,6 +30,9 @@ KINDS = {
     "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
 }
 VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "ab", "max_tokens": 1},
@@ -35,6 +40,9 @@ VALID: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "ab"},
     "/tokenize": {"prompt": "ab"},
     "/detokenize": {"tokens": [97]},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
 }
 LEAVES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 255, 256, 2**31, 2**63, -(2**63), 10**80, 0.5, -0.0, 1e308, "", "a", "\ud800",
@@ -42,7 +50,11 @@ LEAVES: tuple[Any, ...] = (
     {"type": "text"}, {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}, {"9" * 30: 1}, {"²": 1},
     [{"role": "user", "content": None}], [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
     [{"role": "assistant", "tool_calls": [{}]}], [{"role": "user", "content": [{"type": "text"}]}],
-    [{"role": "user", "content": "a", "thinking": {"a": [1]}}], [{"type": "function", "function": {"name": "f"}}],
+    [{"role": "user", "content": "a", "thinking": {"a": [1]}}], {"type": "any"},
+    [{"type": "function_call", "call_id": "c", "name": "f"}], {"format": {"type": "json_object"}},
+    [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]}], [{"type": "item_reference"}],
+    [{"role": "assistant", "content": [{"type": "tool_use"}]}, {"role": "user", "content": []}],
+    [{"name": "f", "input_schema": {}}], [{"type": "function", "function": {"name": "f"}}],
 )  # fmt: skip
 MALFORMED = (
     b"", b"{", b"null", b"[]", b"1", b'"a"', b"\xff", b'{"prompt":' * 5000, b"[" * 200_000, b"{}" * 600_000,
@@ -82,7 +94,8 @@ def test_no_request_is_a_fault_of_the_server(path: str) -> None:
                 statuses.add(answer.status_code)
                 if answer.status_code != 200:
                     error = answer.json()["error"]
-                    assert set(error) == {"message", "type", "param", "code"}
+                    is_anthropic = path.startswith("/v1/messages")
+                    assert set(error) == ({"message", "type"} if is_anthropic else {"message", "type", "param", "code"})
                     assert len(answer.content) < 20_000
         assert {200, 400} <= statuses
         service.close()

@@ -1,4 +1,4 @@
-"""The HTTP server of a served model, on the gateway's event loop: OpenAI's interface, probes and metrics."""
+"""The HTTP server of a served model, on the gateway's event loop: interfaces of clients, probes and metrics."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from planetary.runs.serve.http import answers
 from planetary.runs.serve.http.chat_renderer import ChatRenderer
 from planetary.runs.serve.http.generation import Generation, embedding_of
 from planetary.runs.serve.http.grammar import Grammars
+from planetary.runs.serve.http.interfaces import anthropic, responses
 from planetary.runs.serve.http.interfaces.answer_form import AnswerForm
+from planetary.runs.serve.http.interfaces.anthropic import CountTokensRequest, MessagesForm, MessagesRequest
 from planetary.runs.serve.http.interfaces.openai import ChatForm, CompletionForm
+from planetary.runs.serve.http.interfaces.responses import ResponsesForm, ResponsesRequest
 from planetary.runs.serve.http.keys import KeyAccess, KeyFile
 from planetary.runs.serve.http.metrics import ServingMetrics
 from planetary.runs.serve.http.prompts import apart, encoded, prompt_text, prompts_of, require_known
@@ -93,7 +96,7 @@ class Endpoint:
             (self,),
             self._access,
             title="planetary's served model",
-            text="OpenAI's interface of a served model, with the paths of vLLM for its tokens.",
+            text="OpenAI's and Anthropic's interfaces of a served model, with the paths of vLLM for its tokens.",
             most_body=MOST_BODY,
             decode=request_of,
             is_strict=False,
@@ -260,6 +263,28 @@ class Endpoint:
     ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
         """Continue a chat."""
         return await self._answer(request, by, body, partial(ChatForm, body))
+
+    @operation("POST", "/v1/responses", **_OF_MODEL)
+    async def respond(
+        self, request: Request, by: Caller, body: ResponsesRequest
+    ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
+        """Continue a chat of items, as OpenAI's Responses and Open Responses have it; nothing is stored."""
+        return await self._answer(request, by, responses.chat_of(body), partial(ResponsesForm, body))
+
+    @operation("POST", "/v1/messages", refusal=anthropic.refusal, **_OF_MODEL)
+    async def send_message(
+        self, request: Request, by: Caller, body: MessagesRequest
+    ) -> Annotated[dict[str, Any] | Response, Media(EVENTS)]:
+        """Continue a chat, as Anthropic's Messages have it."""
+        return await self._answer(request, by, anthropic.chat_of(body), MessagesForm)
+
+    @operation("POST", "/v1/messages/count_tokens", refusal=anthropic.refusal, **_OF_MODEL)
+    async def count_message_tokens(self, body: CountTokensRequest) -> dict[str, int]:
+        """Return the number of a chat's tokens."""
+        chat = anthropic.chat_of(body)
+        model = self._named(chat.model)
+        _ = chat.tool_use  # refuses malformed tools
+        return {"input_tokens": len(await encoded(model, await self._chat_text(model, chat), special=False))}
 
     async def _answer(
         self, request: Request, by: str, body: ChatRequest, form: Callable[[ServedModel, int], AnswerForm]

@@ -78,11 +78,11 @@ class KeyAccess:
         """Return whose request it is, "" without keys. Raises `ApiError` (401) for an unknown key."""
         if self._keys is None:
             return ""
-        user = self._keys.user(_bearer(request))
+        user = self._keys.user(_key_of(request))
         if user is None:
             raise ApiError(
                 401,
-                "a key is needed: Authorization: Bearer KEY",
+                "a key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -90,7 +90,7 @@ class KeyAccess:
 
     def still_allows(self, request: Request) -> Callable[[], bool]:
         """Return whether a request's key is still known, as a function."""
-        keys, key = self._keys, _bearer(request)
+        keys, key = self._keys, _key_of(request)
         return lambda: keys is None or keys.user(key) is not None
 
     def needs(self, scope: Scope) -> str:
@@ -98,6 +98,7 @@ class KeyAccess:
         return "one of the server's keys, where it has any"
 
 
-def _bearer(request: Request) -> str:
+def _key_of(request: Request) -> str:
+    """Return the key of a request, as OpenAI's clients send it or as Anthropic's do."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "").strip()

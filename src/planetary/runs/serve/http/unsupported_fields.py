@@ -108,12 +108,40 @@ _EMBEDDING: Mapping[str, Unsupported] = {
     name: one for name, one in _SAMPLING.items() if name in {"truncate_prompt_tokens", *_IGNORED}
 }
 
+_RESPONSES: Mapping[str, Unsupported] = {
+    **{name: one for name, one in _IGNORED.items() if name != "metadata"},
+    "background": Unsupported("nothing is stored: an answer has to be waited for", (False,)),
+    "context_management": Unsupported("a prompt is never cut"),
+    "conversation": Unsupported("nothing is stored: send all items"),
+    "max_tool_calls": Unsupported("there are no tools of the server", is_ignored=True),
+    "previous_response_id": Unsupported("nothing is stored: send all items", ("",)),
+    "prompt": Unsupported("there are no stored prompts"),
+    "truncation": Unsupported("a prompt is never cut", ("disabled",)),
+}
+_COUNT: Mapping[str, Unsupported] = {
+    "cache_control": Unsupported(_CACHED, is_ignored=True),
+    "context_management": Unsupported("a prompt is never cut"),
+    "mcp_servers": Unsupported("there are no tools of the server"),
+    "thinking": Unsupported("the model's reasoning is a part of its text", ({"type": "disabled"},)),
+}
+_MESSAGES: Mapping[str, Unsupported] = {
+    **_COUNT,
+    "container": Unsupported("there are no tools of the server"),
+    "inference_geo": Unsupported("there is one place", is_ignored=True),
+    "metadata": Unsupported("users are told apart by their keys", is_ignored=True),
+    "service_tier": Unsupported("there is one tier", is_ignored=True),
+    "speed": Unsupported("there is one speed", is_ignored=True),
+}
+
 UNSUPPORTED: Mapping[str, Mapping[str, Unsupported]] = {
     "CompletionRequest": _COMPLETION,
     "ChatRequest": _CHAT,
     "EmbeddingRequest": _EMBEDDING,
     "TokenizeRequest": _TOKENIZE,
     "DetokenizeRequest": {},
+    "ResponsesRequest": _RESPONSES,
+    "MessagesRequest": _MESSAGES,
+    "CountTokensRequest": _COUNT,
 }
 """By the struct of a request: unsupported fields."""
 

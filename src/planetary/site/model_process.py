@@ -26,8 +26,9 @@ from planetary.core.config import Config
 from planetary.core.configuration.ranges import NotNegative, Positive
 from planetary.core.configuration.schema import config_from_json
 from planetary.core.errors import CompileError, PlanetaryError, UserError
+from planetary.core.exit_status import describe_exit
 from planetary.fleet.gateway.gateway import GatewayOptions
-from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
+from planetary.fleet.shell.child import Child, end_with_parent
 from planetary.runtime.host import available_memory
 
 LOOK_S = 0.1

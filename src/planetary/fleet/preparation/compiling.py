@@ -22,9 +22,10 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
 from planetary.core.errors import CompileError, TrustError, UserError
+from planetary.core.exit_status import describe_exit
 from planetary.core.step import ProgramSpec, StepSpec
 from planetary.fleet.preparation.environment import environment
-from planetary.fleet.shell.child import Child, describe_exit
+from planetary.fleet.shell.child import Child
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:

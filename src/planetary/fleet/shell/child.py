@@ -109,16 +109,6 @@ class Child:
             return await self._process.wait()
 
 
-def describe_exit(code: int) -> str:
-    """Say for people how a process ended."""
-    if code >= 0:
-        return f"exited with status {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
 def end_with_parent(ended: Callable[[], None]) -> None:
     """Call `ended` from another thread when the parent is gone (see the module)."""
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.fleet.shell.child import Child, describe_exit, on_stop_signals
+from planetary.core.exit_status import describe_exit
+from planetary.fleet.shell.child import Child, on_stop_signals
 from planetary.fleet.supervisor.node_news import NodeNews, read_report
 from planetary.fleet.supervisor.restarts import Restarts
 

@@ -12,9 +12,10 @@ import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError
+from planetary.core.exit_status import describe_exit
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.shell.child import ChildProcess, describe_exit, on_stop_signals
+from planetary.fleet.shell.child import ChildProcess, on_stop_signals
 from planetary.fleet.shell.shell import Address, ClientShell
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.fleet.supervisor.machine import SupervisorMachine

@@ -16,7 +16,8 @@ import msgspec
 
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
-from planetary.fleet.shell.child import Child, describe_exit
+from planetary.core.exit_status import describe_exit
+from planetary.fleet.shell.child import Child
 from planetary.fleet.shell.starts import ManagerStart, start_command, write_start
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend

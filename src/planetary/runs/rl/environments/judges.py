@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.fleet.shell.child import describe_exit
+from planetary.core.exit_status import describe_exit
 from planetary.runs.rl.environments.judge_process import LEFT_RUNNING, Answer, Case, Request
 from planetary.runs.rl.environments.judging import Judged
 

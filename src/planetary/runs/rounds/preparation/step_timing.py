@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import CompileError
+from planetary.core.exit_status import describe_exit
 from planetary.core.step import StepSpec
-from planetary.fleet.shell.child import Child, describe_exit, end_with_parent
+from planetary.fleet.shell.child import Child, end_with_parent
 from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
 
 TIME_LIMIT_S = 600.0

@@ -18,7 +18,8 @@ import msgspec
 
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.errors import PlanetaryError, TrustError
-from planetary.fleet.shell.child import Child, describe_exit
+from planetary.core.exit_status import describe_exit
+from planetary.fleet.shell.child import Child
 from planetary.runtime.backends import runtime_identity
 from planetary.runtime.host import host_features
 

@@ -16,10 +16,10 @@ from starlette.responses import Response, StreamingResponse
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.extension_points import TOOL_FORMATS
+from planetary.data.chat.renderer import ChatRenderer
 from planetary.net.addresses import is_local_name
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.http import answers
-from planetary.runs.serve.http.chat_renderer import ChatRenderer
 from planetary.runs.serve.http.generation import Generation, embedding_of
 from planetary.runs.serve.http.grammar import Grammars
 from planetary.runs.serve.http.interfaces import anthropic, responses

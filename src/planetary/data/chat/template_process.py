@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.runs.serve.http.chat_template import ChatTemplate
+from planetary.data.chat.template import ChatTemplate
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process."""

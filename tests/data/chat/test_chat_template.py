@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from planetary.core.errors import UserError
-from planetary.runs.serve.http.chat_renderer import ChatRenderer
-from planetary.runs.serve.http.chat_template import ChatTemplate
+from planetary.data.chat.renderer import ChatRenderer
+from planetary.data.chat.template import ChatTemplate
 
 FOLDER = Path(__file__).with_name("chat_templates")
 """Templates in the constructs of widely used ones; chats, and the texts that transformers makes of them."""

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.fleet.shell.child import describe_exit
-from planetary.runs.serve.http.chat_template import MOST_TEXT
-from planetary.runs.serve.http.template_process import Chat, Rendered
+from planetary.core.exit_status import describe_exit
+from planetary.data.chat.template import MOST_TEXT
+from planetary.data.chat.template_process import Chat, Rendered
 
 SECONDS = 5.0
 """Time of one chat."""
@@ -71,7 +71,7 @@ class ChatRenderer:
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", "planetary.runs.serve.http.template_process")
+        command = (sys.executable, "-m", "planetary.data.chat.template_process")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

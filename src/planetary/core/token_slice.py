@@ -11,7 +11,7 @@ class Slice(msgspec.Struct, frozen=True):
     """A run of tokens in a token file."""
 
     url: str  # path or any fsspec URL; "" when the tokens come along as a tensor named "tokens"
-    dtype: str  # "ui8", "ui16" or "ui32"
+    dtype: str  # "ui8", "ui16" or "ui32"; "i16" or "i32": complements of ids are no targets
     offset: int  # first token
     count: int  # number of tokens
 

@@ -19,7 +19,7 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import Slice
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import read_slice
+from planetary.data.reader import read_slice, split
 
 LARGEST_VOCABULARY = 4096  # counts are a dense V × V table: 128 MiB at this size
 BLOCKS_AT_A_TIME = 1 << 14
@@ -34,7 +34,8 @@ class BigramModel(msgspec.Struct, frozen=True):
         """Return the mean of -log P(next | token) in nats over the pairs within each row of `blocks` [n, S +
         1].
         """
-        return -float(self.log_probability[blocks[:, :-1], blocks[:, 1:]].mean())
+        before, after = _pairs(blocks)
+        return -float(self.log_probability[before, after].mean())
 
 
 class BigramBaseline(msgspec.Struct, frozen=True):
@@ -48,8 +49,16 @@ def count_pairs(blocks: np.ndarray, vocab_size: int) -> np.ndarray:
     """Return how often each token follows each other one within the rows of `blocks` [n, S + 1]: int64 [V,
     V].
     """
-    pairs = blocks[:, :-1].astype(np.int64) * vocab_size + blocks[:, 1:]
+    before, after = _pairs(blocks)
+    pairs = before.astype(np.int64) * vocab_size + after
     return np.bincount(pairs.ravel(), minlength=vocab_size**2).reshape(vocab_size, vocab_size)
+
+
+def _pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens before targets, and the targets: of those that count."""
+    ids, targets = split(blocks)
+    before, after = ids[:, :-1], targets[:, 1:]
+    return (before, after) if targets is ids else (before[after >= 0], after[after >= 0])
 
 
 def fit_bigram(counts: np.ndarray) -> BigramModel:

@@ -8,6 +8,7 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.token_slice import Slice
+from planetary.data.reader import counted, read_slice, split
 from planetary.data.slices import SliceOrder, eval_chunks
 from planetary.data.token_file import TokenFile
 from planetary.data.tokenizer import Tokenizer
@@ -40,6 +41,13 @@ class PreparedData(msgspec.Struct, frozen=True):
             config.data.shuffle_leases,
             config.leases_per_slice if slice_tokens is None else 1,
         )
+
+    def targets_in(self, piece: Slice) -> int:
+        """Return how many targets of the blocks in a slice count; 0: all, because no token is marked."""
+        if not self.train.is_marked:
+            return 0
+        _, targets = split(read_slice(piece))
+        return counted(targets.reshape(-1, self.block_tokens)[:, 1:])
 
     def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:
         """Return the held-out batches that `config.eval.batches` asks for; see `slices.eval_chunks`."""

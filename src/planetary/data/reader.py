@@ -13,6 +13,8 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.core.token_slice import Slice
 
+IGNORED = -100
+"""Target that no loss counts: the value that PyTorch's cross-entropy ignores."""
 TOKEN_DTYPES = ("i32", "i64", "ui16", "ui32")
 """Element types, in StableHLO's spelling, in which a model may take tokens."""
 
@@ -83,17 +85,19 @@ def batches(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cut tokens into batches and yield `(inputs, targets)`, both [batch_size, sequence_length], C-contiguous.
 
-    Each sequence is a block of `sequence_length + 1` tokens; targets are the inputs shifted by one.
+    Each sequence is a block of `sequence_length + 1` tokens; targets are the inputs shifted by one, and `IGNORED` for
+    tokens that are no targets.
 
     Args:
-        tokens: ids, any integer type.
+        tokens: ids of any unsigned type, or of a signed type, where complements of ids are no targets.
         batch_size: sequences in a batch.
         sequence_length: target tokens in a sequence.
         dtypes: element types the model takes for inputs and for targets, two of `TOKEN_DTYPES`. The one copy that makes
             a batch contiguous also converts it.
 
     Raises:
-        UserError: `tokens` are no whole number of batches, or one of them does not fit into the model's type.
+        UserError: `tokens` are no whole number of batches, or one of them, or `IGNORED`, does not fit into the model's
+            type.
     """
     batch_tokens = batch_size * (sequence_length + 1)
     count, rest = divmod(tokens.size, batch_tokens)
@@ -103,9 +107,32 @@ def batches(
             f"= {batch_tokens} tokens"
         )
     kinds = [host_dtype(dtype) for dtype in dtypes]
-    _check_range(tokens, dtypes, kinds)
-    for batch in tokens.reshape(count, batch_size, sequence_length + 1):
-        yield batch[:, :-1].astype(kinds[0], order="C"), batch[:, 1:].astype(kinds[1], order="C")
+    ids, targets = split(tokens)
+    _check_range(ids, dtypes, kinds)
+    if targets is not ids and kinds[1].kind == "u":
+        raise UserError(f"some tokens of the data are no targets, and the model takes targets as {dtypes[1]}: {SIGNED}")
+    blocks = (part.reshape(count, batch_size, sequence_length + 1) for part in (ids, targets))
+    for read, wanted in zip(*blocks, strict=True):
+        yield read[:, :-1].astype(kinds[0], order="C"), wanted[:, 1:].astype(kinds[1], order="C")
+
+
+SIGNED = "take them as i32 or i64, which have the value -100 for a target that is not counted"
+
+
+def split(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of a file's tokens, and the same as targets: `IGNORED` for those that are none.
+
+    Both are `tokens` itself where all of them are targets.
+    """
+    if tokens.dtype.kind == "u":
+        return tokens, tokens
+    is_read_only = tokens < 0
+    return np.where(is_read_only, ~tokens, tokens), np.where(is_read_only, tokens.dtype.type(IGNORED), tokens)
+
+
+def counted(targets: np.ndarray) -> int:
+    """Return how many targets a loss counts."""
+    return int(np.count_nonzero(targets >= 0)) if targets.dtype.kind == "i" else targets.size
 
 
 def _check_range(tokens: np.ndarray, dtypes: tuple[str, str], kinds: list[np.dtype]) -> None:

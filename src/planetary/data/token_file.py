@@ -1,8 +1,13 @@
-"""A flat file of little-endian tokens: nothing but the tokens, so any range of them is one range of bytes."""
+"""A flat file of little-endian tokens: nothing but the tokens, so any range of them is one range of bytes.
+
+A file of signed elements says of each token whether it is a target: the complement of an id, which is negative, stands
+for a token that is read only.
+"""
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
@@ -11,10 +16,14 @@ from planetary.core.token_slice import Slice
 TOKEN_DTYPES = ("ui8", "ui16", "ui32")
 
 
-def smallest_dtype(vocab_size: int) -> str:
-    """Return the smallest token type that holds the ids `0 .. vocab_size - 1`."""
-    for dtype in TOKEN_DTYPES:
-        if vocab_size <= 1 << (8 * host_dtype(dtype).itemsize):
+MARKED_DTYPES = ("i16", "i32")
+"""Element types of files that say which tokens are targets."""
+
+
+def smallest_dtype(vocab_size: int, *, marked: bool = False) -> str:
+    """Return the smallest token type that holds the ids `0 .. vocab_size - 1`, `marked`: and their complements."""
+    for dtype in MARKED_DTYPES if marked else TOKEN_DTYPES:
+        if vocab_size <= np.iinfo(host_dtype(dtype)).max + 1:
             return dtype
     raise UserError(f"a vocabulary of {vocab_size} does not fit into 32-bit tokens")
 
@@ -26,6 +35,11 @@ class TokenFile(msgspec.Struct, frozen=True):
     dtype: str
     count: int  # tokens
     digest: str  # sha256 (hex) of the file
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether some tokens are no targets."""
+        return self.dtype in MARKED_DTYPES
 
     @property
     def nbytes(self) -> int:

@@ -68,14 +68,22 @@ def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean over all targets, in nats, of `-log softmax(logits)[target]`.
+    """Mean over the targets that count, in nats, of `-log softmax(logits)[target]`; 0 where none counts.
 
     Args:
         logits: [..., V].
-        targets: i32 [...], each below V. Picked by comparison, not by a gather: the gradient is no scatter.
+        targets: i32 [...], each below V; negative ones do not count. Picked by comparison, not by a gather: the
+            gradient is no scatter.
     """
     top = stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     shifted = logits - top
     log_total = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
     chosen = jnp.where(targets[..., None] == jnp.arange(logits.shape[-1]), shifted, 0.0)
-    return jnp.mean(log_total - jnp.sum(chosen, axis=-1))
+    return mean_of_counted(log_total - jnp.sum(chosen, axis=-1), targets)
+
+
+def mean_of_counted(losses: jax.Array, targets: jax.Array) -> jax.Array:
+    """Return the mean of `losses` [...] over `targets` [...] that are not negative; 0 where all are."""
+    is_counted = targets >= 0
+    count = jnp.sum(is_counted, dtype=jnp.float32)
+    return jnp.sum(jnp.where(is_counted, losses, 0.0)) / jnp.maximum(count, 1.0)

@@ -20,7 +20,7 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
-from planetary.models.layers import HIDDEN_SCORE
+from planetary.models.layers import HIDDEN_SCORE, mean_of_counted
 
 Params = dict[str, Any]
 
@@ -171,7 +171,7 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, n_head: in
     # The soft cap bounds exp(logit) by e^15, so the log-sum-exp needs no maximum subtracted.
     log_total = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
     chosen = jnp.where(targets[..., None] == jnp.arange(logits.shape[-1]), logits, 0.0)
-    return jnp.mean(log_total - jnp.sum(chosen, axis=-1))
+    return mean_of_counted(log_total - jnp.sum(chosen, axis=-1), targets)
 
 
 def logits(params: Params, tokens: jax.Array, **options: int) -> jax.Array:

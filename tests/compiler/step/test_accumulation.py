@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from planetary.compiler.step.train_step import build_train_step
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
+from planetary.models import nanochat
 
 
 def test_parts_add_up_to_the_whole() -> None:
@@ -42,6 +44,26 @@ def test_one_part_is_no_loop() -> None:
     step = build_train_step(mlp_model(), StepOptions(micro_batches=1))
     assert step.spec == build_train_step(mlp_model()).spec
     assert "while" not in step.stablehlo
+
+
+@pytest.mark.slow
+def test_parts_weigh_as_many_targets_as_count() -> None:
+    """With marked targets, a batch in parts is the batch in one piece, and the loss of JAX."""
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8}
+    tokens, targets = (np.random.default_rng(n).integers(0, 32, (4, 8)).astype(np.int32) for n in range(2))
+    targets[0, 1:] = targets[1, :7] = -100
+    loss_fn, params, _ = nanochat.build(**sizes, batch_size=4)
+    loss, gradient = jax.value_and_grad(loss_fn)(params, tokens, targets)
+    expected = float(loss), float(jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient))))
+    for count in (1, 2, 4):
+        model = export_model("planetary.models.nanochat:build", sizes | {"batch_size": 4 // count})
+        start = model.initial("param")
+        step = build_train_step(model, StepOptions(micro_batches=count, marked_targets=True))
+        assert Run(step, start)(0, [tokens, targets]) == pytest.approx(expected, rel=1e-5)
+        evaluated = run_reference(step.portable, "eval_step", [*start.values(), tokens, targets], ["f32"])
+        assert float(evaluated[0]) == pytest.approx(expected[0], rel=1e-6)
+    plain = build_train_step(model, StepOptions(micro_batches=4))
+    assert Run(plain, start)(0, [tokens, targets])[0] != pytest.approx(expected[0], rel=1e-5)
 
 
 @pytest.mark.slow

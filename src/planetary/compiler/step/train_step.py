@@ -201,18 +201,27 @@ class _Graph:
     ) -> list[Value]:
         """Emit the means of `work`'s results over the parts of a batch, then statistics; `block` has nothing else yet.
 
+        With `marked_targets`, a part weighs as many targets as count in it.
+
         `work` takes the arguments of one micro-batch by name, and emits the loss and the gradients by `wrt`, then the
         `statistics` the next micro-batch begins with.
         """
         names = [spec.name for spec in self.manifest.of_role(*(_FED if wrt else _DATA))]
         names += [spec.name for spec in self.manifest.of_role("statistic")] if statistics else []
 
-        def of_part(part: list[Value]) -> list[Value]:
-            return work({n: ops.convert(value, self.elements[n]) for n, value in zip(names, part, strict=True)})
-
         count = self.options.micro_batches
+        weighted = self.options.marked_targets and count > 1
+
+        def of_part(part: list[Value]) -> list[Value]:
+            found = work({n: ops.convert(value, self.elements[n]) for n, value in zip(names, part, strict=True)})
+            if not weighted:
+                return found
+            weight = self._counted(part)
+            means, after = found[: 1 + len(wrt)], found[1 + len(wrt) :]
+            return [weight, *(optimizers.scaled(value, weight) for value in means), *after]
+
         wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
-        summed = [ir.tensor((), ir.f32()), *wide]
+        summed = [*[ir.tensor((), ir.f32())] * (1 + weighted), *wide]
         found = over_parts(batch, count, of_part, summed=summed, carried=statistics)
         if self.options.precision != "f32" and not round_contractions(block, _element(self.options.precision)):
             note = (
@@ -223,7 +232,16 @@ class _Graph:
         if count == 1:
             return found
         sums, last = found[: len(summed)], found[len(summed) :]
+        if weighted:
+            inverse = ops.divide(ops.full_like(sums[0], 1), ops.maximum(sums[0], ops.full_like(sums[0], 1)))
+            return [*(optimizers.scaled(value, inverse) for value in sums[1:]), *last]
         return [*(ops.divide(value, ops.full_like(value, count)) for value in sums), *last]
+
+    def _counted(self, part: Sequence[Value]) -> Value:
+        """Emit how many targets of a part are not negative, f32."""
+        place = [spec.name for spec in self.manifest.of_role(*_DATA)].index(self.manifest.of_role("target")[0].name)
+        is_counted = ops.convert(ops.compare_number(part[place], 0, "GE"), ir.f32())
+        return ops.reduce_sum(is_counted, range(len(ir.shape_of(is_counted))))
 
     def train(
         self,

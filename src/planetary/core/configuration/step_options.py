@@ -72,6 +72,7 @@ class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
     precision: Factors = _COMPUTE.precision
     rounding: Rounding = _COMPUTE.rounding
     remat: Memory = _COMPUTE.remat
+    marked_targets: bool = False  # a negative target does not count: micro-batches weigh as many as do
 
     def __post_init__(self) -> None:
         """Check every field."""

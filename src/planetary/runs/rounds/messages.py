@@ -286,7 +286,7 @@ class EvalResult(Message, frozen=True, kw_only=True):
     order: ClassVar[Order] = Order.AHEAD
     task: int
     version: int
-    loss: float  # mean over the batches
+    loss: float  # mean over the batches' targets that count
     batches: int
 
 

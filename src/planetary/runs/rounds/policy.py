@@ -30,6 +30,7 @@ class EvalChunk(msgspec.Struct, frozen=True):
 
     slice: Slice
     batches: int
+    targets: int = 0  # that count in the loss; 0: all, so a chunk counts by its batches
 
 
 class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -213,6 +213,11 @@ def prepare_mixture(
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
+    if data.train.is_marked:
+        raise UserError(
+            f"{config.data.source} is chats, of which only what the assistant says is trained, and a mixture of "
+            "composers trains every token: leave the section [moe] out, or give texts"
+        )
     config = fit_to_data(config, data, STEP_LEASES)
     if owners is None and config.of(MoeConfig).ownership == "load-aware":
         stage("measuring how often each expert is chosen")

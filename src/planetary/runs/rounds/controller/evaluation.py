@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -14,6 +14,7 @@ from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.events import TokensOf
+from planetary.runs.rounds.policy import EvalChunk
 from planetary.sync.sanity import LOSS_MARGIN, is_sane
 
 TOLERANCE = 0.02  # relative, between devices; far above rounding, far below the limits at which a run goes back
@@ -62,17 +63,18 @@ journal numbers, and a worker may still run an evaluation of a killed gateway, u
 class _Version:
     """The evaluation of one version. Chunk numbers index the policy's `held_out`."""
 
-    def __init__(self, batches: list[int]) -> None:
-        self.pending = list(range(len(batches)))
-        self.batches = batches
+    def __init__(self, chunks: Sequence[EvalChunk]) -> None:
+        self.pending = list(range(len(chunks)))
+        self.batches = [chunk.batches for chunk in chunks]
+        self._weights = [chunk.targets or chunk.batches for chunk in chunks]
         self.losses: dict[int, float] = {}
         self.said: dict[int, dict[str, float]] = {}  # chunk without a loss yet -> worker -> loss
         self.wrong: dict[str, str] = {}  # worker whose loss differs from the accepted one -> the difference
 
     @property
     def loss(self) -> float:
-        """Mean over all batches, summed in chunk order, so it does not depend on who answered first."""
-        return sum(self.losses[i] * n for i, n in enumerate(self.batches)) / sum(self.batches)
+        """Mean over all targets, summed in chunk order, so it does not depend on who answered first."""
+        return sum(self.losses[i] * n for i, n in enumerate(self._weights)) / sum(self._weights)
 
 
 class Evaluation:
@@ -104,7 +106,7 @@ class Evaluation:
             return
         for old in sorted(self._versions)[:-1]:
             del self._versions[old]
-        self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
+        self._versions[version] = _Version(self._desk.policy.held_out)
 
     def go_back(self, version: int) -> None:
         """The run went back: versions after this one never were; it is evaluated if it was not."""

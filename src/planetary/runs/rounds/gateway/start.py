@@ -233,7 +233,10 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         tokens_per_lease=config.targets_per_slice // config.leases_per_slice,
         leases=config.fabric.leases,
         locate=prepared.data.order(config).locate,
-        held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
+        held_out=tuple(
+            EvalChunk(piece, count, prepared.data.targets_in(piece))
+            for piece, count in prepared.data.eval_chunks(config, chunk)
+        ),
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
         outer=optimizer_of(config.outer),

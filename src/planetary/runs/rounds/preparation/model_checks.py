@@ -2,8 +2,8 @@
 
 An id beyond a model's tables is no error to StableHLO: a gather clamps it to the last row, a one-hot product makes it
 zero, and the run goes on with a loss that means nothing. So the loss itself is asked: the tokenizer's last id must not
-give the loss of an id that cannot exist. Both checks run on the reference, and the
-cache remembers the models that passed.
+give the loss of an id that cannot exist. Where some tokens are no targets, the loss has to be the mean over the others.
+The checks run on the reference, and the cache remembers the models that passed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planetary.core.config import Config
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import batches, read_slice
+from planetary.data.reader import IGNORED, batches, read_slice
 
 if TYPE_CHECKING:
     from planetary.compiler.step.train_step import TrainStep
@@ -58,7 +58,7 @@ def check_model(
         stage: called with the name of each activity.
 
     Raises:
-        UserError: the model has fewer tokens than the tokenizer.
+        UserError: the model has fewer tokens than the tokenizer, or counts targets that are none.
         NumericsError: loss or gradient of the first batch is not finite, or the gradient is zero.
     """
     passed = cache / "checks" / f"{_key(config, step, data)}.json"
@@ -72,6 +72,8 @@ def check_model(
         return
     stage("trying the model on the first batch")
     _check_vocabulary(config, step, params, buffers, data)
+    if data.train.is_marked:
+        _check_ignored(config, step, params, buffers)
     if cost <= LARGEST_GRADIENT_COST:
         _check_first_batch(config, step, params, buffers, data)
     passed.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +156,44 @@ def _check_vocabulary(
 def _where(config: Config) -> str:
     return " (model.options.vocab_size)" if "vocab_size" in config.model.options else ""
 
+
+# --- targets that do not count ------------------------------------------------------------------------------
+
+
+def _check_ignored(
+    config: Config, step: TrainStep, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]
+) -> None:
+    """Raise `UserError` unless the loss is a mean over the targets that are not `IGNORED`.
+
+    For means over the parts of a batch, each times the number of its targets, add up to the mean over all, whatever
+    terms the loss has that do not depend on the targets.
+    """
+    from planetary.compiler.check.reference import run_reference
+    from planetary.compiler.check.verify import make_trial
+
+    spec = step.spec
+    trial = make_trial(spec, params, buffers)
+    inputs, targets = (np.arange(part.size).reshape(part.shape) % 2 for part in spec.batch)
+    is_first = np.arange(targets.size).reshape(targets.shape) % 3 == 0
+
+    def total(counts: np.ndarray) -> float:
+        batch = [inputs, np.where(counts, targets, IGNORED)]
+        given = [a.astype(host_dtype(b.dtype)) for a, b in zip(batch, spec.batch, strict=True)]
+        arguments = [*trial.params.values(), *trial.buffers.values(), *given]
+        return float(np.count_nonzero(counts) * run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
+
+    whole, parts = total(np.ones_like(is_first)), total(is_first) + total(~is_first)
+    if not abs(whole - parts) <= SAME_LOSS * abs(whole):  # NaN is no mean either
+        raise UserError(
+            f"the data has tokens that are no targets (chats: what the assistant did not say), and the loss of the "
+            f"model {config.model.source} counts them: with target {IGNORED} in some places it is not the mean over "
+            "the others. Let the loss leave out negative targets, as planetary.models.layers.cross_entropy does and "
+            "PyTorch's cross_entropy by itself (docs/models.md)"
+        )
+
+
+SAME_LOSS = 1e-4
+"""Relative error of a float32 sum over a batch."""
 
 # --- the first batch ----------------------------------------------------------------------------------------
 

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model
 
 
-def step_options(config: Config) -> StepOptions:
-    """Return the configuration's settings of the training step, but for the learning rate."""
+def step_options(config: Config, *, marked_targets: bool = False) -> StepOptions:
+    """Return the configuration's settings of the training step, but for the learning rate.
+
+    `marked_targets`: the data has tokens that are no targets.
+    """
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
         **{name: getattr(train, name) for name in ComputeOptions.__struct_fields__},
         optimizer=INNER_OPTIMIZERS.pin(optimizer.name),
+        marked_targets=marked_targets,
     )
 
 

@@ -20,7 +20,7 @@ from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import TOKEN_DTYPES
+from planetary.data.reader import SIGNED, TOKEN_DTYPES
 from planetary.runs.rounds.preparation.model_checks import check_model, first_batch
 from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
@@ -81,7 +81,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     stage("preparing the data")
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
-    store, options = BlobStore(cache / "blobs"), step_options(config)
+    store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.train.is_marked)
     record = find_record(store, config, options, own)
     if record is None:
         record = _make_step(config, options, store, data, stage)
@@ -90,7 +90,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
         stage("reading the training step that was prepared before")
     spec = record.spec
     step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
-    _check_batch(config, step, data.vocab_size)
+    _check_batch(config, step, data)
     _check_statistics(config, spec)
     params = StoredArrays(store, record.params, spec.params)
     buffers = StoredArrays(store, record.buffers, spec.buffers)
@@ -169,10 +169,10 @@ def _check_statistics(config: Config, spec: StepSpec) -> None:
         )
 
 
-def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
+def _check_batch(config: Config, step: TrainStep, data: PreparedData) -> None:
     """Raise `UserError` unless the model takes batches as the data gives them."""
     expected = (config.train.batch_size, config.train.sequence_length)
-    batch = step.spec.batch
+    batch, vocab_size = step.spec.batch, data.vocab_size
     if len(batch) != 2 or any(b.shape != expected or b.dtype not in TOKEN_DTYPES for b in batch):
         found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
         raise UserError(
@@ -184,6 +184,10 @@ def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
         raise UserError(
             f"the tokenizer has {vocab_size} tokens but the model takes tokens as {narrowest}, of at most "
             f"{np.iinfo(host_dtype(narrowest)).max}"
+        )
+    if data.train.is_marked and host_dtype(batch[1].dtype).kind == "u":
+        raise UserError(
+            f"some tokens of the data are no targets (chats), and the model takes targets as {batch[1].dtype}: {SIGNED}"
         )
     declared = config.model.options.get("vocab_size")
     if isinstance(declared, int) and declared < vocab_size:

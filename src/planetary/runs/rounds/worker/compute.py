@@ -17,7 +17,7 @@ from planetary.core.errors import NumericsError, PlanetaryError, ProtocolError, 
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.data.reader import batches, read_slices
+from planetary.data.reader import batches, counted, read_slices
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.events import Event, Payload
 from planetary.runs.rounds.events import EndParametersOf
@@ -350,13 +350,15 @@ class Compute:
             tokens = read_slices(task.slices)
         self._ensure_loaded()
         self._put_parameters()
-        total = 0.0
-        for inputs, targets in self._batches(tokens):
-            total += self._executor.eval_step((inputs, targets))
+        total, targets_counted = 0.0, 0
+        for batch in self._batches(tokens):
+            count = counted(batch[1])
+            total += count * self._executor.eval_step(batch)
+            targets_counted += count
             self._check_wanted(task.task)
         if not math.isfinite(total):
             raise NumericsError(f"the held-out loss of the parameters after round {task.version} is {total}")
-        return EvaluationDone(task.task, task.version, total / task.batches, task.batches)
+        return EvaluationDone(task.task, task.version, total / targets_counted, task.batches)
 
     def _batches(self, tokens: np.ndarray) -> Iterator[Batch]:
         return batches_of(self._spec, tokens)

@@ -371,7 +371,7 @@ def test_a_format_of_a_users_file_is_read_where_it_is_named(tmp_path: Path) -> N
     mixed = apply_overrides(config_for("stdlib"), [f"data.sources={sources}"])
     assert [file.file for file in own_files(mixed, "the configuration")] == ["my_format.py"]
     own.write_text("from planetary.extend import DataFormat\nclass Fasta(DataFormat): pass\n")
-    with pytest.raises(UserError, match="the class lacks documents, records or tokens"):
+    with pytest.raises(UserError, match="the class lacks documents, records, chats or tokens"):
         recipe_of(config)
 
 

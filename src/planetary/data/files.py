@@ -193,6 +193,15 @@ def _first_bytes(stream: IO[bytes]) -> bytes:
     return head
 
 
+def peeked(stream: IO[bytes]) -> tuple[bytes, IO[bytes]]:
+    """Return the first bytes of an opened file (at most `HEAD_BYTES`), and the file from the start."""
+    head = _first_bytes(stream)
+    if stream.seekable():
+        stream.seek(0)
+        return head, stream
+    return head, io.BufferedReader(_Again(stream, head), CHUNK_BYTES)
+
+
 class _Again(io.RawIOBase):
     """A stream whose first bytes were read already, and are read again; it cannot be rewound.
 

@@ -26,12 +26,15 @@ from planetary.core.errors import UserError
 from planetary.core.extension_points import FORMATS
 from planetary.core.registry import Chosen
 from planetary.data import formats
-from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, open_file
+from planetary.data.chat.records import Chat, chat_of
+from planetary.data.files import HEAD_BYTES, SUPPORTED, SourceFile, open_file, peeked
 from planetary.data.formats import Document
 
 
 class DataFormat:
-    """One kind of data files. A class has `documents`, `records` or `tokens`; documents are made of records by default.
+    """One kind of data files. A class has `documents`, `records`, `chats` or `tokens`.
+
+    Documents are made of records by default.
 
     Attributes:
         name: value of `data.format`; set by the look-up.
@@ -67,6 +70,15 @@ class DataFormat:
     def tokens(self, stream: IO[bytes], file: SourceFile) -> Iterator[np.ndarray]:
         """Yield the tokens in pieces, unsigned integers [n]. Raises as `documents`."""
         raise UserError(f"{file.url} is {self.title}, which has no tokens")
+
+    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
+        """Yield the chats in order, each with the place for error texts. Raises as `documents`."""
+        raise UserError(f"{file.url} is {self.title}, which has no chats")
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether the kind has chats, which the tokenizer's template makes documents of."""
+        return type(self).chats is not DataFormat.chats
 
     @property
     def has_records(self) -> bool:
@@ -272,6 +284,29 @@ class NumpyTokens(DataFormat):
         return formats.numpy_tokens(stream, file)
 
 
+class ChatRecords(DataFormat):
+    """Chats in JSON lines, in a JSON array or in a Parquet table."""
+
+    name, title = "chat", "chats"
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        head, stream = peeked(stream)
+        found = next((kind for kind in map(kind_named, CHAT_NOTATIONS) if kind.sniff(head)), None)
+        if found is None:
+            raise UserError(
+                f"{file.url} is to hold chats (data.format), and begins with {head[:20]!r}: expected JSON lines, a "
+                "JSON array or a Parquet table"
+            )
+        return found.records(stream, file)
+
+    def chats(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Chat]]:
+        for where, record in self.records(stream, file):
+            yield where, chat_of(record, where)
+
+
+CHAT_NOTATIONS = ("parquet", "jsonl", "json")
+"""Kinds of files whose records may be chats."""
+
 _REFUSED: tuple[tuple[int, bytes, str], ...] = (
     (0, b"version https://git-lfs.github.com/", "the pointer of Git LFS and not the data: run git lfs pull"),
     (0, b"PK\x03\x04", "a zip archive (also .npz, .docx, .pt): unpack it and give the folder"),
@@ -330,8 +365,8 @@ def kinds() -> tuple[DataFormat, ...]:
 def kind_named(name: str) -> DataFormat:
     """Return the kind that `data.format` names. Raises as `Registry.make`."""
     made: DataFormat = FORMATS.make(Chosen(name))
-    if not (made.has_tokens or made.has_records or type(made).documents is not DataFormat.documents):
-        raise UserError(f"data format {name}: the class lacks documents, records or tokens (docs/extending.md)")
+    if not (made.has_tokens or made.has_records or made.has_chats or type(made).documents is not DataFormat.documents):
+        raise UserError(f"data format {name}: the class lacks documents, records, chats or tokens (docs/extending.md)")
     made.name = name
     return made
 

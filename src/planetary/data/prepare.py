@@ -28,7 +28,7 @@ from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
 from planetary.data.sources import is_held_out, summary, tokens
 from planetary.data.token_file import TokenFile, smallest_dtype
-from planetary.data.tokenizer import CharTokenizer, Tokenizer
+from planetary.data.tokenizer import CharTokenizer, JsonTokenizer, Tokenizer
 
 MANY_PASSES = 4
 """Passes over the same text up to which more of them are worth almost as much as other text (Muennighoff et al. 2023,
@@ -95,9 +95,9 @@ class FlatWriter:
         self._file.close()
 
     def write(self, tokens: np.ndarray) -> None:
-        """Append unsigned tokens [n], which must fit the element type."""
+        """Append tokens [n], which must fit the element type."""
         if tokens.size:
-            self.largest = max(self.largest, int(tokens.max()))
+            self.largest = max(self.largest, int(tokens.max()), ~int(tokens.min()))
             self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
             self.count += tokens.size
 
@@ -131,25 +131,20 @@ class Preparation(msgspec.Struct, frozen=True):
     train_digest: str
     held_out_count: int
     held_out_digest: str
-
-
-class _Blocks(msgspec.Struct, frozen=True):
-    """Neighbouring blocks of the flat files, counted on from the first file to the second."""
-
-    first: int
-    count: int
+    target_share: float  # of the training tokens
 
 
 class _Flat(msgspec.Struct, frozen=True):
     """The tokens of all sources, one after the other, each from the start of a block on.
 
-    `train` and `held_out` have an entry for each source: where the whole blocks are.
+    `train` and `held_out` have an entry for each source: the whole blocks with a target, int64 [n], counted on from the
+    first file to the second.
     """
 
     tokens: tuple[np.ndarray, np.ndarray]  # open files: training documents, and held-out ones
     read: tuple[int, ...]  # tokens of each source
-    train: tuple[_Blocks, ...]
-    held_out: tuple[_Blocks, ...]
+    train: tuple[np.ndarray, ...]
+    held_out: tuple[np.ndarray, ...]
     vocab_size: int
     documents: int
 
@@ -174,7 +169,7 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
         "train": _train_order(config, recipe, [train for train, _ in splits]),
         "held_out": _held_out_order(recipe, [held for _, held in splits]),
     }
-    dtype = smallest_dtype(flat.vocab_size)
+    dtype = smallest_dtype(flat.vocab_size, marked=recipe.has_chats)
     _check_room(folder, sum(order.size for order in orders.values()) * block_tokens * host_dtype(dtype).itemsize)
     digests = {
         name: _write_blocks(flat.tokens, order, block_tokens, folder / f"{name}.{dtype}", host_dtype(dtype))
@@ -196,6 +191,7 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
         train_digest=digests["train"],
         held_out_count=orders["held_out"].size * block_tokens,
         held_out_digest=digests["held_out"],
+        target_share=_target_share(folder / f"train.{dtype}", host_dtype(dtype)),
     )
     with (folder / "prepared.json").open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(preparation), indent=2))
@@ -204,34 +200,35 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
     return preparation
 
 
-def _train_order(config: Config, recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
+def _target_share(path: Path, dtype: np.dtype) -> float:
+    return 1.0 if dtype.kind == "u" else float(np.mean(np.memmap(path, dtype, mode="r") >= 0))
+
+
+def _train_order(config: Config, recipe: Recipe, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the blocks of the training file in file order, int64."""
-    wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=True)
+    wanted = blocks_of_mixture([part.size for part in parts], recipe.weights, repeat=True)
     if len(parts) > 1:
         _say_shares(recipe, parts, wanted)
     seed = config.run.seed
-    chosen = [
-        part.first + chosen_blocks(part.count, n, seed, i)
-        for i, (part, n) in enumerate(zip(parts, wanted, strict=True))
-    ]
+    chosen = [part[chosen_blocks(part.size, n, seed, i)] for i, (part, n) in enumerate(zip(parts, wanted, strict=True))]
     blocks = np.concatenate(chosen)
     return blocks if config.data.sampling != "random" else blocks[permutation(blocks.size, seed)]
 
 
-def _held_out_order(recipe: Recipe, parts: Sequence[_Blocks]) -> np.ndarray:
+def _held_out_order(recipe: Recipe, parts: Sequence[np.ndarray]) -> np.ndarray:
     """Return the blocks of the held-out file in file order, int64: no block twice, as that would measure nothing."""
-    wanted = blocks_of_mixture([part.count for part in parts], recipe.weights, repeat=False)
+    wanted = blocks_of_mixture([part.size for part in parts], recipe.weights, repeat=False)
     chosen = [
-        part.first + (np.arange(n) if n == part.count else permutation(part.count, HELD_OUT_SEED, i)[:n])
+        part if n == part.size else part[permutation(part.size, HELD_OUT_SEED, i)[:n]]
         for i, (part, n) in enumerate(zip(parts, wanted, strict=True))
     ]
     blocks = np.concatenate(chosen)
     return blocks[permutation(blocks.size, HELD_OUT_SEED)]
 
 
-def _say_shares(recipe: Recipe, parts: Sequence[_Blocks], wanted: Sequence[int]) -> None:
+def _say_shares(recipe: Recipe, parts: Sequence[np.ndarray], wanted: Sequence[int]) -> None:
     for source, part, count in zip(recipe.parts, parts, wanted, strict=True):
-        passes = count / part.count
+        passes = count / part.size
         said = (
             f"{source.source}: {count / sum(wanted):.1%} of the training sequences, each {passes:.2f} times in a pass"
         )
@@ -254,26 +251,25 @@ def _check_room(folder: Path, nbytes: int) -> None:
         )
 
 
-def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[_Blocks, _Blocks]:
+def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[np.ndarray, np.ndarray]:
     """Return the blocks of a source trained on, and those held out."""
     source, train, held = recipe.parts[index], flat.train[index], flat.held_out[index]
     least = recipe.least_of(index)
-    if source.contents.has_many_documents and held.count < max(1, least) and train.count:
+    if source.contents.has_many_documents and held.size < max(1, least) and train.size:
         log.warning(
             "%s: its documents are too few to hold %g of them out whole; the end of the last ones is held out",
             source.source,
             config.data.held_out_fraction,
         )
-    if not source.contents.has_many_documents or held.count < max(1, least):
+    if not source.contents.has_many_documents or held.size < max(1, least):
         # One long text: the last blocks are held out, at least one, and never more than half for the sake of a whole
         # batch.
-        count = max(1, round(train.count * config.data.held_out_fraction), min(least, train.count // 2))
-        held = _Blocks(train.first + train.count - count, count if train.count else 0)
-        train = _Blocks(train.first, train.count - count)
+        count = max(1, round(train.size * config.data.held_out_fraction), min(least, train.size // 2))
+        train, held = train[:-count], train[-count:]
     if not flat.read[index]:
         raise UserError(f"the training data {source.source} is empty: expected text or tokens")
     for name, part in (("train", train), ("held-out", held)):
-        if part.count < 1:
+        if part.size < 1:
             raise UserError(
                 f"the {name} part of {source.source} has fewer than {config.train.sequence_length + 1} tokens "
                 f"(sequence_length + 1), of {flat.read[index]} in all: give more data, change data.held_out_fraction, "
@@ -286,7 +282,11 @@ def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, fol
     """Write all tokens in the order of the sources."""
     block_tokens = config.train.sequence_length + 1
     kinds = [part.dtype for part in recipe.parts if part.dtype is not None]
-    dtype = max(kinds, key=lambda kind: host_dtype(kind).itemsize) if kinds else smallest_dtype(_size(tokenizer))
+    dtype = (
+        max(kinds, key=lambda kind: host_dtype(kind).itemsize)
+        if kinds
+        else smallest_dtype(_size(tokenizer), marked=recipe.has_chats)
+    )
     read, ends, count = [], ([], []), 0
     with FlatWriter(folder / _FLAT_FILES[0], dtype) as train, FlatWriter(folder / _FLAT_FILES[1], dtype) as held:
         for part in recipe.parts:
@@ -295,7 +295,7 @@ def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, fol
             written = [writer.count - start for writer, start in zip((train, held), before, strict=True)]
             read.append(sum(written))
             for writer, start, own, found in zip((train, held), before, written, ends, strict=True):
-                found.append(_Blocks(start // block_tokens, own // block_tokens))
+                found.append(np.arange(start // block_tokens, start // block_tokens + own // block_tokens))
                 if len(recipe.parts) > 1:  # the next one begins with a whole block
                     writer.write(np.zeros(-writer.count % block_tokens, host_dtype(dtype)))
     largest = max(train.largest, held.largest)
@@ -306,8 +306,19 @@ def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, fol
             f"below {vocab_size}: they do not belong together"
         )
     after = -(-train.count // block_tokens)  # blocks of the second file are counted on from here
-    held_out = tuple(_Blocks(after + blocks.first, blocks.count) for blocks in ends[1])
-    return _Flat((train.tokens(), held.tokens()), tuple(read), tuple(ends[0]), held_out, vocab_size, count)
+    files = train.tokens(), held.tokens()
+    if recipe.has_chats:
+        ends = tuple(
+            [_with_targets(tokens, blocks, block_tokens) for blocks in some]
+            for tokens, some in zip(files, ends, strict=True)
+        )
+    held_out = tuple(after + blocks for blocks in ends[1])
+    return _Flat(files, tuple(read), tuple(ends[0]), held_out, vocab_size, count)
+
+
+def _with_targets(tokens: np.ndarray, blocks: np.ndarray, block_tokens: int) -> np.ndarray:
+    """Return the blocks of a file that have a target: the others teach nothing, and a mean over no target is NaN."""
+    return np.array([one for one in blocks if (tokens[one * block_tokens :][1:block_tokens] >= 0).any()], np.int64)
 
 
 def _size(tokenizer: Tokenizer | None) -> int:
@@ -327,6 +338,11 @@ def _write_source(
     count, many = 0, part.contents.has_many_documents
     for document in part.documents():
         out = held if many and is_held_out(document.name, config.data.held_out_fraction) else train
+        if document.trained is not None:  # a chat ends as its template says
+            assert isinstance(tokenizer, JsonTokenizer)
+            out.write(tokenizer.encode_marked(document))
+            count += 1
+            continue
         out.write(tokenizer.encode(document.text))
         count += document.last
         if many and document.last and tokenizer.end_of_document is not None:
@@ -380,7 +396,9 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
         with _building(folder) as temporary:
             preparation = build(config, recipe, temporary)
     tokenizer = CharTokenizer.load(folder) if recipe.characters else recipe.tokenizer
-    notes = tuple(summary(part.contents, part.source, part.text_key, _shower(tokenizer)) for part in recipe.parts)
+    notes = tuple(summary(part.contents, part.source, part.documents, _shower(tokenizer)) for part in recipe.parts)
+    if recipe.has_chats:
+        notes += (f"of the training tokens {preparation.target_share:.1%} are targets: what the assistant says",)
     for note in notes:
         log.info("%s", note)
     return PreparedData(

@@ -13,6 +13,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
 from planetary.core.extension_points import FORMATS
+from planetary.data.chat.documents import ChatDocuments, chat_documents
 from planetary.data.files import SourceFile
 from planetary.data.formats import Document
 from planetary.data.kinds import holds_tokens
@@ -30,6 +31,7 @@ class RecipePart(msgspec.Struct, frozen=True):
     text_key: str
     weight: float
     contents: SourceContents
+    chats: ChatDocuments | None = None  # makes documents of chats; None: there are none
 
     @property
     def dtype(self) -> str | None:
@@ -40,7 +42,8 @@ class RecipePart(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> str:
         """Element type of the tokens, or "documents" or "text"."""
-        return self.dtype or ("documents" if self.contents.has_many_documents else "text")
+        many = "chats" if self.contents.has_chats else "documents"
+        return self.dtype or (many if self.contents.has_many_documents else "text")
 
     @property
     def read_as(self) -> list[str]:
@@ -54,7 +57,7 @@ class RecipePart(msgspec.Struct, frozen=True):
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a text source."""
-        return documents(self.contents, self.text_key)
+        return documents(self.contents, self.text_key, self.chats)
 
 
 _LINES = (".jsonl", ".ndjson")
@@ -72,6 +75,11 @@ class Recipe(msgspec.Struct, frozen=True):
     tokenizer: Tokenizer | None  # None: tokens need none, or it is made of the data's characters
     characters: bool
     least_held_out: int  # blocks; 0: whatever `data.held_out_fraction` gives
+
+    @property
+    def has_chats(self) -> bool:
+        """Whether some tokens are no targets."""
+        return any(part.contents.has_chats for part in self.parts)
 
     @property
     def names(self) -> str:
@@ -122,6 +130,8 @@ def recipe_of(config: Config) -> Recipe:
         "block_tokens": config.train.sequence_length + 1,
         "seed": config.run.seed,
     }
+    if chats := {part.chats.digest for part in parts if part.chats is not None}:
+        described["chats"] = sorted(chats)
     if data.sampling != "random":
         described["in_order"] = True
     if any(part.read_as for part in parts):
@@ -138,7 +148,9 @@ def _part(one: DataSource, tokenizer: str) -> RecipePart:
     declared = FORMATS.pin(one.format) if one.format else ""
     if tokenizer == U16_TOKENS and not declared:
         declared = _declared_by_tokenizer(one.source)
-    return RecipePart(one.source, one.text_key, one.weight, source_contents(one.source, declared))
+    contents = source_contents(one.source, declared, one.text_key)
+    chats = chat_documents(tokenizer) if contents.has_chats else None
+    return RecipePart(one.source, one.text_key, one.weight, contents, chats)
 
 
 def _declared_by_tokenizer(source: str) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
+from planetary.data.chat.documents import ChatDocuments
+from planetary.data.chat.records import is_chat
 from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_raw, telling
 from planetary.data.formats import Document
-from planetary.data.kinds import kind_named, open_kind, refuse_mixed
+from planetary.data.kinds import CHAT_NOTATIONS, kind_named, open_kind, refuse_mixed
 
 STDLIB = "stdlib"
 NOT_SOURCES = frozenset(
@@ -46,11 +48,19 @@ class SourceContents(msgspec.Struct, frozen=True):
         """Whether the files hold tokens; texts otherwise."""
         return any(kind_named(name).has_tokens for name in self.kinds)
 
+    @property
+    def has_chats(self) -> bool:
+        """Whether the files hold chats, of which the tokenizer's template makes texts."""
+        return any(kind_named(name).has_chats for name in self.kinds)
 
-def source_contents(source: str, declared: str = "") -> SourceContents:
+
+def source_contents(source: str, declared: str = "", text_key: str = "") -> SourceContents:
     """Read a source to the end and return the contents' identity.
 
-    `declared`: `data.format`, the kind of all files; "": the first bytes decide.
+    Args:
+        source: as in `data.source`.
+        declared: `data.format`, the kind of all files; "": the first bytes decide.
+        text_key: field of a record that holds a text; "text", which records may lack: they may be chats.
 
     Raises:
         UserError: the source cannot be read, a file cannot be trained on, or kinds of files do not mix.
@@ -68,6 +78,8 @@ def source_contents(source: str, declared: str = "") -> SourceContents:
         with open_kind(file, declared) as (kind, _):
             kinds.append(kind)
     refuse_mixed(files, kinds, source)
+    if not declared and text_key == "text" and _are_chats(files, [kind.name for kind in kinds]):
+        kinds = [kind_named("chat")] * len(kinds)
     for file in files:
         count = 0
         if len(files) > 1:
@@ -81,7 +93,15 @@ def source_contents(source: str, declared: str = "") -> SourceContents:
     return SourceContents(digest.hexdigest(), nbytes, tuple(files), tuple(kind.name for kind in kinds))
 
 
-def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
+def _are_chats(files: Sequence[SourceFile], kinds: Sequence[str]) -> bool:
+    """Whether the first record is plainly a chat."""
+    if not set(kinds) <= set(CHAT_NOTATIONS):
+        return False
+    with open_kind(files[0], kinds[0]) as (kind, stream):
+        return is_chat(next(iter(kind.records(stream, files[0])), ("", None))[1])
+
+
+def documents(contents: SourceContents, text_key: str, chats: ChatDocuments | None = None) -> Iterator[Document]:
     """Yield the documents of a source of text, in a fixed order: files by name, and within a file as it has them.
 
     A text file is one document, in pieces; see `formats` for the documents of the others.
@@ -89,6 +109,7 @@ def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
     Args:
         contents: of the source.
         text_key: the field, or path of fields, or column that holds the text of a record.
+        chats: makes documents of chats; needed where there are any.
 
     Raises:
         UserError: the source cannot be read, or a record is malformed (it is named).
@@ -97,16 +118,22 @@ def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
         yield from stdlib_documents()
     for file, name in zip(contents.files, contents.kinds, strict=True):
         with open_kind(file, name) as (kind, stream):
-            yield from kind.documents(stream, file, text_key)
+            if kind.has_chats:
+                assert chats is not None
+                yield from chats(kind.chats(stream, file))
+            else:
+                yield from kind.documents(stream, file, text_key)
 
 
 SHOWN_CHARACTERS = 120
 
 
-def summary(contents: SourceContents, source: str, text_key: str, show: Callable[[np.ndarray], str]) -> str:
+def summary(
+    contents: SourceContents, source: str, texts: Callable[[], Iterator[Document]], show: Callable[[np.ndarray], str]
+) -> str:
     """Return a line for people: the kind of a source, and the beginning of the first text.
 
-    `show` turns the first tokens of a token file into text.
+    `texts` gives the documents of a source of text; `show` turns the first tokens of a token file into text.
     """
     if not contents.files:
         return f"{source}: the sources of Python's standard library"
@@ -116,7 +143,7 @@ def summary(contents: SourceContents, source: str, text_key: str, show: Callable
     if contents.has_tokens:
         first = show(next(tokens(contents), np.empty(0, np.uint32))[:SHOWN_CHARACTERS])
     else:
-        document = next(documents(contents, text_key), None)
+        document = next(texts(), None)
         first = "" if document is None else document.text[: 4 * SHOWN_CHARACTERS].decode("utf-8", "replace")
     if not first:
         return what

@@ -13,6 +13,7 @@ import numpy as np
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.data.formats import Document
 from planetary.data.token_bytes import BYTE_VALUES, TokenBytes, byte_letters
 from planetary.data.tokenizer_settings import TokenizerSettings, read_settings
 
@@ -277,6 +278,23 @@ class JsonTokenizer:
             raise UserError(f"text for the tokenizer {self._origin} must be UTF-8: {error}") from None
         with _library_errors(f"the tokenizer {self._origin} fails on the text that begins {decoded[:40]!r}"):
             return np.asarray(self._tokenizer.encode(decoded, add_special_tokens=False).ids, np.uint32)
+
+    def encode_marked(self, document: Document) -> np.ndarray:
+        """Return the ids of a text with `trained` spans, int32 [n]: complements for tokens outside of them."""
+        text, spans = document.text.decode("utf-8"), document.trained or ()
+        with _library_errors(f"the tokenizer {self._origin} fails on the text that begins {text[:40]!r}"):
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+            added = self._tokenizer.get_added_tokens_decoder().values()
+        ids, places = np.asarray(found.ids, np.int32), np.asarray(found.offsets, np.int64).reshape(-1, 2)
+        special = tuple(token.content for token in added if token.special)
+        is_trained = np.zeros(ids.size, bool)
+        for begin, end in spans:
+            said = text[begin:end].rstrip()
+            last = begin + len(said) if not document.is_exact and said.endswith(special) else end
+            inside = np.flatnonzero((places[:, 0] < last) & (places[:, 1] > begin))
+            if inside.size:
+                is_trained[inside[0] : inside[-1] + 1] = True
+        return np.where(is_trained, ids, ~ids)
 
     def decode(self, ids: Sequence[int]) -> bytes:
         with _library_errors(f"the tokenizer {self._origin} fails on tokens"):

@@ -17,6 +17,7 @@ from planetary.core.errors import UserError
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS_FILE = "added_tokens.json"
+TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names of special tokens in the settings."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -84,6 +85,19 @@ def read_settings(folder: Path) -> TokenizerSettings:
             flags = {**one, "special": True} if isinstance(one, Mapping) else {"special": True}
             tokens.append(NamedToken(text, None, _flags(flags)))
     return TokenizerSettings(tuple(tokens), tuple(names.items()), settings.get("split_special_tokens") is True)
+
+
+def read_template(folder: Path) -> str:
+    """Return the chat template beside a tokenizer; "": there is none. Raises `UserError` where it cannot be read."""
+    try:
+        return (folder / TEMPLATE_FILE).read_text("utf-8")
+    except FileNotFoundError:
+        found = _mapping(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {folder / TEMPLATE_FILE}: {getattr(error, 'strerror', None) or error}") from None
+    if isinstance(found, list):  # several, by name
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    return found if isinstance(found, str) else ""
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class DataConfig(Section, frozen=True):
     # the field or column that holds the text of a record; "a.b" is the field b of a. In a tar: "txt" or ".caption" is
     # the members with that ending, "json.caption" a field of the .json members
     text_key: Text = "text"
-    format: FormatName = ""  # kind of the files; empty: their first bytes decide
+    format: FormatName = ""  # kind of the files, such as "chat"; empty: their first bytes decide
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.exit_status import describe_exit
-from planetary.data.chat.template import MOST_TEXT
+from planetary.data.chat.template import MOST_TEXT, Sample
 from planetary.data.chat.template_process import Chat, Rendered
 
 SECONDS = 5.0
@@ -41,13 +41,20 @@ class ChatRenderer:
             UserError: the template fails, refuses the chat, or exceeds a limit; the text begins with "it".
             ResourceError: the process cannot be started.
         """
+        return (await self._rendered(Chat(template, dict(names), 2 * self._seconds))).text
+
+    async def samples(self, template: str, names: Mapping[str, Any], turns: Sequence[int]) -> tuple[Sample, ...]:
+        """Return the texts that train a chat's turns; see `ChatTemplate.samples`. Raises as `text`."""
+        return (await self._rendered(Chat(template, dict(names), 2 * self._seconds, tuple(turns)))).samples
+
+    async def _rendered(self, chat: Chat) -> Rendered:
         process, kept = await self._free.get(), None
         try:
             if process is None or process.returncode is not None:
                 process = await self._start()
             try:
                 async with asyncio.timeout(self._seconds):
-                    answer = await _ask(process, Chat(template, dict(names), 2 * self._seconds))
+                    answer = await _ask(process, chat)
             except TimeoutError:
                 await self._end(process)
                 raise UserError(f"it takes longer than {self._seconds:g} s, and was stopped") from None
@@ -60,7 +67,7 @@ class ChatRenderer:
             kept = process
             if answer.problem:
                 raise UserError(answer.problem)
-            return answer.text
+            return answer
         finally:
             self._free.put_nowait(kept)
 

@@ -1,5 +1,8 @@
 """A chat as the text a model knows: the template of the tokenizer, rendered as transformers renders it.
 
+For training, the characters that the assistant said are found: where the template marks them by `{% generation %}`, as
+transformers finds them; else as the difference of two renderings, with an assistant's turn and up to it.
+
 The names, filters, tags and limits are those of `transformers.utils.chat_template_utils`. A template comes with a model
 from anywhere: it runs in Jinja's immutable sandbox, and in a separate process (`template_process`), because a sandbox
 bounds neither time nor memory.
@@ -8,10 +11,12 @@ bounds neither time nor memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from functools import partial
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
@@ -24,8 +29,24 @@ from planetary.core.errors import UserError
 
 MOST_TEXT = 16 << 20
 """Characters of a rendered chat."""
+TRAINING_DAY = date(2024, 7, 26)
+"""Today, to a template that renders training data: the day that Llama 3's template takes where it knows none."""
 _MOST_REASON = 500  # characters of an error
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A chat, or the beginning of one, as a text to train on.
+
+    Attributes:
+        text: rendered by the template.
+        spans: of the characters that the assistant said, ascending.
+        exact: the template marks them; else a span may end with white space behind the end-of-turn token.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    exact: bool
 
 
 class ChatTemplate:
@@ -43,6 +64,7 @@ class ChatTemplate:
             "dict": _PlainDict(),
             "namespace": _PlainNamespace,
         }
+        self._marks: _GenerationTag = environment.extensions[_GenerationTag.identifier]  # type: ignore[assignment]
         try:
             self._takes_parts = _loops_over_content(environment.parse(source))
             self._template = environment.from_string(source)
@@ -59,15 +81,67 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses the chat, fails, or makes more than `MOST_TEXT` characters.
         """
+        return self._render(names)
+
+    def samples(self, names: Mapping[str, Any], turns: Sequence[int]) -> list[Sample]:
+        """Return the texts that train a chat's turns, each turn in one of them.
+
+        A turn is trained behind the text that precedes it when a model is asked. Most templates only append, so that is
+        one text for all turns. Where a later message changes earlier turns (reasoning that is left out of them), the
+        turns before it have a text of their own. `strftime_now` is `TRAINING_DAY`: the same chats are the same tokens
+        on any day.
+
+        Args:
+            names: as in `text`.
+            turns: indices of the assistant's messages that are trained, ascending.
+
+        Raises:
+            UserError: as `text`; or the assistant's part cannot be told from what precedes it.
+        """
+        names = {**names, "strftime_now": TRAINING_DAY.strftime}
+        messages, size = names["messages"], 0
+
+        def rendered(count: int, ask: bool = False) -> str:
+            nonlocal size
+            text = self._render({**names, "messages": messages[:count], "add_generation_prompt": ask})
+            size += len(text) * (not ask)
+            if size > MOST_TEXT:
+                raise UserError(f"its renderings have more than {MOST_TEXT} characters")
+            return text
+
+        if self._marks.is_used and list(turns) == [i for i, one in enumerate(messages) if one["role"] == "assistant"]:
+            text = rendered(len(messages))
+            return [Sample(text, self._marked(text), True)]
+        said = {turn: rendered(turn + 1) for turn in turns}
+        begins = {turn: _beginning(said[turn], rendered(turn, True), partial(rendered, turn)) for turn in turns}
+        found, left = [], list(turns)
+        while left:
+            whole = said[left[-1]]
+            inside = [turn for turn in left if whole.startswith(said[turn])]
+            found.append(Sample(whole, tuple((begins[turn], len(said[turn])) for turn in inside), False))
+            left = [turn for turn in left if turn not in inside]
+        return found[::-1]
+
+    def _marked(self, text: str) -> tuple[tuple[int, int], ...]:
+        found = [(begin, begin + len(part)) for begin, part in self._marks.found if part]
+        if not found:
+            raise UserError("it marks nothing of this chat by {% generation %}")
+        if any(text[begin : begin + len(part)] != part for begin, part in self._marks.found):
+            raise UserError("it has {% generation %} within a macro or a variable, where its place is not known")
+        return tuple(found)
+
+    def _render(self, names: Mapping[str, Any]) -> str:
         given = {"tools": None, "documents": None, "add_generation_prompt": False, **names}
         given["messages"] = [self._message(one) for one in names["messages"]]
-        parts, size = [], 0
+        parts, size, marks = [], 0, self._marks
+        marks.position, marks.found = 0, []
         try:
             for part in self._template.generate(given):
                 size += len(part)
                 if size > MOST_TEXT:
                     raise UserError(f"it makes a text of more than {MOST_TEXT} characters")
                 parts.append(part)
+                marks.position = size
         except UserError:
             raise
         except Exception as error:  # a template can raise whatever Python can
@@ -89,19 +163,54 @@ class ChatTemplate:
         return found
 
 
+def _beginning(said: str, asked: str, before: Callable[[], str]) -> int:
+    """Return where the assistant's part begins in the text that ends with it.
+
+    Args:
+        said: the chat up to the end of the turn.
+        asked: the chat up to the turn, with the prompt for generation.
+        before: gives the latter without that prompt, which need not all be in `said` (the mark of a thought, for one).
+
+    Raises:
+        UserError: the turn changes the text before it, or adds nothing to it.
+    """
+    begin = len(asked)
+    if not said.startswith(asked):
+        begin = len(chat := before())
+        if not said.startswith(chat):
+            raise UserError("an assistant's turn changes the text before it: mark its turns by {% generation %}")
+        while begin < min(len(said), len(asked)) and said[begin] == asked[begin]:
+            begin += 1
+    if begin == len(said):
+        raise UserError("it leaves out an assistant's turn")
+    return begin
+
+
 class _GenerationTag(Extension):
-    """`{% generation %}`: marks an assistant's text for trainers; to a prompt it adds nothing."""
+    """`{% generation %}`: marks an assistant's text for trainers; to a prompt it adds nothing.
+
+    Attributes:
+        is_used: the template has the tag.
+        position: characters rendered so far.
+        found: marked parts of the rendering, each with its place.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+    is_used = False
+    position = 0
+    found: list[tuple[int, str]] = []  # noqa: RUF012 - replaced by every rendering
 
     def parse(self, parser: Parser) -> nodes.Node:
         """Return the block's own scope, as transformers has it."""
+        self.is_used = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Macro) -> str:
-        return caller()
+        text = caller()
+        self.found.append((self.position, text))
+        return text
 
 
 class _PlainDict:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.data.chat.template import ChatTemplate
+from planetary.data.chat.template import ChatTemplate, Sample
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process."""
@@ -26,12 +26,14 @@ class Chat(msgspec.Struct, frozen=True):
     template: str
     names: dict[str, Any]
     seconds: float  # the kernel ends the process after so long, should the gateway not do so before
+    turns: tuple[int, ...] | None = None  # assistant's messages to train; None: a prompt is wanted
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The text of a chat, or the reason why there is none."""
+    """The text of a chat, or those that train it, or the reason why there is none."""
 
     text: str = ""
+    samples: tuple[Sample, ...] = ()
     problem: str = ""
 
 
@@ -50,7 +52,10 @@ def main() -> None:
             if template is None or chat.template != source:
                 source, template = chat.template, None
                 template = ChatTemplate(source)
-            answer = msgspec.json.encode(Rendered(text=template.text(chat.names)))
+            if chat.turns is None:
+                answer = msgspec.json.encode(Rendered(text=template.text(chat.names)))
+            else:
+                answer = msgspec.json.encode(Rendered(samples=tuple(template.samples(chat.names, chat.turns))))
         except UserError as error:
             answer = msgspec.json.encode(Rendered(problem=str(error)))
         except MemoryError:

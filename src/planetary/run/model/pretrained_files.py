@@ -14,11 +14,15 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.errors import ResourceError
-from planetary.data.tokenizer_settings import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
+from planetary.data.tokenizer_settings import (
+    ADDED_TOKENS_FILE,
+    SPECIAL_TOKENS_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from planetary.fleet.gateway.run_files import PRETRAINED
 
 GENERATION_CONFIG_FILE = "generation_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"  # folder with more templates, by name
 _OF_TOKENIZERS = frozenset(
     {

@@ -26,7 +26,7 @@ from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
-from planetary.data.tokenizer_settings import read_settings
+from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.run.kinds import kind_of
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
-TEMPLATE_FILE = "chat_template.jinja"
 
 
 def load_served(config: Config) -> ServedModel:
@@ -378,10 +377,9 @@ def _texts_of(run: Path, config: Config) -> dict[str, Any]:
 
 def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return template, special and end tokens of a tokenizer's folder, as keyword arguments of a served model."""
-    settings = _json(folder / TOKENIZER_CONFIG)
     ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
     return {
-        "chat_template": _template(folder, settings),
+        "chat_template": read_template(folder),
         "special_tokens": tuple(read_settings(folder).names),
         "begins": tokenizer.added[0],
         "ends": frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)),
@@ -492,12 +490,3 @@ def _differences(folder: Path, settings: Mapping[str, Any], begins: Sequence[int
             f" the post-processor of {TOKENIZER_FILE} decides, which {does}"
         )
     return ""
-
-
-def _template(folder: Path, settings: Mapping[str, Any]) -> str:
-    if (folder / TEMPLATE_FILE).is_file():
-        return (folder / TEMPLATE_FILE).read_text()
-    found = settings.get("chat_template")
-    if isinstance(found, list):  # several, by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
-    return found if isinstance(found, str) else ""

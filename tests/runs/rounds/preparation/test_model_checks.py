@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from chat_support import PLAIN, said, tokenizer_folder
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import NumericsError, UserError
@@ -40,6 +42,8 @@ def build(vocab=8, kind="gather", batch_size=2, sequence_length=8):
             return jnp.log(jnp.sum(params["head"]) - 1) - picked.mean()
         if kind == "steep":
             return jnp.sqrt(jnp.sum(params["head"])) - picked.mean()
+        if kind == "counted":
+            return -(picked * (targets >= 0)).sum() / (targets >= 0).sum() + 0.1
         return -picked.mean()
     tokens = jnp.zeros((batch_size, sequence_length), jnp.int32)
     return loss, params, (tokens, tokens)
@@ -128,3 +132,17 @@ def test_what_passed_is_not_tried_again(here: Path, monkeypatch: pytest.MonkeyPa
     assert tried in prepare(here, apply_overrides(config, ["run.seed=1"]))
     monkeypatch.setattr(model_checks, "LARGEST_COST", 1)
     assert tried not in prepare(here, apply_overrides(config, ["run.seed=2"]))
+
+
+@pytest.mark.parametrize("kind", ["counted", "gather", "fill", "one-hot"])
+def test_loss_that_counts_what_is_no_target_is_refused(here: Path, kind: str) -> None:
+    """A clamped row, a row of NaN, or a zero in the mean: none is a mean over the targets of chats."""
+    chats = here / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": said(f"{n} + 1?", f"{n + 1}")}) + "\n" for n in range(40)))
+    tokenizer = tokenizer_folder(here / "model", PLAIN["chatml"])
+    config = configured(here, kind, 400, f"data.source={chats}", f"data.tokenizer={tokenizer}")
+    if kind == "counted":
+        prepare_run(config, here / "cache", lambda _: None)
+        return
+    with pytest.raises(UserError, match=r"tokens that are no targets .* and the loss of the model .* counts them"):
+        prepare_run(config, here / "cache", lambda _: None)

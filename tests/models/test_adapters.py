@@ -351,6 +351,51 @@ def test_adapters_of_other_kinds_are_refused(tmp_path: Path, change: dict[str, A
         config_of("gpt2", adapter={"start": str(tmp_path)})
 
 
+NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, held=False):
+        super().__init__()
+        self.embed = torch.nn.Embedding(256, 8)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(2)])
+        self.head = torch.nn.Linear(8, 256)
+        self.blocks[0].weight.requires_grad_(not held)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.head(x)
+"""
+
+
+@pytest.mark.doors("torch", "torchax")
+def test_adapters_of_a_pytorch_module_go_back_into_it(tmp_path: Path) -> None:
+    from planetary.torch import load_into
+
+    (tmp_path / "net.py").write_text(NET)
+    tables = {"train": BATCH, "data": {"source": "stdlib"}, "adapter": {"rank": 2}}
+    config = config_from_tables({**tables, "model": {"source": f"{tmp_path / 'net.py'}:Net"}})
+    run, model, params = run_of(tmp_path / "run", config)
+    assert [(one.module, one.inputs_first) for one in model.adapters] == [("blocks.0", False), ("blocks.1", False)]
+    assert check_meaning(model).author == "framework"
+    expected = merged_values(model.adapters, {**model.initial("buffer"), **params})
+    scope: dict[str, Any] = {}
+    exec(NET, scope)
+    module = scope["Net"]()
+    assert load_into(module, run) == 3
+    for name, parameter in module.named_parameters():
+        np.testing.assert_array_equal(parameter.detach().numpy(), expected[name], err_msg=name)
+    held = config_from_tables(
+        {**tables, "model": {"source": f"{tmp_path / 'net.py'}:Net", "options": {"held": True}}},
+    )
+    assert [one.module for one in model_of(held).adapters] == ["blocks.1"]
+    with pytest.raises(UserError, match=r"'blocks\.0' matches no"):
+        model_of(msgspec.structs.replace(held, adapter=msgspec.structs.replace(held.adapter, targets=("blocks.0",))))
+
+
 # --- peft -------------------------------------------------------------------------------------------------------
 
 needs_peft = pytest.mark.doors("torch", "transformers", "peft")

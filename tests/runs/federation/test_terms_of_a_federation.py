@@ -200,6 +200,23 @@ def test_facts_differ_where_training_would() -> None:
     assert differences(facts, longer, specs, specs, same_data=False) == ""
 
 
+def test_sites_with_adapters_need_the_hubs_base() -> None:
+    """What is not trained never travels, so a hub could not tell adapters of another base."""
+    training = small_training(rounds=1, workers=1)
+    config, specs = apply_overrides(training.config, ["adapter.rank=2"]), training.prepared.step.spec.params
+    one, other = (
+        facts_of(
+            config,
+            dataclasses.replace(
+                training.prepared, record=msgspec.structs.replace(training.prepared.record, frozen={"w": digest})
+            ),
+        )
+        for digest in ("0a", "0b")
+    )
+    assert differences(one, one, specs, specs, same_data=True) == ""
+    assert "the tensors that are not trained, have the digests" in differences(one, other, specs, specs, same_data=True)
+
+
 def test_parts_are_numbered_by_the_order_of_those_that_have_one() -> None:
     sites = (SiteEntry("a"), SiteEntry("b", data="own"), SiteEntry("c"))
     config = hub_config(Config(), sites, rounds=1)

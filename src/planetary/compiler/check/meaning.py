@@ -115,15 +115,18 @@ def _first_batch(model: Model, batch: Sequence[np.ndarray] | None) -> list[np.nd
 
 
 def _second_batch(first: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return other values: integers within the range of the first, at least 0 and 1; floats around their mean."""
+    """Return other values: integers within the range of the first, at least 0 and 1; floats around their mean.
+
+    Negative integers stay: they are no ids, but mark targets that do not count.
+    """
     rng = np.random.default_rng(1)
 
     def other(part: np.ndarray) -> np.ndarray:
         if part.dtype == np.bool_:
             return rng.permutation(part.ravel()).reshape(part.shape)
         if np.issubdtype(part.dtype, np.integer):
-            low, high = (int(part.min()), int(part.max())) if part.size else (0, 0)
-            return rng.integers(low, max(high, low + 1) + 1, part.shape).astype(part.dtype)
+            low, high = (max(int(part.min()), 0), int(part.max())) if part.size else (0, 0)
+            return np.where(part < 0, part, rng.integers(low, max(high, low + 1) + 1, part.shape)).astype(part.dtype)
         wide = np.asarray(part, np.float64)
         return (wide.mean() + (wide.std() or 1.0) * rng.standard_normal(part.shape)).astype(part.dtype)
 

@@ -244,6 +244,19 @@ def test_untrained_parameters_are_kept_and_named() -> None:
 
 
 @pytest.mark.slow
+def test_ignored_targets_are_left_out_as_in_pytorch() -> None:
+    """Targets of -100, as chats have them: PyTorch's cross-entropy leaves them out by itself."""
+    net, (tokens, targets) = Net(lambda net, x: net.side(x)), batch()
+    targets[:, ::2] = -100
+    model = imported(net, [tokens, targets])
+    assert check_meaning(model, [tokens, targets]).author == "framework"
+    loss, _ = compiled_gradients(model, [tokens, targets])
+    counted = targets != -100
+    scores = functional.log_softmax(net(torch.from_numpy(tokens)), -1).detach().numpy()
+    assert loss == pytest.approx(-scores[counted, targets[counted]].mean(), rel=1e-5)
+
+
+@pytest.mark.slow
 def test_author_is_pytorch_in_double_precision() -> None:
     from planetary.torch import from_torch
 

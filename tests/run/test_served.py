@@ -72,6 +72,12 @@ def test_a_folder_says_how_chats_begin_and_how_texts_end(tmp_path: Path) -> None
     assert dict(model.special_tokens) == {"bos_token": "a"}
     assert (model.begins, model.ends) == ((), {5, 7})
     assert "the post-processor of tokenizer.json decides" in model.warning
+    published = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**published, "eos_token_id": None}))
+    (folder / "generation_config.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": "b"}))
+    assert served(folder).ends == {98}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     made = json.loads((folder / "tokenizer.json").read_text())
     single = [{"SpecialToken": {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     tokens = {"a": {"id": "a", "ids": [97], "tokens": ["a"]}}

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from types import ModuleType
@@ -196,7 +196,9 @@ def parquet(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Documen
             yield from _rows(batch.column(0).to_pylist(), column, field, file)
 
 
-def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+@contextmanager
+def _arrow_table(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[list[str], Iterator[Any]]]:
+    """Open an Arrow file or stream; yield its columns and record batches. Raises as `parquet_table`."""
     pyarrow = _pyarrow(file)
     from pyarrow import ipc  # pyright: ignore[reportMissingImports]
 
@@ -205,12 +207,23 @@ def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]
         seekable.seek(0)
         if in_file:
             reader = ipc.open_file(seekable)
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            yield reader.schema.names, (reader.get_batch(number) for number in range(reader.num_record_batches))
         else:
-            reader = batches = ipc.open_stream(seekable)
-        column = _column_of(field, reader.schema.names, file)
+            reader = ipc.open_stream(seekable)
+            yield reader.schema.names, iter(reader)
+
+
+def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+    with _arrow_table(stream, file) as (columns, batches):
+        column = _column_of(field, columns, file)
         for batch in batches:
             yield from _rows(batch.column(batch.schema.get_field_index(column)).to_pylist(), column, field, file)
+
+
+def arrow_rows(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of an Arrow file as mappings."""
+    with _arrow_table(stream, file) as (_, batches):
+        yield from _numbered((row for batch in batches for row in batch.to_pylist()), file)
 
 
 def tar(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
@@ -365,9 +378,12 @@ def _seekable(stream: IO[bytes]) -> Iterator[IO[bytes]]:
 def parquet_rows(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
     """Yield the rows of a Parquet file as mappings."""
     with parquet_table(stream, file) as table:
-        for batch in table.iter_batches(batch_size=_ROWS):
-            for row in batch.to_pylist():
-                yield file.url, row
+        yield from _numbered((row for batch in table.iter_batches(batch_size=_ROWS) for row in batch.to_pylist()), file)
+
+
+def _numbered(rows: Iterable[Any], file: SourceFile) -> Iterator[tuple[str, Any]]:
+    for number, row in enumerate(rows, start=1):
+        yield f"{file.url}, row {number}", row
 
 
 # --- tokens -------------------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ class Parquet(DataFormat):
 
 
 class Arrow(DataFormat):
-    """An Arrow file, or a stream of record batches; too large for `records`."""
+    """An Arrow file, or a stream of record batches."""
 
     name, title, endings, is_binary = "arrow", "an Arrow table", frozenset({".arrow", ".feather"}), True
 
@@ -235,6 +235,9 @@ class Arrow(DataFormat):
 
     def documents(self, stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
         return formats.arrow(stream, file, field)
+
+    def records(self, stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
+        return formats.arrow_rows(stream, file)
 
 
 class Tar(DataFormat):
@@ -285,7 +288,7 @@ class NumpyTokens(DataFormat):
 
 
 class ChatRecords(DataFormat):
-    """Chats in JSON lines, in a JSON array or in a Parquet table."""
+    """Chats in JSON lines, in a JSON array, or in a table of Parquet or Arrow."""
 
     name, title = "chat", "chats"
 
@@ -295,7 +298,7 @@ class ChatRecords(DataFormat):
         if found is None:
             raise UserError(
                 f"{file.url} is to hold chats (data.format), and begins with {head[:20]!r}: expected JSON lines, a "
-                "JSON array or a Parquet table"
+                "JSON array, or a table of Parquet or Arrow"
             )
         return found.records(stream, file)
 
@@ -304,7 +307,7 @@ class ChatRecords(DataFormat):
             yield where, chat_of(record, where)
 
 
-CHAT_NOTATIONS = ("parquet", "jsonl", "json")
+CHAT_NOTATIONS = ("parquet", "arrow", "jsonl", "json")
 """Kinds of files whose records may be chats."""
 
 _REFUSED: tuple[tuple[int, bytes, str], ...] = (

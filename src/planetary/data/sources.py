@@ -163,7 +163,7 @@ def tokens(contents: SourceContents) -> Iterator[np.ndarray]:
 
 
 def rows_of(source: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of a path, folder, pattern or URL of JSON, CSV, TSV or Parquet files, in order.
+    """Yield the records of a path, folder, pattern or URL of JSON, CSV, TSV, Parquet or Arrow files, in order.
 
     Raises:
         UserError: a file is of another kind or damaged, or a record is no table of fields; it is named.
@@ -172,7 +172,7 @@ def rows_of(source: str) -> Iterator[dict[str, Any]]:
         for file in files_of(source):
             with open_kind(file) as (kind, stream):
                 if not kind.has_records:
-                    raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv or parquet")
+                    raise UserError(f"{file.url} is {kind.title}: expected .jsonl, .json, .csv, .tsv, parquet or arrow")
                 for where, record in kind.records(stream, file):
                     if not isinstance(record, dict):
                         raise UserError(f"{where}: expected an object, found {type(record).__name__}")

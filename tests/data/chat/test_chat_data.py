@@ -122,14 +122,16 @@ def test_chats_are_recognised_where_records_have_no_text(tmp_path: Path) -> None
 def test_every_notation_gives_the_same_tokens(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import Table  # pyright: ignore[reportMissingImports]
+    from pyarrow.feather import write_feather  # pyright: ignore[reportMissingImports]
     from pyarrow.parquet import write_table  # pyright: ignore[reportMissingImports]
 
     lines = prepared(tmp_path, MANY)
     array = tmp_path / "chats.json"
     array.write_text(json.dumps(MANY))
-    table = tmp_path / "chats.parquet"
+    table, arrow = tmp_path / "chats.parquet", tmp_path / "chats.arrow"
     write_table(Table.from_pylist(MANY), table)
-    for source in (array, table):
+    write_feather(Table.from_pylist(MANY), arrow, compression="uncompressed")
+    for source in (array, table, arrow):
         found = prepare(config_for(source, tmp_path / "model" / "tokenizer.json"), tmp_path / "cache")
         assert (found.train.digest, found.held_out.digest) == (lines.train.digest, lines.held_out.digest)
     assert "chats; the first begins '<|im_start|>user\\nWhat is 0 + 1?<|im_end|>\\n" in lines.notes[0]
@@ -191,6 +193,11 @@ def test_template_that_refuses_names_file_and_line(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*/prepared.json"))
 
 
+def test_too_few_chats_are_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train part of .*chats\.jsonl has fewer than 16 tokens .*, of \d+ in all"):
+        prepared(tmp_path, MANY[:1])
+
+
 def test_another_template_is_other_data(tmp_path: Path) -> None:
     keys = {prepared(tmp_path, MANY, template=PLAIN[name]).key for name in ("chatml", "gemma", "mistral")}
     assert len(keys) == 3
@@ -199,5 +206,5 @@ def test_another_template_is_other_data(tmp_path: Path) -> None:
 def test_declared_chats_in_no_known_notation_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("once upon a time")
     tokenizer = tokenizer_folder(tmp_path / "model", PLAIN["chatml"])
-    with pytest.raises(UserError, match=r"is to hold chats .*: expected JSON lines, a JSON array or a Parquet table"):
+    with pytest.raises(UserError, match=r"is to hold chats .*: expected JSON lines, a JSON array, or a table of"):
         prepare(config_for(tmp_path / "x.txt", tokenizer, "data.format=chat"), tmp_path / "cache")

@@ -25,7 +25,7 @@ from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE,
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import DTYPE_NAMES, TensorSpec
-from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
+from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer, Tokenizer, load_tokenizer
 from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.models.context import CacheSizes, StateSizes, WholeText
@@ -377,10 +377,13 @@ def _texts_of(run: Path, config: Config) -> dict[str, Any]:
 
 def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return template, special and end tokens of a tokenizer's folder, as keyword arguments of a served model."""
+    names = read_settings(folder).names
     ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
+    if ends is None and isinstance(tokenizer, JsonTokenizer):  # a tokenizer without a model
+        ends = tokenizer.id_of(dict(names).get("eos_token", ""))
     return {
         "chat_template": read_template(folder),
-        "special_tokens": tuple(read_settings(folder).names),
+        "special_tokens": tuple(names),
         "begins": tokenizer.added[0],
         "ends": frozenset(end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)),
     }

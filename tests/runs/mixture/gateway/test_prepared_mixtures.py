@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from chat_support import PLAIN, said, tokenizer_folder
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.errors import UserError
 from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.runs.rounds.preparation import prepared_steps
 
@@ -61,6 +64,13 @@ def test_the_same_program_is_read_back_for_any_length_and_rate(folder: Folder) -
     assert again.program == first.program
     assert again.record == first.record
     assert folder.prepare("moe.rank=3")[1]
+
+
+def test_mixture_refuses_chats(folder: Folder, tmp_path: Path) -> None:
+    chats = [{"messages": said(f"{n} + 1?", f"It is {n + 1}.")} for n in range(40)]
+    folder.corpus.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    with pytest.raises(UserError, match=r"only what the assistant says is trained, and a mixture of composers"):
+        folder.prepare("data.format=chat", f"data.tokenizer={tokenizer_folder(tmp_path / 'model', PLAIN['chatml'])}")
 
 
 def test_run_keeps_its_program_whatever_became_of_packages(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

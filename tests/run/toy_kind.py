@@ -71,7 +71,7 @@ class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):
         return RollCall(run=self.run, artifact=artifact, plan="")
 
 
-class ToyController(RunController[Desk[ToyPolicy, ToyState]]):
+class ToyController(RunController[Desk[ToyPolicy, ToyState, WorkerSession], WorkerSession]):
     """Ends the run when enough workers have answered."""
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:

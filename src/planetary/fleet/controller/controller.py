@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from planetary.fleet.controller.desk import AnyDesk, Standing, task_of
+from planetary.fleet.controller.desk import AnyDesk, SessionT, Standing, task_of
 from planetary.fleet.controller.membership import Membership
 from planetary.fleet.controller.reported_values import impossible_value
 from planetary.fleet.controller.stalls import Stalls, Wait
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import EndKind, RunFinished, TaskAborted
-from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import Departure
 from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
@@ -27,7 +26,7 @@ DeskT = TypeVar("DeskT", bound=AnyDesk)
 
 
 class RunPhase(StrEnum):
-    """Whether a run goes on. The progress within it (rounds, merges) is durable, in the journal's state."""
+    """Whether a run goes on. The progress within it is durable, in the journal's state."""
 
     RUNNING = "running"
     STOPPING = "stopping"  # a person asked for the end; work under way is finished first
@@ -41,7 +40,7 @@ RUN: Table = {
 }
 
 
-class RunController(ABC, Generic[DeskT]):
+class RunController(ABC, Generic[DeskT, SessionT]):
     """A machine (`machine.machine.Machine`): feed it events with `handle`; it never blocks and never reads a clock.
 
     Attributes:
@@ -82,11 +81,11 @@ class RunController(ABC, Generic[DeskT]):
     # --- hooks of a kind of run -------------------------------------------------------------------------------
 
     @abstractmethod
-    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+    def _take_message(self, worker: SessionT, event: e.Received, now: float) -> None:
         """Take a worker's message that membership does not know."""
 
     @abstractmethod
-    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+    def _take_failure(self, worker: SessionT, failure: m.TaskFailed, now: float) -> None:
         """Take a task a worker could not finish."""
 
     @abstractmethod
@@ -105,7 +104,7 @@ class RunController(ABC, Generic[DeskT]):
     def _deadlines(self) -> Iterable[float | None]:
         """Return the monotonic times at which the kind's own waits end."""
 
-    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+    def _beyond_task(self, worker: SessionT, message: m.Message) -> str:
         """Return which value of a worker's message cannot be true of its task, for people; "" where all can."""
         return ""
 
@@ -128,10 +127,10 @@ class RunController(ABC, Generic[DeskT]):
     def _take_event(self, event: e.Event, now: float) -> None:
         """Take an event that connections and membership do not know."""
 
-    def _greeted(self, worker: WorkerSession, now: float) -> None:
+    def _greeted(self, worker: SessionT, now: float) -> None:
         """Take note of a worker that was admitted."""
 
-    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+    def _lost(self, worker: SessionT, reason: str, now: float) -> None:
         """Give the tasks of a worker that is gone to others."""
 
     def _payload_sent(self, session: int, now: float) -> None:
@@ -143,16 +142,16 @@ class RunController(ABC, Generic[DeskT]):
     def _arrived(self, session: int, message: int, now: float) -> None:
         """Take note of a complete message, by id."""
 
-    def _gave_sign(self, worker: WorkerSession) -> None:
+    def _gave_sign(self, worker: SessionT) -> None:
         """Take note of a report on a task that does not count any more."""
 
-    def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
+    def _could_not_send(self, worker: SessionT, reason: str, now: float) -> None:
         """The tensors of a message could not be read."""
         self._lose(worker, reason, "disconnected", now)
 
-    def _is_idle(self, worker: WorkerSession) -> bool:
+    def _is_idle(self, worker: SessionT) -> bool:
         """Whether a worker can go without anything being computed again, or as far as it ever can."""
-        return worker.train is None and worker.evaluate is None
+        return True
 
     def _stop(self, reason: str) -> None:
         """End because a person or the operating system asks for it."""
@@ -219,17 +218,19 @@ class RunController(ABC, Generic[DeskT]):
             return
         if isinstance(message, m.Hello):
             for replaced in self.membership.hello(session, message, now):
-                self._lose(replaced, "replaced by a newer connection of the same worker", "replaced", now)
+                self._lose(
+                    self.desk.workers[replaced], "replaced by a newer connection of the same worker", "replaced", now
+                )
             if session in self.desk.workers:
                 self.desk.workers[session].address, self.desk.workers[session].heard_at = event.host, now
                 self._greeted(self.desk.workers[session], now)
         elif session in self.desk.supervisors:
             ended = self.membership.supervisor_says(self.desk.supervisors[session], message, now)
             if ended is not None and isinstance(message, m.WorkerExited):
-                self._lose(ended, message.reason, "crashed", now)
+                self._lose(self.desk.workers[ended], message.reason, "crashed", now)
         self._drop_attachment(event)
 
-    def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+    def _from_worker(self, worker: SessionT, event: e.Received, now: float) -> None:
         """Take a worker's message.
 
         A report on a task not given to it, or with a value that cannot be true, reaches no code of a kind of run.
@@ -280,7 +281,7 @@ class RunController(ABC, Generic[DeskT]):
     def _follow_up(self, event: e.Event, now: float) -> None:
         self._go_on(now)
         if isinstance(event, e.Tick) and not self._has_ended and self._restart_stuck(now):
-            self._go_on(now)  # others take over the leases of the restarted workers
+            self._go_on(now)  # others take over the tasks of the restarted workers
         if not self._has_ended and self._let_idle_go(now):
             self._go_on(now)
         if not self._has_ended:
@@ -297,7 +298,7 @@ class RunController(ABC, Generic[DeskT]):
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def _named(self, name: str) -> list[WorkerSession]:
+    def _named(self, name: str) -> list[SessionT]:
         return [worker for worker in self.desk.workers.values() if worker.worker == name]
 
     def _let_idle_go(self, now: float) -> bool:
@@ -308,18 +309,16 @@ class RunController(ABC, Generic[DeskT]):
             self._lose(worker, worker.leaving, worker.leaves_as, now)
         return bool(idle)
 
-    def _lose(
-        self, worker: WorkerSession, reason: str, kind: Departure, now: float, silent_s: float | None = None
-    ) -> None:
+    def _lose(self, worker: SessionT, reason: str, kind: Departure, now: float, silent_s: float | None = None) -> None:
         self.membership.remove(worker, reason, kind, now, silent_s)
         self._lost(worker, reason, now)
 
-    def _restart(self, worker: WorkerSession, reason: str, kind: Departure, now: float) -> None:
+    def _restart(self, worker: SessionT, reason: str, kind: Departure, now: float) -> None:
         """Replace a worker's process."""
         self.membership.restart(worker, reason, kind)
         self._lose(worker, reason, kind, now)
 
-    def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float, *, lasting: bool = False) -> bool:
+    def _strike(self, worker: SessionT, reason: str, kind: EndKind, now: float, *, lasting: bool = False) -> bool:
         """Count a failed task; return whether it was one too many, after which the worker is gone.
 
         `lasting`: whether the worker's machine is banned then, because no honest worker fails so.
@@ -329,17 +328,17 @@ class RunController(ABC, Generic[DeskT]):
             self._lose(worker, why, "banned", now)
         return bool(why)
 
-    def _violated(self, worker: WorkerSession, what: str, now: float) -> None:
+    def _violated(self, worker: SessionT, what: str, now: float) -> None:
         """Count a message no worker of ours sends; after the last one allowed the worker is gone."""
         if why := self.membership.violated(worker, what):
             self._lose(worker, why, "banned", now)
 
-    def _expel(self, worker: WorkerSession, what: str, now: float) -> None:
+    def _expel(self, worker: SessionT, what: str, now: float) -> None:
         """Count a message with a false value, and lose the worker: nothing else that it reports counts."""
         why = self.membership.violated(worker, what)
         self._lose(worker, why or f"it sent {what}", "banned" if why else "disconnected", now)
 
-    def _record_failure(self, worker: WorkerSession, failure: m.TaskFailed, round_: int) -> EndKind:
+    def _record_failure(self, worker: SessionT, failure: m.TaskFailed, round_: int) -> EndKind:
         """Put a failed task into the journal; return how a run ends that fails for it."""
         self.desk.append(
             TaskAborted(

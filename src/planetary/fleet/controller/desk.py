@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.policy import FabricPolicy
@@ -102,22 +102,26 @@ class GivenTasks:
 
 Policy_co = TypeVar("Policy_co", bound=FabricPolicy, covariant=True)
 State_co = TypeVar("State_co", bound=RunFold, covariant=True)
+SessionT = TypeVar("SessionT", bound=WorkerSession)
 
 
-class Desk(Generic[Policy_co, State_co]):
+class Desk(Generic[Policy_co, State_co, SessionT]):
     """One per controller. Holds no decisions.
 
     Attributes:
+        session: class of a worker's connection, `SessionT`.
         workers, supervisors: the live connections, by session.
         out: the instructions of the current event, in order.
         under_way: payloads that have not left this machine yet.
         tasks: given on each connection.
     """
 
+    session: ClassVar[type[WorkerSession]] = WorkerSession
+
     def __init__(self, policy: Policy_co, state: State_co) -> None:
         """Begin with no connection; `state` is changed only through `append`."""
         self._policy, self._state = policy, state
-        self.workers: dict[int, WorkerSession] = {}
+        self.workers: dict[int, SessionT] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[Instruction] = []
         self.under_way = InFlightPayloads()
@@ -158,14 +162,14 @@ class Desk(Generic[Policy_co, State_co]):
         self.under_way.forget(session)
         self.tasks.forget(session)
 
-    def all_workers(self) -> list[WorkerSession]:
+    def all_workers(self) -> list[SessionT]:
         """All that are connected, in order of their names, so the same events give the same assignment."""
         return sorted(self.workers.values(), key=lambda w: w.worker)
 
-    def ready_workers(self) -> list[WorkerSession]:
-        """Those that stay and answer, in order of their names."""
-        return [w for w in self.all_workers() if w.ready and not w.leaving and not w.is_unresponsive]
+    def ready_workers(self) -> list[SessionT]:
+        """Return the workers that take tasks, in order of their names."""
+        return [w for w in self.all_workers() if w.ready and not w.leaving]
 
 
-AnyDesk = Desk[FabricPolicy, RunFold]
+AnyDesk = Desk[FabricPolicy, RunFold, Any]
 """A desk of whatever kind of run."""

@@ -58,8 +58,8 @@ class Membership:
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
         self._is_last_ban_lasting = False
 
-    def hello(self, session: int, hello: m.Hello, now: float) -> list[WorkerSession]:
-        """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
+    def hello(self, session: int, hello: m.Hello, now: float) -> list[int]:
+        """Admit or refuse a new connection; return the older sessions of the same worker, which are now lost."""
         desk = self._desk
         refusal = refuse(hello, desk.policy, desk.state, self._connected())
         if refusal is not None:
@@ -77,8 +77,8 @@ class Membership:
                 del desk.supervisors[old.session]
             desk.supervisors[session] = SupervisorSession(session, hello.worker, hello.node, identity=hello.identity)
             return []
-        replaced = [w for w in desk.workers.values() if w.worker == hello.worker]
-        worker = WorkerSession(
+        replaced = [w.session for w in desk.workers.values() if w.worker == hello.worker]
+        worker = desk.session(
             session,
             hello.worker,
             hello.node,
@@ -217,8 +217,8 @@ class Membership:
         )
         self.ban(worker, reason, "compile")
 
-    def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> WorkerSession | None:
-        """Take a supervisor's message; return the worker session ended with the process, if any."""
+    def supervisor_says(self, supervisor: SupervisorSession, message: m.Message, now: float) -> int | None:
+        """Take a supervisor's message; return the worker's session ended with the process, if any."""
         match message:
             case m.WorkerStarted():
                 supervisor.child_pid = message.pid
@@ -229,7 +229,7 @@ class Membership:
                 self._crashed(supervisor, message, now)
                 for worker in self._desk.workers.values():
                     if worker.worker == supervisor.worker and worker.pid == message.pid:
-                        return worker
+                        return worker.session
         return None
 
     def _crashed(self, supervisor: SupervisorSession, message: m.WorkerExited, now: float) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from planetary.fleet.controller.desk import Desk, SessionT
+from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.fleet.protocol.progress import with_progress
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
@@ -19,7 +21,6 @@ from planetary.fleet.protocol.status import (
 )
 
 if TYPE_CHECKING:
-    from planetary.fleet.controller.desk import AnyDesk
     from planetary.fleet.gateway.gateway import Gateway
 
 
@@ -53,7 +54,9 @@ def base_status(host: Gateway[Any], state: RunFold | None, rounds_left: int | No
     )
 
 
-def workers_seen(desk: AnyDesk, describe: Callable[[WorkerSession], WorkerStatus]) -> tuple[WorkerStatus, ...]:
+def workers_seen(
+    desk: Desk[FabricPolicy, RunFold, SessionT], describe: Callable[[SessionT], WorkerStatus]
+) -> tuple[WorkerStatus, ...]:
     """Return every worker by name: lost, gone in good order, known from the supervisor only, or connected."""
     found: dict[str, WorkerStatus] = {}
     losses, left = desk.state.losses, desk.state.left

@@ -17,7 +17,6 @@ from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.fleet.shell.shell import TensorSource
 from planetary.fleet.shell.system import System
@@ -37,6 +36,7 @@ from planetary.runs.rounds.gateway.topology import StarGateway
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.contributions import capped
 from planetary.sync.outer import published_params
@@ -51,7 +51,7 @@ class HubController(Controller):
         assert isinstance(policy, HubPolicy)
         return Sites(self.desk, policy)
 
-    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+    def _beyond_task(self, worker: Trainer, message: m.Message) -> str:
         """No result of a site begins before the end of those that count; tokens of lost versions are given up."""
         train = worker.train
         if isinstance(message, rm.TrainResult) and train is not None and train.task == message.task:
@@ -209,7 +209,7 @@ class Sites(Star):
         super().__init__(desk)
         self._hub = policy
 
-    def able_workers(self) -> list[WorkerSession]:
+    def able_workers(self) -> list[Trainer]:
         """A site contributes once to a round, since only the next version shows the counted tokens."""
         opened = self._desk.state.open
         done = set() if opened is None else {c.worker for c in opened.contributions}
@@ -227,11 +227,11 @@ class Sites(Star):
             if site.backend == SITE:
                 self.send_parameters(site, round_)
 
-    def evaluators(self) -> list[WorkerSession]:
+    def evaluators(self) -> list[Trainer]:
         """Sites evaluate for themselves."""
         return [worker for worker in super().evaluators() if worker.backend != SITE]
 
-    def reports_steps(self, worker: WorkerSession) -> bool:
+    def reports_steps(self, worker: Trainer) -> bool:
         """A site reports rounds, and keeps no queue of versions."""
         return worker.backend != SITE
 
@@ -239,7 +239,7 @@ class Sites(Star):
     def is_evaluated(self) -> bool:
         return any(worker.backend != SITE for worker in self._desk.workers.values())
 
-    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+    def send_parameters(self, worker: Trainer, version: int) -> None:
         if worker.version == version:
             return
         worker.version = version

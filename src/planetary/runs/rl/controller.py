@@ -71,7 +71,7 @@ MOST_REPLACED = 3
 """Groups with equal rewards replaced in a round, as a multiple of the round's groups."""
 
 
-class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState]):
+class ReinforcementDesk(Desk[PolicyOfRun, ReinforcementState, WorkerSession]):
     """The desk of a run of reinforcement learning."""
 
 
@@ -85,7 +85,7 @@ class RolloutTask:
     version: int
 
 
-class ReinforcementController(RunController[ReinforcementDesk]):
+class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
     """The controller of reinforcement learning, as a pure machine.
 
     Attributes:

@@ -111,7 +111,7 @@ ServingState = RunFold
 """The state the journal determines: that of every kind of run."""
 
 
-class ServingDesk(Desk[ServingPolicy, ServingState]):
+class ServingDesk(Desk[ServingPolicy, ServingState, WorkerSession]):
     """The desk of a served model."""
 
     def use(self, weights: str, trial: str = "") -> None:
@@ -128,7 +128,7 @@ class UnderWay:
     since: float
 
 
-class ServingController(RunController[ServingDesk]):
+class ServingController(RunController[ServingDesk, WorkerSession]):
     """The controller of a served model, as a pure machine.
 
     Attributes:

@@ -6,10 +6,10 @@ import msgspec
 from controller_bench import Bench
 
 from planetary.fleet.protocol.records import WorkerLost
-from planetary.fleet.protocol.sessions import MOST_UNANSWERED, WorkerSession
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.records import LeaseReturned
+from planetary.runs.rounds.sessions import MOST_UNANSWERED, Trainer
 
 DEADLINE_S = 2.0
 
@@ -25,7 +25,7 @@ class ShortRounds(Bench):
         self._left = 0  # messages whose payloads have left
         self.busy, self.still = self.join("busy"), self.join("still")
 
-    def worker(self, session: int) -> WorkerSession | None:
+    def worker(self, session: int) -> Trainer | None:
         return self.controller.desk.workers.get(session)
 
     def play(self, until: int) -> None:

@@ -53,7 +53,7 @@ FromComposer = (
 )
 
 
-class MixtureController(RunController[MixtureDesk]):
+class MixtureController(RunController[MixtureDesk, WorkerSession]):
     """The controller of a mixture, as a pure machine. Times are monotonic seconds."""
 
     def __init__(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.runs.mixture.records import MixtureState
@@ -43,7 +44,7 @@ def _names(payload: e.Payload) -> frozenset[str]:
             return frozenset()
 
 
-class MixtureDesk(Desk[MixturePolicy, MixtureState]):
+class MixtureDesk(Desk[MixturePolicy, MixtureState, WorkerSession]):
     """A desk that keeps no queue of superseded payloads."""
 
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:

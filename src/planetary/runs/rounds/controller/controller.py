@@ -17,7 +17,7 @@ from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import CheckpointWritten, EndKind
-from planetary.fleet.protocol.sessions import Phase, WorkerSession
+from planetary.fleet.protocol.sessions import Phase
 from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
@@ -33,13 +33,14 @@ from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.metrics import metrics_of
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundStarted, StepReplaced, TopologyReplaced
+from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import ControllerState, OpenRound, contradiction
 from planetary.sync.rounds import RoundAction
 
 MOST_EVALUATED = 2  # versions at once
 
 
-class Controller(RunController[RoundsDesk]):
+class Controller(RunController[RoundsDesk, Trainer]):
     """The controller of a run in rounds."""
 
     def __init__(
@@ -151,7 +152,7 @@ class Controller(RunController[RoundsDesk]):
             worker.arrival_s = 0.0 if since is None else now - since
             worker.arrived_at = worker.arrived_at if since is None else now
 
-    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+    def _take_message(self, worker: Trainer, event: e.Received, now: float) -> None:
         if isinstance(event.message, rm.Progress | rm.TrainResult | rm.EvalResult):
             self.training.leases.gave_sign(worker)
         match message := event.message:
@@ -179,7 +180,7 @@ class Controller(RunController[RoundsDesk]):
             case _:
                 self._drop_attachment(event)
 
-    def _ready_for_another(self, worker: WorkerSession, now: float) -> None:
+    def _ready_for_another(self, worker: Trainer, now: float) -> None:
         """A worker is ready for another job than its own.
 
         That may be the one before on this connection. If there was none, nothing else may follow: the worker is given
@@ -188,7 +189,7 @@ class Controller(RunController[RoundsDesk]):
         if worker.phase is Phase.LOADING and worker.offers == 1:
             self._lose(worker, "it is ready for a job that it was not given", "disconnected", now)
 
-    def _beyond_task(self, worker: WorkerSession, message: m.Message) -> str:
+    def _beyond_task(self, worker: Trainer, message: m.Message) -> str:
         train, flight = worker.train, worker.evaluate
         match message:
             case rm.Progress() if train is not None and train.task == message.task:
@@ -204,7 +205,7 @@ class Controller(RunController[RoundsDesk]):
                 pass
         return ""
 
-    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+    def _take_failure(self, worker: Trainer, failure: m.TaskFailed, now: float) -> None:
         self.training.leases.gave_sign(worker)
         train, flight = worker.train, worker.evaluate
         if train is not None and train.task == failure.task:
@@ -401,15 +402,15 @@ class Controller(RunController[RoundsDesk]):
     def _report_the_rest(self) -> None:
         self.lines.write(everything=True)
 
-    def _gave_sign(self, worker: WorkerSession) -> None:
+    def _gave_sign(self, worker: Trainer) -> None:
         self.training.leases.gave_sign(worker)
 
-    def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
+    def _could_not_send(self, worker: Trainer, reason: str, now: float) -> None:
         """Count a failed send against the worker: the gateway's disk or data is at fault, but retries must end."""
         if not self._strike(worker, f"the data of {worker.worker} cannot be sent: {reason}", "data", now):
             self._lose(worker, reason, "disconnected", now)
 
-    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+    def _lost(self, worker: Trainer, reason: str, now: float) -> None:
         self.training.leases.pace.forget(worker.worker)
         if worker.train is not None:
             self.training.leases.orphan(worker, worker.train, reason, now)
@@ -417,8 +418,8 @@ class Controller(RunController[RoundsDesk]):
             self.evaluation.give_back(worker.evaluate)
         self.training.withdraw_lost(now)
 
-    def _is_idle(self, worker: WorkerSession) -> bool:
-        return super()._is_idle(worker) and not self.topology.keeps(worker)
+    def _is_idle(self, worker: Trainer) -> bool:
+        return worker.train is None and worker.evaluate is None and not self.topology.keeps(worker)
 
     def _startup_tick(self) -> float | None:
         """Return when the first round may begin without more workers; None when something else is waited for."""
@@ -628,7 +629,7 @@ class RoundTraining:
         self.leases.void(reason, now)
         self._topology.went_back(mark.round)
 
-    def wait(self, worker: WorkerSession) -> Wait | None:
+    def wait(self, worker: Trainer) -> Wait | None:
         """Return until when a worker has to show progress; None while it has nothing to do."""
         waits = (self.leases.wait(worker), self._topology.wait(worker.session))
         return min((wait for wait in waits if wait is not None), key=lambda wait: wait.until, default=None)

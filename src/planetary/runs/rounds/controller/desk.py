@@ -5,11 +5,17 @@ from __future__ import annotations
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.controller.desk import Desk
 from planetary.runs.rounds.policy import ControllerPolicy
+from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import ControllerState, OpenRound
 
 
-class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
+class RoundsDesk(Desk[ControllerPolicy, ControllerState, Trainer]):
     """The desk of a run in rounds."""
+
+    session = Trainer
+
+    def ready_workers(self) -> list[Trainer]:
+        return [worker for worker in super().ready_workers() if not worker.is_unresponsive]
 
     def open_round(self) -> OpenRound:
         """Return the round under way; it is a bug to ask when there is none."""

@@ -8,13 +8,13 @@ from statistics import median
 import msgspec
 
 from planetary.fleet.protocol.records import EvalFinished
-from planetary.fleet.protocol.sessions import EvalInFlight, WorkerSession
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.topology import Topology
 from planetary.runs.rounds.events import TokensOf
 from planetary.runs.rounds.policy import EvalChunk
+from planetary.runs.rounds.sessions import EvalInFlight, Trainer
 from planetary.sync.sanity import LOSS_MARGIN, is_sane
 
 TOLERANCE = 0.02  # relative, between devices; far above rounding, far below the limits at which a run goes back
@@ -139,7 +139,7 @@ class Evaluation:
                     version.pending.remove(chunk)
                     self._assign(worker, number, chunk, now)
 
-    def result(self, worker: WorkerSession, result: rm.EvalResult) -> None:
+    def result(self, worker: Trainer, result: rm.EvalResult) -> None:
         """Take a worker's report of a chunk's loss."""
         flight = worker.evaluate
         if flight is None or flight.task != result.task:
@@ -193,7 +193,7 @@ class Evaluation:
         if version is not None:
             version.pending = sorted([*version.pending, flight.chunk])
 
-    def _assign(self, worker: WorkerSession, version: int, chunk: int, now: float) -> None:
+    def _assign(self, worker: Trainer, version: int, chunk: int, now: float) -> None:
         task, self._next_task = self._next_task, self._next_task + 1
         worker.evaluate = EvalInFlight(task, version, chunk, now)
         self._topology.send_parameters(worker, version)

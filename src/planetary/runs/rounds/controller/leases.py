@@ -7,7 +7,6 @@ from typing import Literal
 from planetary.core.token_slice import joined
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
@@ -24,6 +23,7 @@ from planetary.runs.rounds.records import (
     LeaseReturned,
     LeaseStarted,
 )
+from planetary.runs.rounds.sessions import Trainer, TrainInFlight
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.fragments import FragmentSteps
 from planetary.sync.rounds import RoundView, admits_latecomer, exponential_mean
@@ -112,7 +112,7 @@ class Leases:
             if leases and (has_ended or self._soon_ends(worker, opened)):
                 self._assign(worker, leases, now, early=True)
 
-    def _soon_ends(self, worker: WorkerSession, opened: OpenRound) -> bool:
+    def _soon_ends(self, worker: Trainer, opened: OpenRound) -> bool:
         """Whether most of a worker's lease of the open round is trained, and the next lease's inputs exist."""
         train, newest = worker.train, self._desk.state.version
         if train is None or worker.next is not None or train.known_round != opened.round:
@@ -129,7 +129,7 @@ class Leases:
             if worker.train is None and opened.orphans:
                 self._assign_orphans(worker, opened, len(workers), now)
 
-    def _assign_orphans(self, worker: WorkerSession, opened: OpenRound, takers: int, now: float) -> None:
+    def _assign_orphans(self, worker: Trainer, opened: OpenRound, takers: int, now: float) -> None:
         count = self._shares.of_orphans(worker.worker, len(opened.orphans), takers, self._others_end_in_s(opened))
         self._assign(worker, tuple(opened.orphans[:count]), now)
 
@@ -187,7 +187,7 @@ class Leases:
         """Take note of the time from the close of a round to the version."""
         self._sync_s = exponential_mean(self._sync_s, seconds)
 
-    def _carry(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
+    def _carry(self, worker: Trainer, train: TrainInFlight, now: float) -> None:
         """Let a lease go on for the round that was opened, of which it may be already."""
         opened = self._desk.open_round()
         for lease in train.leases:
@@ -223,29 +223,29 @@ class Leases:
             if worker.leaving:
                 self._take_early_back(worker, worker.leaving)
 
-    def _take_early_back(self, worker: WorkerSession, reason: str) -> None:
+    def _take_early_back(self, worker: Trainer, reason: str) -> None:
         self._take_next_back(worker, reason)
         if worker.train is not None and worker.train.early:
             train, worker.train = worker.train, None
             self._take_back(worker, train, reason)
 
-    def _take_next_back(self, worker: WorkerSession, reason: str, *, is_here: bool = True) -> None:
+    def _take_next_back(self, worker: Trainer, reason: str, *, is_here: bool = True) -> None:
         if worker.next is not None:
             train, worker.next = worker.next, None
             self._take_back(worker, train, reason, is_here=is_here)
 
     @staticmethod
-    def _end_task(worker: WorkerSession, now: float) -> None:
+    def _end_task(worker: Trainer, now: float) -> None:
         """A worker's task is trained, and it goes on with the one behind it."""
         worker.train, worker.next = worker.next, None
         if worker.train is not None:
             worker.train.assigned_at = worker.train.progress_at = now
 
-    def _able_workers(self) -> list[WorkerSession]:
+    def _able_workers(self) -> list[Trainer]:
         version = self._desk.state.version
         return [w for w in self._topology.able_workers() if not self._guard.spares(w.worker, version)]
 
-    def _assign(self, worker: WorkerSession, leases: tuple[int, ...], now: float, *, early: bool = False) -> None:
+    def _assign(self, worker: Trainer, leases: tuple[int, ...], now: float, *, early: bool = False) -> None:
         desk, opened = self._desk, self._desk.open_round()
         task, version = desk.state.next_task, desk.state.version
         start = self._topology.start(worker, early=early)
@@ -310,18 +310,18 @@ class Leases:
 
     # --- workers' reports -------------------------------------------------------------------------------------
 
-    def gave_sign(self, worker: WorkerSession) -> None:
+    def gave_sign(self, worker: Trainer) -> None:
         """Take note that a worker reported on a task, whether it still counts or not."""
         worker.unanswered = 0
         self._unanswered.pop(worker.worker, None)
 
-    def unresponsive(self) -> list[WorkerSession]:
+    def unresponsive(self) -> list[Trainer]:
         """Return the workers that are to connect again, which empties their queues: no task of theirs is under way."""
         workers = self._desk.workers.values()
         silent = (w for w in workers if w.is_unresponsive and w.train is None and w.evaluate is None)
         return [w for w in silent if not self._topology.keeps(w)]
 
-    def progress(self, worker: WorkerSession, message: rm.Progress, now: float) -> None:
+    def progress(self, worker: Trainer, message: rm.Progress, now: float) -> None:
         """Take note of an inner step."""
         train = worker.train
         if train is None or train.task != message.task:
@@ -341,7 +341,7 @@ class Leases:
                 )
             )
 
-    def result(self, worker: WorkerSession, result: rm.TrainResult, event: Received, now: float) -> str | None:
+    def result(self, worker: Trainer, result: rm.TrainResult, event: Received, now: float) -> str | None:
         """Accept or reject a result. Returns None when the result is stale, "" when it counts, else the defect."""
         known = self._topology.arrived(result.task, event)
         if known is not None:
@@ -382,7 +382,7 @@ class Leases:
         self._count(worker, train, result, now)
         return ""
 
-    def begins_to_arrive(self, worker: WorkerSession, result: rm.TrainResult, now: float) -> None:
+    def begins_to_arrive(self, worker: Trainer, result: rm.TrainResult, now: float) -> None:
         """Accept a result whose tensors have begun to arrive, where a round does not wait for them.
 
         One with a defect is rejected when it is here completely.
@@ -394,7 +394,7 @@ class Leases:
             self._end_task(worker, now)
             self._count(worker, train, result, now)
 
-    def _count(self, worker: WorkerSession, train: TrainInFlight, result: rm.TrainResult, now: float) -> None:
+    def _count(self, worker: Trainer, train: TrainInFlight, result: rm.TrainResult, now: float) -> None:
         times = self._times(worker, train, result, now)
         self.pace.contributed(train.round, times, now)
         self._shares.observe(times)
@@ -438,7 +438,7 @@ class Leases:
 
     # --- giving back ------------------------------------------------------------------------------------------
 
-    def orphan(self, worker: WorkerSession, train: TrainInFlight, reason: str, now: float) -> None:
+    def orphan(self, worker: Trainer, train: TrainInFlight, reason: str, now: float) -> None:
         """A worker's lease is not trained: offer it again in this round, unless it is of the next one.
 
         The lease behind it, which cannot begin, goes back to the pool.
@@ -467,15 +467,13 @@ class Leases:
             self._take_back(worker, train, why)
         self.orphans_to_pool(opened, why)
 
-    def _take_back(self, worker: WorkerSession, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
+    def _take_back(self, worker: Trainer, train: TrainInFlight, why: str, *, is_here: bool = True) -> None:
         """Cancel a worker's task; the leases go back to the pool."""
         if is_here:
             self._desk.send(worker.session, rm.CancelTask(task=train.task, reason=why))
         self._return(worker, train, why, to="pool")
 
-    def _return(
-        self, worker: WorkerSession, train: TrainInFlight, reason: str, *, to: Literal["round", "pool"]
-    ) -> None:
+    def _return(self, worker: Trainer, train: TrainInFlight, reason: str, *, to: Literal["round", "pool"]) -> None:
         self._discard(train)
         self._desk.append(
             LeaseReturned(
@@ -544,7 +542,7 @@ class Leases:
         ]
         return max(estimates, default=None)
 
-    def wait(self, worker: WorkerSession) -> Wait | None:
+    def wait(self, worker: Trainer) -> Wait | None:
         """Return until when a worker has to make progress with tasks.
 
         None while it has no task, and while it `awaits` the gateway. The time of earlier leases without a sign of this
@@ -564,7 +562,7 @@ class Leases:
         since = max(times) - self._unanswered_s(worker)
         return Wait(worker.session, since, since + most_s, "made no progress on its task")
 
-    def awaits(self, worker: WorkerSession) -> bool:
+    def awaits(self, worker: Trainer) -> bool:
         """Whether a worker has to do nothing for tasks now.
 
         A payload is in flight, a version to mix in does not exist, or the result is here and its round is not open. A
@@ -589,11 +587,11 @@ class Leases:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _unanswered_s(self, worker: WorkerSession) -> float:
+    def _unanswered_s(self, worker: Trainer) -> float:
         pid, seconds = self._unanswered.get(worker.worker, (worker.pid, 0.0))
         return seconds if pid == worker.pid else 0.0
 
-    def _note_unanswered(self, worker: WorkerSession, train: TrainInFlight, now: float) -> None:
+    def _note_unanswered(self, worker: Trainer, train: TrainInFlight, now: float) -> None:
         """A lease is about to be taken back: count it if the worker could train and did not report."""
         if train.started or self.awaits(worker) or not self._topology.reports_steps(worker):
             return
@@ -605,7 +603,7 @@ class Leases:
         """Whether a lease was handed out when the round began, not to a late worker or as an orphan."""
         return train.assigned_at <= self._began
 
-    def _times(self, worker: WorkerSession, train: TrainInFlight, result: rm.TrainResult, now: float) -> LeaseTimes:
+    def _times(self, worker: Trainer, train: TrainInFlight, result: rm.TrainResult, now: float) -> LeaseTimes:
         """Return the times of a task that is trained. The worker's own count at most as the time since the start."""
         opened = self._desk.state.under_way(train.round)
         alone = opened.contributions and opened.tasks == 1 and not opened.orphans

@@ -9,8 +9,8 @@ import msgspec
 
 from planetary.core.config import Config
 from planetary.core.configuration.needs import Need
-from planetary.fleet.protocol.sessions import TrainInFlight
 from planetary.runs.rounds.policy import ControllerPolicy
+from planetary.runs.rounds.sessions import TrainInFlight
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.rounds import decide_quorum, decide_round
 

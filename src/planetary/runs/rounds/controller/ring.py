@@ -29,7 +29,6 @@ import msgspec
 
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
@@ -37,6 +36,7 @@ from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepOuterState, OuterStateOf
 from planetary.runs.rounds.policy import RingPolicy
 from planetary.runs.rounds.records import DigestsDiffered, LeaseMark, ReduceRetried, RoundClosed
+from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import OpenRound
 
 _FIRST_PAUSE_S = 0.1
@@ -94,7 +94,7 @@ class Ring(Topology):
 
     # --- contributions ----------------------------------------------------------------------------------------
 
-    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+    def accept(self, worker: Trainer, task: int, attachment: int) -> None:
         """The worker keeps the result until the reduction."""
         self._held_by[task] = worker.session
 
@@ -158,7 +158,7 @@ class Ring(Topology):
                 ),
             )
 
-    def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
+    def take(self, worker: Trainer, event: Received, now: float) -> bool:
         match message := event.message:
             case rm.ReduceDone():
                 self._done(worker, message, now)
@@ -170,7 +170,7 @@ class Ring(Topology):
                 return False
         return True
 
-    def _done(self, worker: WorkerSession, message: rm.ReduceDone, now: float) -> None:
+    def _done(self, worker: Trainer, message: rm.ReduceDone, now: float) -> None:
         """A worker has taken the outer step."""
         attempt = self._attempt
         if attempt is not None and attempt.number == message.attempt and worker.session in attempt.waiting:
@@ -179,7 +179,7 @@ class Ring(Topology):
             if attempt.half_at is None and 2 * len(attempt.done) >= len(attempt.sessions):
                 attempt.half_at = now
 
-    def _failed(self, worker: WorkerSession, message: rm.ReduceFailed, now: float) -> None:
+    def _failed(self, worker: Trainer, message: rm.ReduceFailed, now: float) -> None:
         """A worker's reduction failed."""
         attempt = self._attempt
         if attempt is None or attempt.number != message.attempt or worker.session not in attempt.waiting:
@@ -324,16 +324,16 @@ class Ring(Topology):
         del self._marks[round_], self._digests[round_]
         return ReductionOutcome.RETRY
 
-    def keeps(self, worker: WorkerSession) -> bool:
+    def keeps(self, worker: Trainer) -> bool:
         """Results wait for the reduction."""
         return worker.session in self._held_by.values()
 
-    def _partners(self) -> list[WorkerSession]:
+    def _partners(self) -> list[Trainer]:
         """Return the reducing workers: participants with the newest parameters."""
         version = self._desk.state.version
         return [w for w in self._participants() if w.version == version]
 
-    def _participants(self) -> list[WorkerSession]:
+    def _participants(self) -> list[Trainer]:
         """Return the workers whose results are, or will be, in a sum.
 
         A leaving worker stays until its results are reduced. While it trains it takes every outer step with the others,
@@ -348,17 +348,17 @@ class Ring(Topology):
 
     # --- holders of outer states ------------------------------------------------------------------------------
 
-    def able_workers(self) -> list[WorkerSession]:
+    def able_workers(self) -> list[Trainer]:
         """Those with the newest parameters."""
         return [w for w in self._desk.ready_workers() if w.version == self._desk.state.version]
 
-    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+    def send_parameters(self, worker: Trainer, version: int) -> None:
         """A worker that is given a task has them."""
 
-    def holds(self, worker: WorkerSession, task: int) -> bool:
+    def holds(self, worker: Trainer, task: int) -> bool:
         return self._held_by.get(task) == worker.session
 
-    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+    def can_evaluate(self, worker: Trainer, version: int) -> bool:
         """Without overlap a worker's parameters change under it while it reduces."""
         return worker.version == version and (self.overlap.overlaps or not self.busy)
 
@@ -366,7 +366,7 @@ class Ring(Topology):
         workers = self._desk.workers.values()
         return max([self._desk.state.version, *(w.version for w in workers)])
 
-    def ready(self, worker: WorkerSession, message: rm.Ready) -> None:
+    def ready(self, worker: Trainer, message: rm.Ready) -> None:
         """A worker's outer state counts if the digest is the agreed one."""
         if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
             worker.version = message.outer_version
@@ -398,7 +398,7 @@ class Ring(Topology):
             return None
         return self._marks[self.held]
 
-    def _uploaded(self, worker: WorkerSession, message: rm.RingState, event: Received) -> None:
+    def _uploaded(self, worker: Trainer, message: rm.RingState, event: Received) -> None:
         """Take an outer state from a worker, which may differ from the version the worker claims."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from planetary.fleet.protocol.events import DropAttachment
-from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds.changes import Offer, start_offer, unchanged
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.topology import ReductionOutcome, Topology
 from planetary.runs.rounds.events import KeepParameters, MeasureContributions, OuterStepDone, TakeOuterStep
 from planetary.runs.rounds.records import ContributionsJudged, LeaseMark, ParametersSent, RoundClosed
+from planetary.runs.rounds.sessions import Trainer, TrainInFlight
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 from planetary.sync.judgement import Claim
@@ -44,11 +44,11 @@ class Star(Topology):
         self._stepping = 0  # the round whose outer step the gateway takes; 0: none
         self._stepped = 0  # the newest whose outer step is taken
 
-    def able_workers(self) -> list[WorkerSession]:
+    def able_workers(self) -> list[Trainer]:
         """None while the newest version is not yet the run's: the round ends soon."""
         return [] if self._stepped > self._desk.state.version else self._desk.ready_workers()
 
-    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+    def send_parameters(self, worker: Trainer, version: int) -> None:
         if worker.version == version:
             return
         offer = self._offer(worker, version)
@@ -70,7 +70,7 @@ class Star(Topology):
         if worker.train is not None and worker.train.mixes == version:
             worker.train.awaits = self._desk.under_way.count(worker.session)
 
-    def _offer(self, worker: WorkerSession, version: int) -> Offer:
+    def _offer(self, worker: Trainer, version: int) -> Offer:
         """Return the form of a version for a worker."""
         policy, (newest, change) = self._desk.policy, self._change
         if version == 0 and policy.start_digest:
@@ -80,12 +80,12 @@ class Star(Topology):
             return change.offer(version, worker.version, own)
         return change.whole(version, worker.version)
 
-    def lacks_parameters(self, worker: WorkerSession) -> bool:
+    def lacks_parameters(self, worker: Trainer) -> bool:
         """It is sent them whole."""
         had, worker.version = worker.version, -1
         return had >= 0
 
-    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+    def can_evaluate(self, worker: Trainer, version: int) -> bool:
         """A worker in the middle of a lease holds other parameters; it evaluates when it is done.
 
         A lease that mixes in a version which was not sent yet waits for it alone, so nothing is put before it.
@@ -93,11 +93,11 @@ class Star(Topology):
         train = worker.next or worker.train
         return train is None or (worker.version == version and worker.version >= train.mixes)
 
-    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+    def accept(self, worker: Trainer, task: int, attachment: int) -> None:
         self._attachments[task] = attachment
         self._trained_by[task] = worker.session
 
-    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight, message: int) -> bool:
+    def begins_to_arrive(self, worker: Trainer, train: TrainInFlight, message: int) -> bool:
         if self.overlap.overlaps:
             self._arriving[train.task] = worker.session, message
             self._trained_by[train.task] = worker.session
@@ -117,10 +117,10 @@ class Star(Topology):
             self._attachments[task] = event.attachment
         return event.defect
 
-    def holds(self, worker: WorkerSession, task: int) -> bool:
+    def holds(self, worker: Trainer, task: int) -> bool:
         return self._trained_by.get(task) == worker.session
 
-    def keeps(self, worker: WorkerSession) -> bool:
+    def keeps(self, worker: Trainer) -> bool:
         """Results that are arriving."""
         return any(session == worker.session for session, _ in self._arriving.values())
 

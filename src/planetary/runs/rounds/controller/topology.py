@@ -8,13 +8,13 @@ from typing import Literal
 
 from planetary.core.extension_points import OVERLAPS
 from planetary.fleet.controller.stalls import Wait
-from planetary.fleet.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.machine.events import Received
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
 from planetary.runs.rounds.events import OuterStepDone
 from planetary.runs.rounds.records import LeaseMark
+from planetary.runs.rounds.sessions import Trainer, TrainInFlight
 from planetary.runs.rounds.state import OpenRound
 from planetary.sync.deltas import Table
 
@@ -53,14 +53,14 @@ class Topology(ABC):
     # --- parameters -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def able_workers(self) -> list[WorkerSession]:
+    def able_workers(self) -> list[Trainer]:
         """Return the ready workers that can be given a lease now, in order of their names."""
 
     @abstractmethod
-    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+    def send_parameters(self, worker: Trainer, version: int) -> None:
         """Make `version` the parameters of the worker's next task, unless they already are."""
 
-    def lacks_parameters(self, worker: WorkerSession) -> bool:
+    def lacks_parameters(self, worker: Trainer) -> bool:
         """Take note of a worker without the version sent last; return whether that is news."""
         return True
 
@@ -76,11 +76,11 @@ class Topology(ABC):
     def finished(self, round_: int) -> None:
         """Take note that a round is finished: where a checkpoint was due, it is written."""
 
-    def reports_steps(self, worker: WorkerSession) -> bool:
+    def reports_steps(self, worker: Trainer) -> bool:
         """Whether a lease of this worker without a report means that it stands still."""
         return True
 
-    def evaluators(self) -> list[WorkerSession]:
+    def evaluators(self) -> list[Trainer]:
         """Return the ready workers that may be asked for held-out losses, in order of their names."""
         return self._desk.ready_workers()
 
@@ -90,10 +90,10 @@ class Topology(ABC):
         return True
 
     @abstractmethod
-    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+    def can_evaluate(self, worker: Trainer, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""
 
-    def start(self, worker: WorkerSession, *, early: bool = False) -> LeaseStart:
+    def start(self, worker: Trainer, *, early: bool = False) -> LeaseStart:
         """Return where a worker begins the next lease; `early`: of the round after the open one."""
         state = self._desk.state
         before, newest = state.open if early else state.closing, state.version
@@ -104,7 +104,7 @@ class Topology(ABC):
             own, mixed = [worker.train.task], worker.train.mixed
         return self.overlap.start(before, own, range(mixed + 1, newest + 1), newest)
 
-    def holds(self, worker: WorkerSession, task: int) -> bool:
+    def holds(self, worker: Trainer, task: int) -> bool:
         """Whether a worker still holds the contribution of `task`, on the same connection."""
         return False
 
@@ -125,10 +125,10 @@ class Topology(ABC):
     # --- contributions ----------------------------------------------------------------------------------------
 
     @abstractmethod
-    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+    def accept(self, worker: Trainer, task: int, attachment: int) -> None:
         """Keep where the result of an accepted task is."""
 
-    def begins_to_arrive(self, worker: WorkerSession, train: TrainInFlight, message: int) -> bool:
+    def begins_to_arrive(self, worker: Trainer, train: TrainInFlight, message: int) -> bool:
         """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on.
 
         `message`: id of the message that brings it.
@@ -146,7 +146,7 @@ class Topology(ABC):
         """
         return {}
 
-    def keeps(self, worker: WorkerSession) -> bool:
+    def keeps(self, worker: Trainer) -> bool:
         """Whether a worker has the only copy of needed state."""
         return False
 
@@ -193,10 +193,10 @@ class Topology(ABC):
 
     # --- reports of workers and the gateway ---------------------------------------------------------------------
 
-    def ready(self, worker: WorkerSession, message: rm.Ready) -> None:
+    def ready(self, worker: Trainer, message: rm.Ready) -> None:
         """A worker connected that may still have parameters from before."""
 
-    def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
+    def take(self, worker: Trainer, event: Received, now: float) -> bool:
         """Take a message that belongs to the topology; return whether it did."""
         return False
 

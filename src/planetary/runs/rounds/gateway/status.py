@@ -16,8 +16,9 @@ from planetary.fleet.gateway.status import (
     workers_seen,
 )
 from planetary.fleet.protocol.progress import ended_as
-from planetary.fleet.protocol.sessions import Phase, WorkerSession
+from planetary.fleet.protocol.sessions import Phase
 from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.runs.rounds.sessions import Trainer
 
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
@@ -74,7 +75,7 @@ def _run_state(controller: Controller) -> RunState:
     return "finishing" if controller.is_trained else "waiting"
 
 
-def _worker(gateway: Gateway[Any], controller: Controller, worker: WorkerSession) -> WorkerStatus:
+def _worker(gateway: Gateway[Any], controller: Controller, worker: Trainer) -> WorkerStatus:
     train, run = worker.train, controller.state
     latest = controller.training.leases.pace.latest.get(worker.worker)
     version = train.version if train is not None else worker.version

@@ -23,7 +23,7 @@ from planetary.core.config import load_config
 from planetary.core.program_trial import FunctionTrial, encode_program_reference
 from planetary.core.step import ProgramSpec
 from planetary.fleet.preparation.program_compiling import reference_from_xla
-from planetary.runs.mixture.gateway.preparation import prepare_mixture
+from planetary.runs.mixture.preparation import prepare_mixture
 from planetary.runtime.device_check import check_program
 from planetary.runtime.device_program import run_once
 from planetary.runtime.host import host_features

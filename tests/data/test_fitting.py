@@ -12,7 +12,7 @@ from planetary.data.fitting import changes, fit_to_data, length_of
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.run_length import RunLength
-from planetary.runs.mixture.gateway.preparation import STEP_LEASES
+from planetary.runs.mixture.preparation import STEP_LEASES
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
 

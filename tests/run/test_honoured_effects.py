@@ -27,18 +27,18 @@ STARTS: dict[str, list[Place]] = {
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
     ],
     "hub": [
-        ("planetary.runs.federation.hub_gateway", "HubSetup"),
+        ("planetary.runs.federation.hub.gateway", "HubSetup"),
         ("planetary.runs.rounds.gateway.gateway", "RoundsSetup"),
     ],
     "site": [
-        ("planetary.runs.federation.site_gateway", "SiteSetup"),
+        ("planetary.runs.federation.site.gateway", "SiteSetup"),
         ("planetary.runs.rounds.worker.role", "TrainingLoader"),
         ("planetary.run.kind.federation", "SiteRounds"),
     ],
     "serving": [("planetary.runs.serve.gateway", "ServingSetup"), ("planetary.run.model.served", "load_served")],
     "mixture": [
         ("planetary.runs.mixture.gateway.gateway", "MixtureSetup"),
-        ("planetary.runs.mixture.composer.loader", "MixtureLoader"),
+        ("planetary.runs.mixture.loader", "MixtureLoader"),
     ],
     "reinforcement": [
         ("planetary.runs.rl.gateway", "PolicySetup"),

@@ -37,7 +37,7 @@ def test_a_worker_loads_a_role_when_it_has_the_roles_job() -> None:
         "import planetary.fleet.worker.worker, planetary.runs.rounds.worker.role\n"
         "from planetary.run.kinds import all_kinds\nfor kind in all_kinds(): kind.worker_roles(), kind.protocol()"
     )
-    assert {"planetary.runs.mixture.composer.loader", "planetary.runs.rl.loader"} <= loaded
+    assert {"planetary.runs.mixture.loader", "planetary.runs.rl.loader"} <= loaded
     roles = {"runs.mixture.composer.role", "runs.rl.role", "runs.serve.role"}
     assert not loaded & {f"planetary.{name}" for name in roles}
     heavy = ("jax", "jaxlib", "iree", "planetary.models", "planetary.compiler", "planetary.runs.mixture.training")

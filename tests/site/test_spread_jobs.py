@@ -11,7 +11,7 @@ from planetary.core.config import Config, config_from_tables, config_hash, to_to
 from planetary.core.errors import UserError
 from planetary.data.fitting import length_of
 from planetary.runs.federation.config import FederationConfig, SiteEntry
-from planetary.runs.federation.hub_policy import terms_of
+from planetary.runs.federation.hub.policy import terms_of
 from planetary.site.config import SitePolicy
 from planetary.site.placement.choice import JobNeeds, PlaceableJob, SiteNow, choose_sites
 from planetary.site.placement.messages import ControllerRoom, SiteNews, WorkerGroup

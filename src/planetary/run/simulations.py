@@ -14,7 +14,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.step import StepSpec
 from planetary.fleet.gateway.run_files import CHECKPOINTS
-from planetary.runs.mixture.gateway.preparation import PreparedMixture, prepare_mixture
+from planetary.runs.mixture.preparation import PreparedMixture, prepare_mixture
 from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runtime.executor import Executor
 from planetary.runtime.program_runner import Runner, XlaRunner

@@ -13,7 +13,7 @@ from planetary.core.schedules import Schedule
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import NothingToDo, loader_of
 from planetary.run.kinds import worker_roles
-from planetary.runs.mixture.composer.loader import MixtureLoader
+from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.messages import MixtureJob
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_candidate import candidate_roles

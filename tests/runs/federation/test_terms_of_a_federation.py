@@ -20,7 +20,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol.records import WorkerBanned, WorkerJoined, WorkerRefused
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.facts import differences, facts_of
-from planetary.runs.federation.hub_policy import terms_of
+from planetary.runs.federation.hub.policy import terms_of
 from planetary.runs.federation.status import FederationStanding
 from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config

@@ -39,7 +39,6 @@ from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer import events as c
-from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.composer.machine import ComposerMachine
 from planetary.runs.mixture.composer.role import ComposerDriver, ComposerRole
 from planetary.runs.mixture.config import MoeConfig
@@ -47,10 +46,11 @@ from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.controller.events import MixturePolicy
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS, MixtureRun
 from planetary.runs.mixture.gateway.payload_work import PayloadChecks
-from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord
+from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.methods.pace import PACES
 from planetary.runs.mixture.methods.tiers import Cadence
 from planetary.runs.mixture.plan import MixturePlan
+from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord
 from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.records import MixtureRecord, MixtureStarted
 from planetary.runs.mixture.training.expert_optimizer import EXPERT

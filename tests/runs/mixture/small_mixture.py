@@ -36,8 +36,8 @@ from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import batches, read_slice
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.config import MoeConfig
-from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.runs.mixture.plan import MODEL, MixturePlan
+from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, plan_of
 from planetary.runs.mixture.program.signature import in_layer
 from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import KnownProgram

@@ -12,9 +12,9 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
+from planetary.runs.mixture import preparation as mixture_preparation
 from planetary.runs.mixture.checks import check_mixture
 from planetary.runs.mixture.config import MoeConfig
-from planetary.runs.mixture.gateway import preparation as mixture_preparation
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.plan import model_of, training_of, warnings_of

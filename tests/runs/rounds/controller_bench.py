@@ -12,9 +12,9 @@ from planetary.machine.journal import replay
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
-from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.gateway.topology import ring_policy
 from planetary.runs.rounds.records import RoundsRecord
+from planetary.runs.rounds.start import policy_of
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.small_training import small_policy, small_training
 from planetary.sync.deltas import Table

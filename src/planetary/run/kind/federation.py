@@ -43,7 +43,7 @@ class Hub(Rounds):
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         from planetary.fleet.gateway.gateway import Gateway
-        from planetary.runs.federation.hub_gateway import HubSetup
+        from planetary.runs.federation.hub.gateway import HubSetup
         from planetary.runs.rounds.gateway.gateway import RoundsSetup
 
         if options.local_threads is not None:
@@ -89,8 +89,8 @@ class SiteRounds(Rounds):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any]:
         from planetary.fleet.gateway.gateway import Gateway
         from planetary.runs.federation.config import FederationConfig
-        from planetary.runs.federation.site_gateway import SiteSetup
-        from planetary.runs.federation.uplink import UplinkOptions, hub_address, hub_invite_in
+        from planetary.runs.federation.site.gateway import SiteSetup
+        from planetary.runs.federation.site.uplink import UplinkOptions, hub_address, hub_invite_in
         from planetary.runs.rounds.gateway.gateway import RoundsSetup
 
         federation, address = config.of(FederationConfig), options.uplink

@@ -49,7 +49,7 @@ class Mixture(RunKind):
         return MIXTURES
 
     def worker_roles(self) -> Roles:
-        from planetary.runs.mixture.composer.loader import MixtureLoader
+        from planetary.runs.mixture.loader import MixtureLoader
         from planetary.runs.mixture.messages import MixtureJob
 
         return {MixtureJob: MixtureLoader()}

@@ -10,6 +10,9 @@ from planetary.core.tensors import TensorSpec
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.rounds import messages as rm
 
+SITE = "site"
+"""The role of a gateway that joins; also backend and target."""
+
 
 def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the specs of tensors that cross a border for these parameters: their float32 masters.

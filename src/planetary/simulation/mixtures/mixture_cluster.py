@@ -14,11 +14,11 @@ from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles
 from planetary.machine.machine import Validated
-from planetary.runs.mixture.composer.loader import MixtureLoader
 from planetary.runs.mixture.controller.controller import MixtureController
 from planetary.runs.mixture.gateway.gateway import MixtureRun, MixtureSetup
-from planetary.runs.mixture.gateway.preparation import PreparedMixture
+from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.messages import MIXTURES, MixtureJob
+from planetary.runs.mixture.preparation import PreparedMixture
 from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault

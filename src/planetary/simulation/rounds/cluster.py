@@ -29,11 +29,11 @@ from planetary.machine.machine import Validated
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.gateway import RoundsSetup
-from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, RingGateway, StarGateway
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.start import policy_of
 from planetary.runs.rounds.worker.role import TrainingLoader
 from planetary.simulation.collectives.machine_ports import simulated_ports
 from planetary.simulation.executors import Health, TimedExecutor

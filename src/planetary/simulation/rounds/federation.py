@@ -11,9 +11,9 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig
 from planetary.fleet.shell.shell import Address
 from planetary.runs.federation.config import FederationConfig, SiteEntry
-from planetary.runs.federation.hub_gateway import HubSetup
-from planetary.runs.federation.site_gateway import SiteSetup
-from planetary.runs.federation.uplink import UplinkOptions
+from planetary.runs.federation.hub.gateway import HubSetup
+from planetary.runs.federation.site.gateway import SiteSetup
+from planetary.runs.federation.site.uplink import UplinkOptions
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import PORT, SimPlace

@@ -35,7 +35,6 @@ from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
 from planetary.machine.journal import Record
-from planetary.runs.rounds.gateway.start import policy_of
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
@@ -50,6 +49,7 @@ from planetary.runs.rounds.records import (
     RoundsResumed,
     StepReplaced,
 )
+from planetary.runs.rounds.start import policy_of
 from planetary.runs.rounds.worker.compute import Batch, batches_of
 from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import Contribution

@@ -23,7 +23,7 @@ from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import SYSTEM
 from planetary.fleet.worker.role import Role, WorkerOptions, Workplace
 from planetary.runs.mixture import messages as mm
-from planetary.runs.mixture.composer.loader import MixtureLoader
+from planetary.runs.mixture.loader import MixtureLoader
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.plan import MixturePlan
 from planetary.runtime.program_runner import ProgramRunner

@@ -14,7 +14,7 @@ from chat_support import PLAIN, said, tokenizer_folder
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides, load_config
 from planetary.core.errors import UserError
-from planetary.runs.mixture.gateway.preparation import PreparedMixture, ProgramRecord, prepare_mixture
+from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.runs.rounds.preparation import prepared_steps
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "parallax-tiny.toml"
@@ -102,7 +102,7 @@ def test_a_gateway_that_reads_a_program_back_loads_no_jax(folder: Folder, tmp_pa
         "from pathlib import Path\n"
         "from planetary.core.config import apply_overrides, load_config\n"
         "from planetary.runs.mixture.gateway import gateway\n"
-        "from planetary.runs.mixture.gateway.preparation import prepare_mixture\n"
+        "from planetary.runs.mixture.preparation import prepare_mixture\n"
         f"config = apply_overrides(load_config({str(config)!r}), {sets!r})\n"
         f"prepare_mixture(config, Path({str(folder.cache)!r}), lambda text: None)\n"
         "print(sorted({'jax', 'jaxlib', 'iree.compiler'} & set(sys.modules)))\n"

@@ -25,9 +25,9 @@ from planetary.models.context import WholeText
 from planetary.run.model.served import load_served, load_trained
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.gateway.gateway import KEPT_KINDS
-from planetary.runs.mixture.gateway.preparation import owners_of_run, plan_of
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.methods.tiers import Cadence
+from planetary.runs.mixture.preparation import plan_of
 from planetary.runs.mixture.results.inference import (
     ExpertSelection,
     MixtureLosses,
@@ -39,6 +39,7 @@ from planetary.runs.mixture.results.inference import (
     model_with,
 )
 from planetary.runs.mixture.results.run_state import read_mixture, read_run
+from planetary.runs.mixture.start import owners_of_run
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
 from planetary.runs.mixture.training.trainer import MoeTrainer
 from planetary.runs.serve.program.traced_model import TracedModel

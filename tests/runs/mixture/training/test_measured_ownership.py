@@ -15,8 +15,8 @@ from planetary.data.reader import read_slice
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
 from planetary.runs.mixture.config import MoeConfig
-from planetary.runs.mixture.gateway.preparation import plan_of
 from planetary.runs.mixture.methods.ownership import load_aware, round_robin
+from planetary.runs.mixture.preparation import plan_of
 from planetary.runs.mixture.training import initial as initial_training
 from planetary.runs.mixture.training.initial import drawn_model, owners_by_load
 

@@ -21,7 +21,7 @@ from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
 from planetary.run.model.served import load_trained
-from planetary.runs.mixture.gateway.preparation import model_values
+from planetary.runs.mixture.preparation import model_values
 from planetary.runs.mixture.training.participant_states import ternary
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
 from planetary.runs.mixture.training.trainer import MoeTrainer

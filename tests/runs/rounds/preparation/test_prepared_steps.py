@@ -12,10 +12,10 @@ import pytest
 import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides
-from planetary.runs.rounds.gateway.run_step import step_news
 from planetary.runs.rounds.preparation.options import step_options
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import DECIDING, find_record
+from planetary.runs.rounds.preparation.run_step import step_news
 
 MODEL = """
 from pathlib import Path

@@ -325,7 +325,7 @@ def _link_of(config: SiteConfig, cache: Path) -> HubLinkOptions:
 
     from planetary.core.configuration.schema import FabricConfig, Timings
     from planetary.core.errors import UserError
-    from planetary.runs.federation.uplink import hub_address, hub_invite_in
+    from planetary.runs.federation.site.uplink import hub_address, hub_invite_in
     from planetary.site.placement.hub_link import HubLinkOptions
 
     federation = config.federation

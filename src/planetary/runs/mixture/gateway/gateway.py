@@ -63,18 +63,13 @@ from planetary.runs.mixture.gateway.payload_work import (
     make_fragment,
     routing_of,
 )
-from planetary.runs.mixture.gateway.preparation import (
-    PreparedMixture,
-    ProgramRecord,
-    begin_mixture,
-    owners_of_run,
-    prepare_mixture,
-)
 from planetary.runs.mixture.payloads.shard import model_bytes
 from planetary.runs.mixture.plan import OwnerMap
+from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.runs.mixture.records import MixtureStarted, ShardGranted
+from planetary.runs.mixture.start import begin_mixture, owners_of_run
 from planetary.runs.mixture.status import mixture_part
-from planetary.runs.rounds.gateway.run_step import own_record, step_news
+from planetary.runs.rounds.preparation.run_step import own_record, step_news
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 

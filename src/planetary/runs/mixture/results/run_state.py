@@ -13,9 +13,9 @@ from planetary.fleet.gateway.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.fleet.protocol.kind_reader import read_journal
 from planetary.machine.journal import replay
 from planetary.runs.mixture.config import MoeConfig
-from planetary.runs.mixture.gateway.preparation import plan_over
 from planetary.runs.mixture.payloads.saved_composers import saved_composer
 from planetary.runs.mixture.payloads.surrogates import empty_bank, install, surrogates_from
+from planetary.runs.mixture.preparation import plan_over
 from planetary.runs.mixture.records import MixtureState
 from planetary.runs.mixture.status import READER
 from planetary.runs.mixture.training.participant_states import SyncerState, TrainingState

@@ -13,9 +13,9 @@ from planetary.fleet.gateway.run_files import CHECKPOINTS
 from planetary.fleet.shell.system import System
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
-from planetary.runs.rounds.gateway.start import outer_state_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.start import outer_state_of
 from planetary.sync.ring import state_digest
 
 

@@ -33,8 +33,6 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.gateway.checkpoints import RoundCheckpoints
 from planetary.runs.rounds.gateway.disk_room import DiskRoom
-from planetary.runs.rounds.gateway.run_step import keep_step, own_record, record_of, step_news
-from planetary.runs.rounds.gateway.start import RoundsStart, begin
 from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import GatewayTopology, StarGateway, topology_of
 from planetary.runs.rounds.messages import ROUNDS
@@ -45,7 +43,9 @@ from planetary.runs.rounds.preparation.next_step import ExportStep, export_apart
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
+from planetary.runs.rounds.preparation.run_step import keep_step, own_record, record_of, step_news
 from planetary.runs.rounds.records import RoundClosed, StepReplaced
+from planetary.runs.rounds.start import RoundsStart, begin
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER
 from planetary.runs.rounds.traffic import RoundTraffic
@@ -134,7 +134,7 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
         topology = topology or self._topology_of(config, gateway.options.host, security.authority)
         gateway.after_close.push_async_callback(asyncio.to_thread, topology.stop)
         topology.start()
-        start = begin(config, gateway.options, prepared, topology, files=gateway.system.files, reader=reader)
+        start = begin(config, gateway.options, prepared, topology.extend, files=gateway.system.files, reader=reader)
         return RoundsRun(gateway, self, prepared, start=start, topology=topology, room=room)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planetary.fleet.protocol.records import EndKind
 from planetary.machine.events import Event, Instruction
-from planetary.runs.federation.site_points import Anchor, Offered
+from planetary.runs.federation.site.points import Anchor, Offered
 from planetary.runs.rounds.messages import TrainTask
 
 

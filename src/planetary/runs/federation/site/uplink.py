@@ -26,11 +26,10 @@ from planetary.fleet.worker.worker import WorkerShell
 from planetary.machine.events import Event, Exit, Instruction, Payload
 from planetary.net.addresses import parse_address
 from planetary.net.identity import Identity
-from planetary.runs.federation import site_events as s
 from planetary.runs.federation.facts import differences
-from planetary.runs.federation.hub_policy import SITE
-from planetary.runs.federation.messages import FEDERATION, Facts, SiteJob, masters_of
-from planetary.runs.federation.site_points import SitePoints
+from planetary.runs.federation.messages import FEDERATION, SITE, Facts, SiteJob, masters_of
+from planetary.runs.federation.site import events as s
+from planetary.runs.federation.site.points import SitePoints
 from planetary.runs.federation.status import terms_in_words
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.events import EndParametersOf

@@ -15,14 +15,14 @@ from planetary.core.token_slice import Slice
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.protocol import events as e
-from planetary.runs.federation import site_events as s
-from planetary.runs.federation.border import adoption_of
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
-from planetary.runs.federation.site_controller import SiteController
-from planetary.runs.federation.site_points import Anchor, SitePoints
+from planetary.runs.federation.site import events as s
+from planetary.runs.federation.site.border import adoption_of
+from planetary.runs.federation.site.controller import SiteController
+from planetary.runs.federation.site.points import Anchor, SitePoints
+from planetary.runs.federation.site.uplink import Uplink, UplinkOptions
 from planetary.runs.federation.status import SITE_READER, FederationStanding
-from planetary.runs.federation.uplink import Uplink, UplinkOptions
 from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared

@@ -12,7 +12,7 @@ from planetary.fleet.controller.reported_values import MOST
 from planetary.fleet.protocol import messages as m
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
-from planetary.runs.federation.messages import Facts, SiteJob, SiteTerms, masters_of
+from planetary.runs.federation.messages import SITE, Facts, SiteJob, SiteTerms, masters_of
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
@@ -21,8 +21,6 @@ from planetary.sync.judgement import Claim, Judgement, Judging
 
 EVALUATOR = "evaluator"
 """The role of a worker that joins a hub."""
-SITE = "site"
-"""The role of a gateway that joins; also backend and target."""
 
 
 class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):

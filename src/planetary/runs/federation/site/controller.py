@@ -8,9 +8,9 @@ from planetary.fleet.controller.controller import RunPhase
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.status import RoundMetrics
-from planetary.runs.federation import site_events as s
-from planetary.runs.federation.border import Border
-from planetary.runs.federation.site_points import Anchor, Offered
+from planetary.runs.federation.site import events as s
+from planetary.runs.federation.site.border import Border
+from planetary.runs.federation.site.points import Anchor, Offered
 from planetary.runs.rounds.controller.controller import Controller
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.star import Star

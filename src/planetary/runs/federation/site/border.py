@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from planetary.runs.federation import site_events as s
 from planetary.runs.federation.records import ContributionOffered, VersionAdopted, WentAlone
-from planetary.runs.federation.site_points import Anchor, Offered
+from planetary.runs.federation.site import events as s
+from planetary.runs.federation.site.points import Anchor, Offered
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.messages import TrainTask
 

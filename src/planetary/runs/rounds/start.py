@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,13 @@ from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint
-from planetary.runs.rounds.gateway.run_step import keep_step, write_record
 from planetary.runs.rounds.messages import Compression, Fragmentation
 from planetary.runs.rounds.metrics import resume_metrics
 from planetary.runs.rounds.policy import ControllerPolicy, EvalChunk
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.preparation.run_step import keep_step, write_record
 from planetary.runs.rounds.records import LeaseMark, RoundsResumed, StepReplaced
 from planetary.runs.rounds.state import ControllerState
 from planetary.runs.rounds.status import READER
@@ -47,7 +48,6 @@ from planetary.sync.rounds import RoundPolicy
 
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import GatewayOptions
-    from planetary.runs.rounds.gateway.topology import GatewayTopology
 
 
 FIRST_STEP_S = 900.0
@@ -71,12 +71,12 @@ def begin(
     config: Config,
     options: GatewayOptions,
     prepared: Prepared,
-    topology: GatewayTopology,
+    extend: Callable[[ControllerPolicy, OuterState], ControllerPolicy],
     *,
     files: DurableFiles = DISK,
     reader: KindReader[ControllerState] = READER,
 ) -> RoundsStart:
-    """Read or make the run folder with the operations of `files`; `topology` has been started.
+    """Read or make the run folder with the operations of `files`; `extend`: adds the topology's constants.
 
     Raises:
         UserError: there is already a run in the folder, or none to resume; or the journal is damaged.
@@ -111,13 +111,13 @@ def begin(
             statistics=policy.spec.statistics,
         )
         policy = msgspec.structs.replace(policy, inner_state_of=started.model, start_digest=parameters.start_digest)
-        policy = topology.extend(policy, parameters.state)
+        policy = extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], reader.fold()), parameters, [started], [], [])
     start = _resume(config, options, prepared, policy, earlier, state=reader.fold(), files=files)
     policy = msgspec.structs.replace(
         policy, inner_state_of=start.state.inner_state_of, start_digest=start.parameters.start_digest
     )
-    start.policy = topology.extend(policy, start.parameters.state)
+    start.policy = extend(policy, start.parameters.state)
     return start
 
 

@@ -8,10 +8,14 @@ Real training steps (a small transformer on the standard library, XLA on CPU) in
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "federation"))
+
 import msgspec
+from simulated_federation import SimFederation, hub_config, site_config
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
@@ -25,7 +29,6 @@ from planetary.runs.rounds.preparation.preparation import prepare_run
 from planetary.runs.rounds.worker.compute import batches_of
 from planetary.runtime.pjrt_executor import PjrtExecutor
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
 from planetary.simulation.rounds.training import StepTraining
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)

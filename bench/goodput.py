@@ -4,7 +4,7 @@
 
 Each worker's process is killed once in `--every` rounds, at a time drawn for each; its supervisor starts another one. A
 round is 30 steps of 0.13 s, 3.9 s. Goodput is the tokens that count, per second, against the same run without faults;
-the loss is that of a small function (`simulation.rounds.small_training`), held out. Prints one JSON object for each
+the loss is that of a small function (`tests/runs/rounds/small_training.py`), held out. Prints one JSON object for each
 way: equal leases, measured ones, and the decoupled overlap, in which a round waits for one worker and a grace time.
 With two fragments its rounds are 15 steps, so that every number is synchronised once in 30, and there are twice as
 many; a merged fragment is mixed in after 10 steps. `tokens_per_s` are those without faults.
@@ -17,13 +17,18 @@ import json
 import logging
 import random
 import statistics
+import sys
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "rounds"))
+
+from small_training import small_training
 
 from planetary.fleet.protocol.records import WorkerLost
 from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 from planetary.simulation.simulated_cluster import SimMachine
 
 STEPS, STEP_S = 30, 0.13

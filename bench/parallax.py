@@ -15,12 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "mixture"))
+
 import msgspec
 import numpy as np
+from lockstep_trainer import MoeTrainer
 
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.schedules import Schedule
@@ -32,7 +36,6 @@ from planetary.runs.mixture.methods.tiers import Cadence
 from planetary.runs.mixture.training.participant_states import TrainingState, assembled
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 replace = msgspec.structs.replace
 HELD_OUT = 128  # sequences

@@ -10,13 +10,18 @@ to the same program with experts and surrogates of width 1, so that attention, r
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "mixture"))
 
 import jax
 import msgspec
 import numpy as np
+from lockstep_trainer import expert_runner
 
 from planetary.compiler.backends import xla
 from planetary.core.configuration.step_options import StepOptions
@@ -32,7 +37,6 @@ from planetary.runs.mixture.training.expert_work import improve
 from planetary.runs.mixture.training.initial import initial_training
 from planetary.runs.mixture.training.participant_states import ComposerState
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runs.mixture.training.trainer import expert_runner
 from planetary.runtime.program_runner import Program
 
 replace = msgspec.structs.replace

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "rounds"))
+
 import msgspec
+from small_training import small_training
 
 from planetary.core.config import to_toml
 from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 IMAGES = Path(__file__).with_name("images")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

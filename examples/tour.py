@@ -10,14 +10,20 @@ simulated, and a small known function stands in place of a model, so that it tak
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import msgspec
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runs" / "rounds"))
+
+from small_training import small_training
 
 from planetary.machine.journal import replay
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 ROUNDS, WORKERS, INNER_STEPS = 4, 2, 4
 FAULTS = (

@@ -15,6 +15,7 @@ from types import FrameType
 import pytest
 from policy_cluster import PolicyCluster
 from small_policy import small_policy
+from small_training import small_training
 
 import planetary
 from planetary.compiler.frontend.export import load_model
@@ -24,7 +25,6 @@ from planetary.core.configuration.presets import PRESETS
 from planetary.core.configuration.step_options import StepOptions
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 from served_completion import complete
 
 ROOT = Path(__file__).parents[1]

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from small_training import small_training
+
 from planetary.data.slices import LeaseLedger
 from planetary.fleet.protocol.news import LastingNews
 from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, RunFinished, RunPaused
 from planetary.runs.rounds.records import LeaseMark, RolledBack, RoundClosed
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 FULL = "writing failed: No space left on device"
 END = RunFinished(round=9, ok=True, reason="all 9 rounds are done", kind="done")

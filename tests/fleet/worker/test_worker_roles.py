@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bad_input_support import events, gateway, node_flags, run, started, wait_for, write_config
 from controller_bench import Bench
+from small_training import SPEC
 
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
@@ -18,7 +19,6 @@ from planetary.runs.mixture.messages import MixtureJob
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.backend_candidate import candidate_roles
 from planetary.runs.rounds.worker.role import TrainingLoader
-from planetary.simulation.rounds.small_training import SPEC
 
 JOB = rm.TrainingJob(
     run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sink_story import ENDED, LOST, line, run_in
+from small_training import small_training
 
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.status import RoundMetrics
@@ -17,7 +18,6 @@ from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.monitor.sinks.tensorboard_sink import TensorboardSink
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 class Recorder(Sink):

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from simulated_federation import SimFederation, hub_config, site_config
+from small_training import PARAMS, SmallTraining, small_training
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.records import VersionAdopted
 from planetary.runs.rounds.records import DeltaAccepted, DeltaWithdrawn, RoundMerged, RoundsRecord
 from planetary.simulation.faults import Fault
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
 from planetary.simulation.rounds.training import Training
 from planetary.sync.contributions import Contribution, rebase
 from planetary.sync.outer import initial_state, outer_step

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from simulated_federation import SimFederation, hub_config, site_config
+from small_training import SmallExecutor, SmallTraining, small_training
 
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config
@@ -19,8 +21,6 @@ from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.records import ContributionOffered, VersionAdopted
 from planetary.runs.rounds.records import DeltaAccepted
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import SmallExecutor, SmallTraining, small_training
 from planetary.simulation.rounds.training import StepTraining, Training
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)

@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 from federation_schedules import SCHEDULES, federation_of, history_of
+from simulated_federation import SimFederation, hub_config, site_config
+from small_training import SmallTraining, small_training
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.federation.records import ContributionOffered, VersionAdopted, WentAlone
 from planetary.runs.rounds.records import DeltaAccepted
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
 SEEDS, LATER_SEEDS = range(2), range(100, 124)
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 from federation_schedules import federation_of
+from simulated_federation import SimFederation, hub_config, site_config
+from small_training import (
+    GOAL,
+    LEAST_LOSS,
+    SmallExecutor,
+    SmallTraining,
+    small_training,
+)
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.step import StepSpec
@@ -13,14 +21,6 @@ from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
 from planetary.runs.federation.config import SiteEntry
 from planetary.runs.rounds.records import DeltaAccepted, RolledBack, RoundMerged
 from planetary.runtime.executor import StepResult
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import (
-    GOAL,
-    LEAST_LOSS,
-    SmallExecutor,
-    SmallTraining,
-    small_training,
-)
 
 LIMIT_S = 3000.0
 

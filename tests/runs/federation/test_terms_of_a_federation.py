@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from simulated_federation import SimFederation, hub_config, site_config
+from small_training import SmallTraining, small_training
 
 from planetary.cli.main import main
 from planetary.compiler.step.step_module import TrainStep
@@ -23,8 +25,6 @@ from planetary.runs.federation.facts import differences, facts_of
 from planetary.runs.federation.hub.policy import terms_of
 from planetary.runs.federation.status import FederationStanding
 from planetary.runs.rounds.records import RoundMerged
-from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
 Change = Callable[[SmallTraining], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from lockstep_trainer import MoeTrainer
 from mixture_stage import MixtureStage, Worker
 from version_streams import expert_streams
 
@@ -19,7 +20,6 @@ from planetary.runs.mixture.plan import MixturePlan
 from planetary.runs.mixture.records import ExpertWork, MixtureState
 from planetary.runs.mixture.training.expert_work import HeldExperts, Improved
 from planetary.runs.mixture.training.participant_states import ComposerState, TrainingState
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 
 def trained(plan: MixturePlan) -> TrainingState:

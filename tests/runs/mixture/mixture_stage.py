@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from lockstep_trainer import composer_runner, expert_runner
 from moe_support import BASE, TINY
 from msgspec.structs import replace
 
@@ -54,7 +55,6 @@ from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord
 from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.records import MixtureRecord, MixtureStarted
 from planetary.runs.mixture.training.expert_optimizer import EXPERT
-from planetary.runs.mixture.training.trainer import composer_runner, expert_runner
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from lockstep_trainer import MoeTrainer, StepReport, composer_runner, expert_runner
 from msgspec.structs import replace
 
 from planetary.compiler.check.interpreter import run_interpreter
@@ -24,7 +25,6 @@ from planetary.runs.mixture.methods.tiers import Cadence
 from planetary.runs.mixture.program.signature import ComposerShape
 from planetary.runs.mixture.training.participant_states import TrainingState, assembled
 from planetary.runs.mixture.training.settings import MoeTraining
-from planetary.runs.mixture.training.trainer import MoeTrainer, StepReport, composer_runner, expert_runner
 from planetary.runtime.program_runner import Program, ProgramRunner, XlaRunner, signature
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lockstep_trainer import expert_runner
 from mixture_checks import check_equal, check_streams, composing, of_kind, spoil, trained
 from mixture_stage import MixtureStage, make_plan
 from moe_support import OPTIONS, TINY, worker
@@ -22,7 +23,6 @@ from planetary.runs.mixture.methods.sketch import Sketch, encode
 from planetary.runs.mixture.records import ExpertsAdvanced, SyncNote
 from planetary.runs.mixture.training.audit import FEW_ROWS, audit, disagreements, effect
 from planetary.runs.mixture.training.expert_work import Improved, improve
-from planetary.runs.mixture.training.trainer import expert_runner
 
 SLOTS = np.array([0, 2], np.int32)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from mixture_checks import check_equal, check_steps, check_streams, check_window, composing, of_kind, stale, trained
 from mixture_stage import MixtureStage, Worker, make_plan
 from moe_support import TINY, model_of
@@ -34,7 +35,6 @@ from planetary.runs.mixture.records import (
     SyncNote,
 )
 from planetary.runs.mixture.training.participant_states import merged_model
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3

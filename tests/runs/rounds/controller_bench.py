@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+from small_training import small_policy, small_training
 
 from planetary.core.extension_points import CODECS
 from planetary.fleet.protocol import messages as m
@@ -16,7 +17,6 @@ from planetary.runs.rounds.gateway.topology import ring_policy
 from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.start import policy_of
 from planetary.runs.rounds.state import ControllerState
-from planetary.simulation.rounds.small_training import small_policy, small_training
 from planetary.sync.deltas import Table
 
 ROUNDS = 3

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from small_training import SmallTraining, small_training
 
 from planetary.core.tensors import Tensors
 from planetary.data.slices import check_ledger
@@ -29,7 +30,6 @@ from planetary.runs.rounds.state import ControllerState, contradiction
 from planetary.simulation.faults import KINDS, Fault, draw_plan
 from planetary.simulation.forgeries import is_forged
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import SimMachine
 from random_schedules import Schedules, Sweep, check_ended_well, forging, journal_of, surviving, untimed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from controller_bench import ROUNDS, Bench
+from small_training import small_training
 
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.records import (
@@ -19,7 +20,6 @@ from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.records import RoundMerged, RoundStarted
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 @pytest.mark.parametrize(

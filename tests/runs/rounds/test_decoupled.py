@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from fault_schedules import LIMIT_S, WORKERS, check, recorded_deltas, run_schedule, sweep
+from small_training import small_training
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
@@ -20,7 +21,6 @@ from planetary.runs.rounds.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")

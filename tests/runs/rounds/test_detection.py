@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from small_training import small_training
 
 from planetary.fleet.protocol.records import WorkerLost
 from planetary.runs.rounds.records import LeaseReturned
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 def lost_after(fault: Fault) -> tuple[WorkerLost, SimCluster]:

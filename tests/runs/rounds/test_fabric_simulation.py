@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule, sweep
+from small_training import SmallTraining, encode_story, small_training
 
 from planetary.core.config import load_config
 from planetary.fleet.gateway.run_files import CONFIG, EVENTS, LOCK, STEP, has_run
@@ -13,7 +14,6 @@ from planetary.run.choice import new_run
 from planetary.runs.rounds.records import DeltaRejected, LeaseAssigned, RoundsResumed
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import SmallTraining, encode_story, small_training
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 

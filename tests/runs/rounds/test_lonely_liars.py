@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from controller_bench import Bench
 from fault_schedules import LIMIT_S
+from small_training import small_training
 
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
@@ -14,7 +15,6 @@ from planetary.runs.rounds.records import RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import LIES
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 ROUNDS = 12
 AWAY_S = 60.0

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from fault_schedules import LIMIT_S, recorded_deltas
+from small_training import small_policy, small_training
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.durable_files import DISK
@@ -28,7 +29,6 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.records import ContributionsJudged, LeaseAssigned, ParametersSent, RoundMerged
 from planetary.runs.rounds.worker.role import load_code
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_policy, small_training
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 EXAMPLES = dict(re.findall(r"```python\n(?=# (\w+\.py))(.*?)```", PAGE, re.DOTALL))

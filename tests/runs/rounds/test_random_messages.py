@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from controller_bench import Bench
+from small_training import small_policy
 
 from message_fuzz import RandomMessages, bombard
 from planetary.fleet.controller.membership import Membership
@@ -12,7 +13,6 @@ from planetary.machine.events import Received
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine
-from planetary.simulation.rounds.small_training import small_policy
 from planetary.wire.message import Message
 
 FROM_WORKERS = (

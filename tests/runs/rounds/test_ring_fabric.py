@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, part_two, run_schedule, sweep
+from small_training import encode_story, small_training
 
 from planetary.fleet.protocol.records import WorkerLost
 from planetary.runs.rounds.controller.ring import Ring
@@ -21,7 +22,6 @@ from planetary.runs.rounds.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import encode_story, small_training
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 # "overlap": of a ring, too

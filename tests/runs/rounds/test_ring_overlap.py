@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
+from small_training import small_training
 
 from planetary.fleet.protocol.records import WorkerJoined
 from planetary.runs.rounds.controller.ring import Ring
@@ -23,7 +24,6 @@ from planetary.runs.rounds.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 def overlapping(checkpoint_every: int = 1, plan: Sequence[Fault] = ()) -> SimCluster:

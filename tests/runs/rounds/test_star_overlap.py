@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, recorded_deltas, sweep
+from small_training import small_training
 
 from planetary.runs.rounds.records import (
     DeltaAccepted,
@@ -21,7 +22,6 @@ from planetary.runs.rounds.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from fault_schedules import SCHEDULES as RUNS
 from fault_schedules import check, recorded_deltas
+from small_training import STEPS, small_training
 
 from planetary.core.errors import ClosedError, UserError
 from planetary.fleet.gateway.roll_out import BEFORE, RollOut, StepWanted
@@ -17,7 +18,6 @@ from planetary.fleet.protocol.records import ArtifactPublished
 from planetary.runs.rounds.records import RoundMerged, RoundsRecord, RoundsResumed, RoundStarted, StepReplaced
 from planetary.simulation.faults import draw_plan
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import STEPS, small_training
 
 FIRST, SECOND, THIRD, _ = STEPS
 LIMIT_S = 2000.0

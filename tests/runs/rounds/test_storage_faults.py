@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, check_no_finished_round_was_lost
+from small_training import SmallTraining, small_training
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import BlobStore
@@ -22,7 +23,6 @@ from planetary.simulation.disk import SimulatedDisk, SimulatedFiles, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.faults import Fault, FaultKind
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.world import World
 
 MODES = pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, sweep
+from small_training import small_training
 
 from planetary.fleet.protocol.records import EvalFinished, WorkerJoined
 from planetary.runs.rounds.records import (
@@ -18,7 +19,6 @@ from planetary.runs.rounds.records import (
 )
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 from random_schedules import SLOW_SEEDS, SOAK_SEEDS
 
 PLAIN = ("outer.momentum=0", "outer.learning_rate=1", "outer.merge=mean", "outer.loss_rise=0")

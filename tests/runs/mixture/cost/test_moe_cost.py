@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from moe_support import BASE, train
 from msgspec.structs import replace
 
@@ -29,7 +30,6 @@ from planetary.runs.mixture.methods.sketch import Precision, encode, sketch_from
 from planetary.runs.mixture.methods.tiers import Cadence, Tier
 from planetary.runs.mixture.payloads.experts import experts_bytes, weights_bytes
 from planetary.runs.mixture.training.expert_work import HeldExperts
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from lockstep_trainer import IreeRunner
 from moe_support import TINY, Built, build, worker
 
 from planetary.compiler.backends.targets import Target
@@ -19,7 +20,6 @@ from planetary.models.latent_moe import LatentMoeConfig, composer_forward, loss_
 from planetary.runs.mixture.cost.cost import REPORT_20B, REPORT_176B, one_expert_params
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.program.signature import ComposerShape, state_specs, zeros_for
-from planetary.runs.mixture.training.trainer import IreeRunner
 from planetary.runtime.host import host_features
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lockstep_trainer import IreeRunner
 from moe_support import TINY, build, worker
 
 from planetary.compiler.backends.targets import Target
@@ -13,7 +14,6 @@ from planetary.core.errors import CompileError, ResourceError, UserError
 from planetary.core.program_trial import make_reference
 from planetary.core.step import ProgramSpec
 from planetary.runs.mixture.program.signature import state_specs, zeros_for
-from planetary.runs.mixture.training.trainer import IreeRunner
 from planetary.runtime import pjrt_executor
 from planetary.runtime.device_check import check_program
 from planetary.runtime.program_runner import Program, open_program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lockstep_trainer import IreeRunner
 from moe_support import OPTIONS, TINY, build, train
 from msgspec.structs import replace
 
@@ -13,7 +14,6 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.runs.mixture.program.programs import composer_program, expert_program
 from planetary.runs.mixture.program.signature import ComposerShape
-from planetary.runs.mixture.training.trainer import IreeRunner
 from planetary.runtime.program_runner import Program, XlaRunner
 
 # A balance loss of the whole batch is not the mean of its parts'.

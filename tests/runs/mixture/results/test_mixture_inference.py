@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from mixture_stage import MixtureStage
 from moe_support import BASE, TINY, train
 from msgspec.structs import replace
@@ -41,7 +42,6 @@ from planetary.runs.mixture.results.inference import (
 from planetary.runs.mixture.results.run_state import read_mixture, read_run
 from planetary.runs.mixture.start import owners_of_run
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
-from planetary.runs.mixture.training.trainer import MoeTrainer
 from planetary.runs.serve.program.traced_model import TracedModel
 
 STEPS, PER_ROUND = 8, 4

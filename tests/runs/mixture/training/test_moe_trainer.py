@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from moe_support import BASE, OPTIONS, TINY, TOGETHER, Interpreted, batch, model_of, train
 from msgspec.structs import replace
 
@@ -19,7 +20,6 @@ from planetary.runs.mixture.methods.acceptance import Policy, Refusal
 from planetary.runs.mixture.methods.tiers import Cadence, Tier, tier_of
 from planetary.runs.mixture.training.composer import ComposerSteps
 from planetary.runs.mixture.training.participant_states import TrainingState, merged_model
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 
 def test_float_offload_equals_direct_ownership_bit_for_bit() -> None:

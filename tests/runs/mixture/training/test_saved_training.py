@@ -8,6 +8,7 @@ from typing import IO
 import msgspec
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from moe_support import BASE, TINY, TOGETHER, batch, train
 from msgspec.structs import replace
 
@@ -24,7 +25,6 @@ from planetary.run.model.served import load_trained
 from planetary.runs.mixture.results.merged_export import export_merged
 from planetary.runs.mixture.training.participant_states import merged_model
 from planetary.runs.mixture.training.saved import SavedTraining, read_training, write_training
-from planetary.runs.mixture.training.trainer import MoeTrainer
 from planetary.runs.rounds.preparation.options import builder_options
 
 OFFLOAD = {"cadence": TOGETHER, "sketches": "all", "precision": "4bit", "update_form": "topk"}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lockstep_trainer import MoeTrainer
 from moe_support import BASE, TINY
 from msgspec.structs import replace
 
@@ -24,7 +25,6 @@ from planetary.run.model.served import load_trained
 from planetary.runs.mixture.preparation import model_values
 from planetary.runs.mixture.training.participant_states import ternary
 from planetary.runs.mixture.training.saved import SavedTraining, write_training
-from planetary.runs.mixture.training.trainer import MoeTrainer
 
 WEIGHTS, UP = "merged.safetensors", "layers.0.experts.up"
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, TINY.sequence_length)), jnp.int32)

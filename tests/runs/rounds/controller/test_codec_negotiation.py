@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from controller_bench import Bench
+from small_training import small_policy
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
@@ -16,7 +17,6 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.changes import CodedChange, RelayedChange, unchanged
 from planetary.runs.rounds.records import ParametersSent
 from planetary.runs.rounds.state import ControllerState
-from planetary.simulation.rounds.small_training import small_policy
 
 
 def hello(*codecs: str) -> m.Hello:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS
+from small_training import small_training
 
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.journal import replay
@@ -13,7 +14,6 @@ from planetary.runs.rounds.metrics import unreported
 from planetary.runs.rounds.records import RoundClosed, RoundMerged, RoundsRecord, RoundStarted
 from planetary.runs.rounds.state import ControllerState
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[RoundsRecord], RoundMerged]:

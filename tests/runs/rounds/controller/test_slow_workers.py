@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from small_training import small_training
 
 from planetary.monitor.folder_status import status_of
 from planetary.monitor.report import build_report
@@ -12,7 +13,6 @@ from planetary.monitor.screen import plain_lines
 from planetary.runs.rounds.controller.pace import LeaseTimes, WorkerPaces, slow_workers
 from planetary.runs.rounds.records import WorkerRecovered, WorkerSlow
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import small_training
 
 
 def times(worker: str, seconds: float, *, transfer_s: float = 0.0, waited_s: float = 0.0, trained: int = 10):

@@ -7,12 +7,12 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from fault_schedules import run_schedule, sweep
+from small_training import SmallTraining, small_training
 
 from planetary.runs.rounds.controller.pace import EVEN, MOST_SHARES, EqualShares, LeaseTimes, MeasuredShares
 from planetary.runs.rounds.records import DeltaAccepted, LeaseAssigned, RoundMerged
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
 from planetary.simulation.simulated_cluster import STEP_S, SimMachine
 from random_schedules import SLOW_SEEDS, surviving
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from small_training import SPEC, SmallExecutor
 
 from planetary.core.configuration.schema import OuterConfig
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
@@ -28,7 +29,6 @@ from planetary.runs.rounds.worker.compute import Compute
 from planetary.runs.rounds.worker.events import StepDone, TaskBroke, TrainingDone
 from planetary.runs.rounds.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.runs.rounds.worker.inner_state import InnerStates
-from planetary.simulation.rounds.small_training import SPEC, SmallExecutor
 from planetary.sync.merge import Mean, Radial, Senders
 from planetary.sync.outer import initial_state, published_params
 from planetary.sync.payload import PAYLOAD, PayloadForm, payload_digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from small_training import SPEC
 
 from planetary.core.errors import (
     CompileError,
@@ -24,7 +25,6 @@ from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.worker import events as rw
 from planetary.runs.rounds.worker.lease_machine import LeaseMachine, TaskPhase
 from planetary.runs.rounds.worker.ring_machine import RingMachine
-from planetary.simulation.rounds.small_training import SPEC
 
 JOB = rm.TrainingJob(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = rm.Slice("data", "ui8", 0, 44)

@@ -11,11 +11,37 @@ import pytest
 from planetary.core.errors import LocalProtocolError, ResourceError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.runtime.device_program import ResidentTensors, TransferCounter, run_once
+from planetary.runtime.device_program import DeviceProgram, Handle, ResidentTensors, run_once
 from planetary.runtime.pjrt_executor import open_devices
 
 W, G, NORM = TensorSpec("w", "f32", (3,)), TensorSpec("g", "f32", (3,)), TensorSpec("norm", "f32", ())
 UPDATE = FunctionSpec((W, G), (W, NORM))
+
+
+class TransferCounter:
+    """Counts the bytes that go to a device and come back; a `DeviceProgram` around another one."""
+
+    def __init__(self, program: DeviceProgram) -> None:
+        self._program = program
+        self.uploaded = self.downloaded = 0
+
+    @property
+    def device_name(self) -> str:
+        return self._program.device_name
+
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
+        self.uploaded += spec.nbytes
+        return self._program.put(spec, array)
+
+    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+        self.downloaded += spec.nbytes
+        return self._program.get(spec, handle)
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        return self._program.invoke(function, arguments)
+
+    def signature(self, function: str) -> FunctionSpec:
+        return self._program.signature(function)
 
 
 class Adds:

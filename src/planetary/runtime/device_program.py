@@ -48,32 +48,6 @@ class DeviceProgram(Protocol):
         ...
 
 
-class TransferCounter:
-    """Counts the bytes that go to a device and come back; a `DeviceProgram` around another one."""
-
-    def __init__(self, program: DeviceProgram) -> None:
-        self._program = program
-        self.uploaded = self.downloaded = 0
-
-    @property
-    def device_name(self) -> str:
-        return self._program.device_name
-
-    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
-        self.uploaded += spec.nbytes
-        return self._program.put(spec, array)
-
-    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
-        self.downloaded += spec.nbytes
-        return self._program.get(spec, handle)
-
-    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        return self._program.invoke(function, arguments)
-
-    def signature(self, function: str) -> FunctionSpec:
-        return self._program.signature(function)
-
-
 def run_once(program: DeviceProgram, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
     """Return all results of a function by name; `tensors` has at least the arguments, and nothing stays there.
 

@@ -7,24 +7,31 @@ everything. A networked run at the same schedule must equal it, and `bench/paral
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from planetary.core.configuration.step_options import StepOptions
-from planetary.core.errors import NumericsError, UserError
+from planetary.core.errors import LocalProtocolError, NumericsError, UserError
 from planetary.core.step import GRADIENT
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.runs.mixture.methods import ownership
 from planetary.runs.mixture.methods.acceptance import Verdict
-from planetary.runs.mixture.methods.averaging import mean_gradients, merge
+from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, merge
 from planetary.runs.mixture.methods.tiers import Tier, tier_fragments
 from planetary.runs.mixture.program.programs import composer_program, dense_specs, expert_program
 from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
-from planetary.runs.mixture.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
+from planetary.runs.mixture.training.composer import (
+    ComposerSteps,
+    install,
+    mean_error,
+    mean_loss,
+    named_experts,
+    owned_by,
+)
 from planetary.runs.mixture.training.initial import initial_training
 from planetary.runs.mixture.training.participant_states import (
     ComposerState,
@@ -33,10 +40,11 @@ from planetary.runs.mixture.training.participant_states import (
     TrainingState,
     assembled,
 )
-from planetary.runs.mixture.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots
+from planetary.runs.mixture.training.replicas import expert_fragments, holders, only_shards, replicated_slots, rule_of
 from planetary.runs.mixture.training.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.runs.mixture.training.settings import MoeTraining
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner, XlaRunner
+from planetary.sync.radial import weighted_mean
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
@@ -306,3 +314,53 @@ class MoeTrainer:
             composers = [replace(c, dense={**c.dense, **merged}) for c in composers]
             syncer = SyncerState({**syncer.start, **merged}, {**syncer.velocity, **speed})
         return composers, syncer, due
+
+
+def consolidate(
+    composers: Sequence[ComposerState],
+    start: Tensors,
+    rule: FragmentMergeRule,
+    fragments: Mapping[tuple[Tier, int], Collection[str]],
+    *,
+    replicas: int,
+    tokens: int,
+    steps: int,
+) -> tuple[list[ComposerState], dict[str, np.ndarray]]:
+    """Return the composers with equal copies of every expert, and these copies by name.
+
+    Optimizer moments stay apart, as those of tiers do.
+
+    Args:
+        composers: all that take part.
+        start: of the last merge, by the names of `fragments`; other names are kept.
+        rule: mean or radial-directional, per expert.
+        fragments: of `expert_fragments`.
+        replicas: R.
+        tokens, steps: of each composer since the last merge.
+    """
+    after, merged_all = list(composers), dict(start)
+    for (tier, shard), names in fragments.items():
+        owners = holders(shard, len(composers), replicas)
+        published = [PublishedParameters(n, composers[n].named(names), tokens, steps) for n in owners]
+        merged, _ = merge({name: start[name] for name in names}, {}, published, rule_of(tier, rule))
+        merged_all |= merged
+        for number in owners:
+            after[number] = after[number].with_named(merged)
+    return after, merged_all
+
+
+def mean_gradients(gradients: Sequence[Mapping[str, np.ndarray]], tokens: Sequence[int]) -> dict[str, np.ndarray]:
+    """Return the token-weighted mean of the composers' gradients by name, float32: the average of H = 1."""
+    if not gradients:
+        raise LocalProtocolError("the mean of no gradients does not exist")
+    weights = [float(count) for count in tokens]
+    return {
+        name: weighted_mean([np.asarray(g[name], np.float64) for g in gradients], weights).astype(np.float32)
+        for name in gradients[0]
+    }
+
+
+def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoeConfig) -> dict[str, np.ndarray]:
+    """Return the arguments of the ordinary model's program besides tokens and targets."""
+    every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
+    return {**dense, **named_experts(layers), **owned_by(every, config)}

@@ -1,6 +1,6 @@
 """A simulated run in rounds.
 
-`simulation.rounds.training.Training` computes: a real training step, or one that a test knows, whose parameters at the end
+`simulation.rounds.training.Training` computes: a real training step, or a known function, whose parameters at the end
 can be computed again from the journal alone and must be equal bit for bit, despite all faults.
 """
 

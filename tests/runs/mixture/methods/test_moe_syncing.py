@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lockstep_trainer import mean_gradients
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.runs.mixture.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
-from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, mean_gradients, merge
+from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, merge
 from planetary.runs.mixture.methods.moments import MomentRule
 from planetary.runs.mixture.methods.tiers import Cadence, Tier, fragments_by_bytes, names_of, tier_of
 from planetary.sync.radial import radial_average, weighted_mean

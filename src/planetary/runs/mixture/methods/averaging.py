@@ -6,7 +6,7 @@ averaging (`sync.radial`); embeddings, whose rows only some composers touched, b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -102,17 +102,6 @@ def merge(
             raise NumericsError(f"merging {len(ordered)} composers made {name!r} NaN or infinite")
         merged[name] = end.astype(np.float32)
     return merged, speed
-
-
-def mean_gradients(gradients: Sequence[Mapping[str, np.ndarray]], tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the token-weighted mean of the composers' gradients by name, float32: the average of H = 1."""
-    if not gradients:
-        raise LocalProtocolError("the mean of no gradients does not exist")
-    weights = [float(count) for count in tokens]
-    return {
-        name: weighted_mean([np.asarray(g[name], np.float64) for g in gradients], weights).astype(np.float32)
-        for name in gradients[0]
-    }
 
 
 def _check(ordered: Sequence[PublishedParameters]) -> None:

@@ -333,12 +333,6 @@ def mean_loss(run: Runner, tensors: Tensors, batches: Sequence[tuple[np.ndarray,
     return float(np.mean(losses))
 
 
-def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoeConfig) -> dict[str, np.ndarray]:
-    """Return the arguments of the ordinary model's program besides tokens and targets."""
-    every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
-    return {**dense, **named_experts(layers), **owned_by(every, config)}
-
-
 class ResidentComposer:
     """A composer whose parameters, optimizer state, experts and surrogates stay on the device from step to step.
 

@@ -8,15 +8,14 @@ place; when it is lost the next one goes on from another copy, and nothing has t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.core.tensors import Tensors
 from planetary.runs.mixture.methods import ownership
-from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, merge
+from planetary.runs.mixture.methods.averaging import FragmentMergeRule
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.training.participant_states import ComposerState, expert_name
 
@@ -100,36 +99,3 @@ def expert_fragments(
 def rule_of(tier: Tier, rule: FragmentMergeRule) -> FragmentMergeRule:
     """Return how fragments of a tier are merged: those of experts without an outer momentum."""
     return msgspec.structs.replace(rule, rate=1.0, momentum=0.0) if tier is Tier.EXPERTS else rule
-
-
-def consolidate(
-    composers: Sequence[ComposerState],
-    start: Tensors,
-    rule: FragmentMergeRule,
-    fragments: Mapping[tuple[Tier, int], Collection[str]],
-    *,
-    replicas: int,
-    tokens: int,
-    steps: int,
-) -> tuple[list[ComposerState], dict[str, np.ndarray]]:
-    """Return the composers with equal copies of every expert, and these copies by name.
-
-    Optimizer moments stay apart, as those of tiers do.
-
-    Args:
-        composers: all that take part.
-        start: of the last merge, by the names of `fragments`; other names are kept.
-        rule: mean or radial-directional, per expert.
-        fragments: of `expert_fragments`.
-        replicas: R.
-        tokens, steps: of each composer since the last merge.
-    """
-    after, merged_all = list(composers), dict(start)
-    for (tier, shard), names in fragments.items():
-        owners = holders(shard, len(composers), replicas)
-        published = [PublishedParameters(n, composers[n].named(names), tokens, steps) for n in owners]
-        merged, _ = merge({name: start[name] for name in names}, {}, published, rule_of(tier, rule))
-        merged_all |= merged
-        for number in owners:
-            after[number] = after[number].with_named(merged)
-    return after, merged_all

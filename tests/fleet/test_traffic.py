@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.mixture.messages import RunProgress, SaveShard
 from planetary.runs.rl.messages import PolicyWeights, SampleRollouts
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.traffic import RoundTraffic
+
+
+def round_metrics(number: int) -> RoundMetrics:
+    return RoundMetrics(
+        round=number,
+        loss=1.0,
+        eval_loss=None,
+        tokens=1,
+        tokens_total=1,
+        seconds=1.0,
+        workers=1,
+        inner_steps=1,
+        bytes_up=0,
+        bytes_down=0,
+        tokens_per_s=1.0,
+        compute_fraction=1.0,
+    )
 
 
 def test_a_rounds_message_counts_for_the_round_it_names() -> None:
@@ -22,7 +40,7 @@ def test_outer_state_counts_up_for_its_round_and_down_for_next() -> None:
     traffic.add_down(rm.RingState(version=3, digest="d"), 4)
     traffic.add_up(rm.ReduceDone(round=3, attempt=1, digest="d", sent_bytes=100), 1)
     assert (traffic.of_round(3), traffic.of_round(4)) == ((9, 0), (0, 4))
-    assert (traffic.of_ring(3), traffic.of_ring(4)) == (100, 0)
+    assert [traffic.counted(round_metrics(v)).bytes_ring for v in (3, 4)] == [100, 0]
 
 
 def test_messages_of_roles_count_for_the_next_metrics() -> None:

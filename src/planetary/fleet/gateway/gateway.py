@@ -34,7 +34,7 @@ from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifa
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.news import LastingNews
-from planetary.fleet.protocol.records import CheckpointWritten, RoundFinished
+from planetary.fleet.protocol.records import RoundFinished
 from planetary.fleet.protocol.status import MOST_EVENTS, Leave, RoundMetrics, RunStatus
 from planetary.fleet.shell.shell import Address, Background, ServerShell, SessionTerms, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
@@ -145,7 +145,6 @@ class Gateway(Generic[RunT]):
         self.ended_at: float | None = None
         self.roll_out_stage = RollOut()
         self.metrics: list[RoundMetrics] = []
-        self.checkpoint_at: float | None = None  # Unix time in seconds at which the newest was written, if known
         self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
         self.news = ""  # the newest event worth telling
@@ -234,12 +233,6 @@ class Gateway(Generic[RunT]):
         return self.run_parts.sources[type(payload)](payload)
 
     @property
-    def is_unfitted(self) -> bool:
-        """Whether the run's length still has to be derived from `train.target_minutes`."""
-        local = self.options.local_threads is not None and not self.options.resume
-        return local and self.config.train.target_minutes > 0
-
-    @property
     def port(self) -> int:
         """The port that workers connect to."""
         return self.options.port if self._reception is None else self._reception.port
@@ -318,31 +311,12 @@ class Gateway(Generic[RunT]):
             made = await self.setup.fit(self, made)
             if made is None:
                 return self._stopped()
-            self._settle_length()
             if prepared is not None:
                 await asyncio.to_thread(prepared, made)
             return await self._train(made)
         finally:
             await self._close()
             await self.after_close.aclose()
-
-    def _settle_length(self) -> None:
-        """Have `train.rounds` count, and say so, where the run was not fitted to `train.target_minutes`."""
-        train = self.config.train
-        if not train.target_minutes:
-            return
-        if self.options.local_threads is None:
-            why = "the workers may be on other machines"
-        elif self.options.resume:
-            why = "a run that goes on has its length already"
-        else:
-            why = "a run of this kind is not fitted to its machine"
-        note = (
-            f"train.target_minutes = {train.target_minutes:g} has no effect: {why}; the run has {train.rounds} rounds"
-        )
-        self.note(note)
-        settled = msgspec.structs.replace(train, target_minutes=0.0)
-        self.config = msgspec.structs.replace(self.config, train=settled)
 
     def note(self, text: str) -> None:
         """Keep a decision for users, and log it."""
@@ -488,21 +462,12 @@ class Gateway(Generic[RunT]):
             if self.news:
                 self.events.append((record.t, text))
             log.info("%s", text)
-        if isinstance(record, CheckpointWritten):
-            self.checkpoint_at = record.t
         if note := self._lasting.of(record):
             self.warn(note)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:
         assert self._metrics_file is not None
-        up, down = self.traffic.of_round(metrics.round)
-        ring = self.traffic.of_ring(metrics.round)
-        metrics = msgspec.structs.replace(  # an earlier gateway may have counted some
-            metrics,
-            bytes_up=metrics.bytes_up + up,
-            bytes_down=metrics.bytes_down + down,
-            bytes_ring=metrics.bytes_ring + ring,
-        )
+        metrics = self.traffic.counted(metrics)
         self._metrics_file.append(metrics)
         # A round may have a second line, with the result of a later evaluation.
         self.metrics = [*(line for line in self.metrics if line.round != metrics.round), metrics]

@@ -35,7 +35,7 @@ def base_status(host: Gateway[Any], state: RunFold | None, rounds_left: int | No
         state="preparing",
         stage=host.stage,
         stage_since=host.stage_since,
-        rounds=0 if host.is_unfitted else config.train.rounds,
+        rounds=config.train.rounds,
         inner_steps=config.train.inner_steps,
         started_at=host.started_at,
         message=host.news,

@@ -5,7 +5,10 @@ A message names the round that it counts for, or none: then it counts for the ro
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.status import RoundMetrics
 
 
 class WorkerTraffic:
@@ -40,9 +43,10 @@ class WorkerTraffic:
             self._of_roles[direction] = 0
         return counts[0], counts[1]
 
-    def of_ring(self, round_: int) -> int:
-        """Return the payload that workers sent each other in a round, in bytes."""
-        return 0
+    def counted(self, metrics: RoundMetrics) -> RoundMetrics:
+        """Return the metrics of a round with its bytes on top: an earlier gateway may have counted some."""
+        up, down = self.of_round(metrics.round)
+        return replace(metrics, bytes_up=metrics.bytes_up + up, bytes_down=metrics.bytes_down + down)
 
     def _round_of(self, message: m.Message, direction: int) -> int | None:
         """Return the round a message counts for, up (0) or down (1); None: none, as of a hello or a heartbeat."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.rounds import messages as m
 from planetary.wire.message import Message
@@ -20,8 +23,9 @@ class RoundTraffic(WorkerTraffic):
         if isinstance(message, m.ReduceDone):
             self._ring[message.round] = self._ring.get(message.round, 0) + message.sent_bytes
 
-    def of_ring(self, round_: int) -> int:
-        return self._ring.get(round_, 0)
+    def counted(self, metrics: RoundMetrics) -> RoundMetrics:
+        ring = metrics.bytes_ring + self._ring.get(metrics.round, 0)
+        return replace(super().counted(metrics), bytes_ring=ring)
 
     def _round_of(self, message: Message, direction: int) -> int | None:
         """Round v + 1 starts from the parameters after round v, and that round's workers evaluate them."""

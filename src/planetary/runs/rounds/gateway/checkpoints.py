@@ -72,4 +72,5 @@ class RoundCheckpoints:
             return e.CheckpointLost(round_, str(error))
         finally:
             self._room.look()
+        self._room.written_at = self._clock.wall()
         return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)

@@ -55,6 +55,7 @@ class DiskRoom:
     Attributes:
         checkpoint_bytes: size of a checkpoint; None before `check`.
         free: bytes that were free when a checkpoint was last written, or could not be; None: not known.
+        written_at: Unix time in seconds at which the newest checkpoint was written; None: none since the start.
     """
 
     def __init__(self, folder: Path, files: DurableFiles) -> None:
@@ -62,6 +63,7 @@ class DiskRoom:
         self._folder, self._files = folder, files
         self.checkpoint_bytes: int | None = None
         self.free: int | None = None
+        self.written_at: float | None = None
 
     def check(self, params: tuple[TensorSpec, ...], keep: int, copies: int = 2) -> tuple[str, bool]:
         """Return `room_for` of this disk; no warning where the size is unknown. Raises `ResourceError`."""

@@ -26,6 +26,7 @@ from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.kind_reader import KindReader
+from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.shell.shell import TensorSource
 from planetary.net.authority import Authority
 from planetary.runs.rounds import events as e
@@ -91,7 +92,8 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         """Set length and model of a new run whose time is given; return the parts then, None to stop."""
         threads, cache, stage = gateway.options.local_threads, gateway.options.cache, gateway.set_stage
-        if threads is None or not gateway.is_unfitted:
+        if threads is None or not is_fitted_here(gateway):
+            _settle_length(gateway)
             return prepared
 
         async def measure(config: Config, prepared: Prepared) -> MachineSpeed | None:
@@ -106,6 +108,10 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
             return None
         gateway.config, prepared = fitted
         return prepared
+
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
+        status = super().status(gateway)
+        return msgspec.structs.replace(status, rounds=0) if is_fitted_here(gateway) else status
 
     def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[RoundsRun]:
         run = self.run(gateway, prepared)
@@ -136,6 +142,26 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
         topology.start()
         start = begin(config, gateway.options, prepared, topology.extend, files=gateway.system.files, reader=reader)
         return RoundsRun(gateway, self, prepared, start=start, topology=topology, room=room)
+
+
+def is_fitted_here(gateway: Gateway[Any]) -> bool:
+    """Return whether the run's length still has to be derived from `train.target_minutes`."""
+    local = gateway.options.local_threads is not None and not gateway.options.resume
+    return local and gateway.config.train.target_minutes > 0
+
+
+def _settle_length(gateway: Gateway[Any]) -> None:
+    """Have `train.rounds` count, and say so, where the run is not fitted to `train.target_minutes`."""
+    train = gateway.config.train
+    if not train.target_minutes:
+        return
+    local = gateway.options.local_threads is not None
+    why = "a run that goes on has its length already" if local else "the workers may be on other machines"
+    gateway.note(
+        f"train.target_minutes = {train.target_minutes:g} has no effect: {why}; the run has {train.rounds} rounds"
+    )
+    settled = msgspec.structs.replace(train, target_minutes=0.0)
+    gateway.config = msgspec.structs.replace(gateway.config, train=settled)
 
 
 class RoundsRun:

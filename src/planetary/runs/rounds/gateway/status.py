@@ -44,7 +44,7 @@ def status_of(run: RoundsRun) -> RunStatus:
         workers=workers_seen(controller.desk, partial(_worker, gateway, controller)),
         learning_rate=_learning_rate(controller),
         checkpoint_round=state.durable_round,
-        checkpoint_at=gateway.checkpoint_at,
+        checkpoint_at=run.room.written_at,
         checkpoint_bytes=run.room.checkpoint_bytes,
         disk_free=run.room.free,
         waiting_for=tuple(waiting_for),

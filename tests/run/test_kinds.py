@@ -118,3 +118,17 @@ def test_toy_kind_runs_to_its_end_on_real_connections(with_toy: None, tmp_path: 
     assert events.count("worker_joined") == 2
     status = status_of(load_history(tmp_path / "run"))  # by the reader that the kind's package declares
     assert (status.state, [worker.name for worker in status.workers]) == ("finished", ["a/0", "b/0"])
+
+
+def test_status_of_a_served_model_has_no_rounds(tmp_path: Path) -> None:
+    """A kind without rounds shows none, whatever the default of `train.rounds`; a training shows those planned."""
+    options = GatewayOptions(folder=tmp_path / "run", cache=tmp_path / "cache", host="127.0.0.1", port=0, resume=False)
+
+    def planned(*keys: str) -> tuple[int, int]:
+        config = apply_overrides(Config(), ["run.name=r", *keys])
+        status = kinds.kind_of(config).gateway(config, options, Security()).status()
+        return status.rounds, status.inner_steps
+
+    assert planned("serve.model=gpt2") == (0, 0)
+    assert planned("train.rounds=7", "train.inner_steps=3") == (7, 3)
+    assert planned("rl.task=reverse", "train.rounds=7", "train.inner_steps=3") == (7, 3)

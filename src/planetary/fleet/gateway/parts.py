@@ -165,7 +165,7 @@ class Setup(ABC, Generic[PreparedT, RunT]):
 
     def status(self, gateway: Gateway[RunT]) -> RunStatus:
         """Return the status of a run that has not begun. Called on the event loop."""
-        return base_status(gateway, None)
+        return base_status(gateway)
 
     def demand(self, gateway: Gateway[RunT]) -> Demand:
         """Return how many workers the run can use now. Called on the event loop."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from planetary.fleet.controller.desk import Desk, SessionT
 from planetary.fleet.protocol.policy import FabricPolicy
-from planetary.fleet.protocol.progress import with_progress
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.fleet.protocol.status import (
@@ -24,30 +21,17 @@ if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
 
 
-def base_status(host: Gateway[Any], state: RunFold | None, rounds_left: int | None = None) -> RunStatus:
-    """Return the part of the status that all kinds of run have; without a state the run is being prepared.
-
-    `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
-    """
-    config = host.config
-    status = RunStatus(
-        run=config.run.name,
+def base_status(host: Gateway[Any]) -> RunStatus:
+    """Return the part of the status that all kinds of run have, as of a run that is being prepared."""
+    return RunStatus(
+        run=host.config.run.name,
         state="preparing",
         stage=host.stage,
         stage_since=host.stage_since,
-        rounds=config.train.rounds,
-        inner_steps=config.train.inner_steps,
         started_at=host.started_at,
         message=host.news,
         notes=tuple(host.notes),
         events=tuple(host.events),
-        bigram_loss=host.bigram_loss,
-    )
-    if state is None:
-        return status
-    left = config.train.rounds - state.round if rounds_left is None else rounds_left
-    return msgspec.structs.replace(
-        with_progress(status, state, host.metrics, left),
         bytes_up=host.traffic.up,
         bytes_down=host.traffic.down,
         ended_at=host.ended_at,

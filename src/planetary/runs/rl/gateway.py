@@ -19,7 +19,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import SYNCED, Parts, Setup, constant
 from planetary.fleet.gateway.run_files import CHECKPOINTS, kept_place
-from planetary.fleet.gateway.status import base_status, connected_worker, stage_of, workers_seen
+from planetary.fleet.gateway.status import connected_worker, stage_of, workers_seen
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.progress import ended_as
@@ -53,6 +53,7 @@ from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
 from planetary.runs.rounds import events as e
+from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
@@ -83,6 +84,9 @@ class PolicySetup(Setup[PreparedPolicy, "PolicyRun"]):
     protocol = REINFORCEMENT
     compiles = "the policy's functions"
     synced = (*SYNCED, RoundClosed)
+
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
+        return training_status(gateway, None)
 
     def __init__(
         self, prepare: Prepare, *, compile_for: CompileFor = compile_policy, make_judges: MakeJudges = JudgeProcesses
@@ -185,7 +189,7 @@ class PolicyRun:
         run_state: RunState = ended_as(state.ended) or ("training" if controller.desk.ready_workers() else "waiting")
         stage, since = stage_of(gateway, run_state, controller.stalls.why)
         return msgspec.structs.replace(
-            base_status(gateway, state),
+            training_status(gateway, state),
             state=run_state,
             stage=stage,
             stage_since=since,

@@ -229,9 +229,9 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             servers=_loads(controller),
         )
         if controller is None:
-            return msgspec.structs.replace(base_status(gateway, None), own=serving)
+            return msgspec.structs.replace(base_status(gateway), own=serving)
         state = controller.desk.state
-        status, now = base_status(gateway, state, 0), gateway.clock.monotonic()
+        status, now = base_status(gateway), gateway.clock.monotonic()
         self._samples = [one for one in self._samples if now - one[0] < RATE_S] + [(now, controller.tokens)]
         began, before = self._samples[0]
         seconds = now - began

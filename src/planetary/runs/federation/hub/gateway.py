@@ -53,6 +53,9 @@ class HubSetup(Setup[Prepared, "HubRun"]):
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         return self._rounds.prepare(gateway)
 
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
+        return self._rounds.status(gateway)
+
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         return await self._rounds.fit(gateway, prepared)
 

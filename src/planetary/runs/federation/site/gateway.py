@@ -15,6 +15,7 @@ from planetary.core.token_slice import Slice
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.status import RunStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.site import events as s
@@ -40,6 +41,9 @@ class SiteSetup(Setup[Prepared, "SiteRun"]):
 
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         return self._rounds.prepare(gateway)
+
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
+        return self._rounds.status(gateway)
 
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         return await self._rounds.fit(gateway, prepared)

@@ -22,7 +22,6 @@ from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import SYNCED, Demand, Parts, Setup
 from planetary.fleet.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fleet.gateway.status import (
-    base_status,
     connected_worker,
     message_of,
     stage_of,
@@ -70,6 +69,7 @@ from planetary.runs.mixture.records import MixtureStarted, ShardGranted
 from planetary.runs.mixture.start import begin_mixture, owners_of_run
 from planetary.runs.mixture.status import mixture_part
 from planetary.runs.rounds.preparation.run_step import own_record, step_news
+from planetary.runs.rounds.progress import training_status
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 
@@ -98,6 +98,9 @@ class MixtureSetup(Setup[PreparedMixture, "MixtureRun"]):
     compiles = "the mixture's program"
     # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
     synced = (*SYNCED, MixtureStarted, ShardGranted)
+
+    def status(self, gateway: Gateway[Any]) -> RunStatus:
+        return training_status(gateway, None)
 
     def __init__(
         self,
@@ -300,7 +303,7 @@ def mixture_status(gateway: Gateway[Any], controller: MixtureController) -> RunS
     finishing = "evaluating the last round's model" if run_state == "finishing" else ""
     stage, since = stage_of(gateway, run_state, controller.stalls.why or finishing)
     return msgspec.structs.replace(
-        base_status(gateway, state),
+        training_status(gateway, state),
         state=run_state,
         stage=stage,
         stage_since=since,

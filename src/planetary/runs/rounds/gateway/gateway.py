@@ -45,6 +45,7 @@ from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 from planetary.runs.rounds.preparation.run_step import keep_step, own_record, record_of, step_news
+from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed, StepReplaced
 from planetary.runs.rounds.start import RoundsStart, begin
 from planetary.runs.rounds.state import ControllerState
@@ -110,7 +111,7 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
         return prepared
 
     def status(self, gateway: Gateway[Any]) -> RunStatus:
-        status = super().status(gateway)
+        status = training_status(gateway, None)
         return msgspec.structs.replace(status, rounds=0) if is_fitted_here(gateway) else status
 
     def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[RoundsRun]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from planetary.fleet.gateway.status import (
-    base_status,
     connected_worker,
     message_of,
     stage_of,
@@ -18,6 +17,7 @@ from planetary.fleet.gateway.status import (
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase
 from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.sessions import Trainer
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def status_of(run: RoundsRun) -> RunStatus:
     run_state = _run_state(controller)
     stage, since = stage_of(gateway, run_state, controller.stalls.why or _finishing(controller))
     return msgspec.structs.replace(
-        base_status(gateway, state, controller.desk.rounds_left),
+        training_status(gateway, state, controller.desk.rounds_left),
         state=run_state,
         stage=stage,
         stage_since=since,

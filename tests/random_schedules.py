@@ -312,7 +312,7 @@ def reports_are_own() -> Iterator[None]:
 
     def checked(take: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(take)
-        def taking(self: RunController[AnyDesk], sender: Any, reported: Any, *rest: Any) -> object:
+        def taking(self: RunController[AnyDesk, Any], sender: Any, reported: Any, *rest: Any) -> object:
             session, message = getattr(sender, "session", sender), getattr(reported, "message", reported)
             task = task_of(message)
             own = given.get(self.desk, {}).get(session, ())

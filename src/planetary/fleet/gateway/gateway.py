@@ -176,7 +176,7 @@ class Gateway(Generic[RunT]):
         return self.parts
 
     @property
-    def controller(self) -> RunController[Any] | None:
+    def controller(self) -> RunController[Any, Any] | None:
         """Decides; None: the run has not begun."""
         return None if self.parts is None else self.parts.controller
 

@@ -117,7 +117,7 @@ class Parts(Generic[RunT]):
     """
 
     run: RunT
-    controller: RunController[Any]
+    controller: RunController[Any, Any]
     records: Iterable[Record]
     metrics: list[RoundMetrics] = field(default_factory=list)
     status: Callable[[], RunStatus]

@@ -12,7 +12,7 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
-from planetary.runs.mixture import preparation as mixture_preparation
+from planetary.runs.mixture import start as mixture_start
 from planetary.runs.mixture.checks import check_mixture
 from planetary.runs.mixture.config import MoeConfig
 from planetary.runs.mixture.methods.acceptance import Policy
@@ -176,6 +176,6 @@ def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path)
 
 
 def test_state_too_large_to_send_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture_preparation, "MAX_PAYLOAD_BYTES", 1 << 12)
+    monkeypatch.setattr(mixture_start, "MAX_PAYLOAD_BYTES", 1 << 12)
     with pytest.raises(UserError, match=r"the state of a shard takes .* more than moe.composers = 2"):
         MixtureStage(tmp_path, make_plan(tmp_path, steps=4))

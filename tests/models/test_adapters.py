@@ -30,9 +30,9 @@ from planetary.run.model.adapter_export import export_adapter
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import tree_names
-from planetary.runs.rounds.gateway.run_step import write_record
 from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import keep_record
+from planetary.runs.rounds.preparation.run_step import write_record
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 MODELS = {

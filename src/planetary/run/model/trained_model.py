@@ -22,9 +22,9 @@ from planetary.core.tensors import digest_of
 from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place
-from planetary.runs.rounds.gateway.run_step import record_of, step_in_use
 from planetary.runs.rounds.preparation.options import builder_options, model_of, refuse_ternary_twice
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord, first_change
+from planetary.runs.rounds.preparation.run_step import record_of, step_in_use
 
 
 def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:

@@ -121,15 +121,23 @@ class ForgetfulWorker(FakeWorker):
 
 @dataclass
 class ScriptedWorker(FakeWorker):
-    """Finds the next byte of a script likeliest after the last `<assistant>`, and at the end of it the byte 0."""
+    """Finds the next byte of a script likeliest after the last `<assistant>`, and at the end of it the byte 0.
+
+    Attributes:
+        script: of a chat.
+        later: a part of some chats, and the script of those.
+    """
 
     script: bytes = b""
+    later: tuple[bytes, bytes] = (b"", b"")
 
     def row(self, seen: list[int]) -> np.ndarray:
-        written = bytes(seen).rpartition(b"<assistant>")[2]
+        chat, _, written = bytes(seen).rpartition(b"<assistant>")
+        part, then = self.later
+        script = then if part and part in chat else self.script
         scores = row_of(tuple(seen[-1:]), self.vocabulary) - 20
-        follows = self.script.startswith(written) and len(written) < len(self.script)
-        scores[self.script[len(written)] if follows else 0] = 0
+        follows = script.startswith(written) and len(written) < len(script)
+        scores[script[len(written)] if follows else 0] = 0
         return scores
 
 
@@ -170,10 +178,17 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<ass
 class FakeService:
     """A service without a network. Two workers compute; `lose` takes one away.
 
-    With a script, they write it after every chat, and sequences may be long.
+    With a script, they write it after every chat, and sequences may be long; `later` as of `ScriptedWorker`.
     """
 
-    def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2, script: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        chat_template: str = TEMPLATE,
+        workers: int = 2,
+        script: str = "",
+        later: tuple[bytes, bytes] = (b"", b""),
+    ) -> None:
         self.model: ServedModel | None = TracedModel(
             name="hash",
             decode=lambda *_: None,  # type: ignore[arg-type, return-value]
@@ -186,7 +201,7 @@ class FakeService:
             chat_template=chat_template,
             ends=frozenset({0 if script else 10}),
         )
-        self.script = script.encode()
+        self.script, self.later = script.encode(), later
         self.shape: ServingShape | None = LONG if script else BYTES
         self.scheduler = Scheduler(self.shape, 256)
         self.workers: dict[int, FakeWorker] = {}
@@ -202,8 +217,10 @@ class FakeService:
 
     def join(self) -> None:
         self._sessions += 1
-        made = ScriptedWorker(vocabulary=256, script=self.script) if self.script else FakeWorker(vocabulary=256)
-        self.workers[self._sessions] = made
+        worker = FakeWorker(vocabulary=256)
+        if self.script:
+            worker = ScriptedWorker(vocabulary=256, script=self.script, later=self.later)
+        self.workers[self._sessions] = worker
         self.scheduler.join(self._sessions)
 
     def lose(self) -> None:

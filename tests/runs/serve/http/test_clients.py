@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_model import FakeService
+from serving_model import TEMPLATE, FakeService
 from test_endpoint import served
 from test_tools import HERMES, WEATHER, A, B, hermes
 
@@ -23,10 +23,11 @@ ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}'
 
 def run(test: Callable[[str], Awaitable[None]], script: str, **options: Any) -> None:
     """Run a test with the URL of an endpoint."""
-    template = options.pop("template", HERMES)
+    template, later = options.pop("template", HERMES), options.pop("later", (b"", b""))
 
     async def whole() -> None:
-        async with asyncio.timeout(120), served(FakeService(script=script, chat_template=template), **options) as parts:
+        service = FakeService(script=script, chat_template=template, later=later)
+        async with asyncio.timeout(120), served(service, **options) as parts:
             await test(str(parts[2].base_url).rstrip("/"))
 
     asyncio.run(whole())
@@ -177,3 +178,26 @@ def test_langchain_calls_tools_in_its_default_mode() -> None:
         assert await made.ainvoke("hi") == {"city": "Rome"}
 
     run(forced, ROME)
+
+
+@pytest.mark.doors("agents")
+@pytest.mark.parametrize("template", [HERMES, TEMPLATE])
+def test_agents_of_openai_run_a_tool_in_their_default_mode(template: str) -> None:
+    """They use `/v1/responses`."""
+    agents, openai = map(importlib.import_module, ("agents", "openai"))
+
+    def weather(city: str, days: int = 1) -> str:
+        return f"sunny in {city} for {days}"
+
+    async def test(url: str) -> None:
+        agents.set_tracing_disabled(True)
+        agents.set_default_openai_client(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+        tool = agents.function_tool(weather)
+        agent = agents.Agent(name="a", instructions="Be brief.", tools=[tool], model="hash")
+        assert (await agents.Runner.run(agent, "Paris?")).final_output == "It is sunny."
+        streamed = agents.Runner.run_streamed(agent, "Paris?")
+        kinds = {event.type async for event in streamed.stream_events()}
+        assert streamed.final_output == "It is sunny."
+        assert kinds >= {"raw_response_event", "run_item_stream_event"}
+
+    run(test, hermes(A), template=template, later=(b"sunny in Paris for 1", b"It is sunny."))

@@ -283,7 +283,6 @@ class Endpoint:
         """Return the number of a chat's tokens."""
         chat = anthropic.chat_of(body)
         model = self._named(chat.model)
-        _ = chat.tool_use  # refuses malformed tools
         return {"input_tokens": len(await encoded(model, await self._chat_text(model, chat), special=False))}
 
     async def _answer(

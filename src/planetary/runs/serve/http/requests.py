@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from planetary.core.errors import UserError
 from planetary.runs.serve.http.grammar import ResponseFormat
-from planetary.runs.serve.http.tools.tool_use import ToolUse, tool_use_of, without_nulls
+from planetary.runs.serve.http.tools.tool_use import ToolUse, shown_tool, tool_use_of
 from planetary.runs.serve.http.unsupported_fields import accepted
 from planetary.runs.serve.scheduling.sampling import SamplingOptions, choice_seed
 from planetary.web.api_errors import ApiError, wrong
@@ -235,6 +235,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
     """Return the names a chat template sees, beside special tokens. Raises `ApiError`."""
+    tool_use_of(body.tools or (), body.tool_choice, True)
     more = body.chat_template_kwargs or {}
     if taken := sorted({"messages", "tools", "documents", "add_generation_prompt"} & set(more)):
         raise wrong("chat_template_kwargs", f"{taken[0]} is a field of the request itself")
@@ -243,7 +244,7 @@ def template_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         **effort,
         **more,
         "messages": [_for_template(one, f"messages[{i}]") for i, one in enumerate(body.messages or ())],
-        "tools": [without_nulls(one) for one in body.tools or ()] or None,
+        "tools": [shown_tool(one) for one in body.tools or ()] or None,
         "documents": body.documents,
         "add_generation_prompt": body.add_generation_prompt,
     }

@@ -144,7 +144,7 @@ def _tool(tool: Mapping[str, Any], number: int) -> dict[str, Any]:
             param="tools",
             code="unsupported_parameter",
         )
-    return {"type": "function", "function": {key: one for key, one in tool.items() if key not in ("type", "strict")}}
+    return {"type": "function", "function": {key: one for key, one in tool.items() if key != "type"}}
 
 
 def _messages(body: ResponsesRequest) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from planetary.runs.serve.http.tools.tool_format import AnswerReader, CallReader, ForcedCallReader, ToolFormat
+from planetary.runs.serve.http.unsupported_fields import note_ignored
 from planetary.web.api_errors import ApiError, wrong
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -92,6 +93,8 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
         return ToolUse()
     if not functions:
         raise wrong("tool_choice", "there are no tools")
+    if choice in (None, "auto") and any(one.strict for one in functions):
+        note_ignored("strict", "calls are as the model writes them, unless tool_choice forces one")
     if choice in (None, "auto", "required"):
         return ToolUse(functions, choice == "required", parallel)
     try:
@@ -106,13 +109,10 @@ def tool_use_of(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, A
     return ToolUse(named, True, parallel)
 
 
-def without_nulls(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool for a template: null is the same as no field."""
-    return {
-        key: without_nulls(one) if key == "function" and isinstance(one, dict) else one
-        for key, one in tool.items()
-        if one is not None
-    }
+def shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as a chat template gets it: without nulls, and without `strict`, which is not for the model."""
+    function = tool["function"]
+    return {**tool, "function": {key: one for key, one in function.items() if one is not None and key != "strict"}}
 
 
 def _function(tool: Mapping[str, Any], place: str) -> Function:

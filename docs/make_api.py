@@ -22,8 +22,8 @@ CALLS = (
 RECORDS = (
     "planetary.fleet.protocol.status:RunStatus",
     "planetary.fleet.protocol.status:WorkerStatus",
-    "planetary.fleet.protocol.status:Figure",
-    "planetary.fleet.protocol.status:RoundMetrics",
+    "planetary.fleet.protocol.metrics:Figure",
+    "planetary.fleet.protocol.metrics:RoundMetrics",
     "planetary.runs.rl.status:PolicyMetrics",
     "planetary.runs.mixture.status:MixtureMetrics",
     "planetary.run.metrics:Metrics",

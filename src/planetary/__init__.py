@@ -18,7 +18,7 @@ from planetary.version import __version__
 if TYPE_CHECKING:
     from planetary.client.jobs import Jobs
     from planetary.collectives import Communicator
-    from planetary.fleet.protocol.status import RoundMetrics
+    from planetary.fleet.protocol.metrics import RoundMetrics
     from planetary.run.config_help import Config
     from planetary.run.handle import Run
     from planetary.run.metrics import RoundRewards
@@ -60,7 +60,7 @@ _HOMES = {
     "Config": "planetary.run.config_help",
     "Fault": "planetary.simulation.faults",
     "Jobs": "planetary.client.jobs",
-    "RoundMetrics": "planetary.fleet.protocol.status",
+    "RoundMetrics": "planetary.fleet.protocol.metrics",
     "RoundRewards": "planetary.run.metrics",
     "Run": "planetary.run.handle",
     "Server": "planetary.run.serve",

@@ -16,7 +16,8 @@ from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
 from planetary.fleet.gateway.invites import read_invites
 from planetary.fleet.protocol.kind_reader import FORMAT
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import read, verify

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.mixture.messages import RunProgress, SaveShard
 from planetary.runs.rl.messages import PolicyWeights, SampleRollouts

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import FORMAT
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus, WorkerStatus
+from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor.run_folder import RunFacts, RunHistory
 
 PARAMS = 1000

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from run_story import metrics, status
 
-from planetary.fleet.protocol.status import Figure, KindMetrics, RunStatus, WorkerStatus, figures_of
+from planetary.fleet.protocol.metrics import Figure, KindMetrics, figures_of
+from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines

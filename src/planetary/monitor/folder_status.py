@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.news import LastingNews
 from planetary.fleet.protocol.progress import ended_as, with_progress, workers_of_fold
 from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunStarted
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import MOST_EVENTS, RoundMetrics, RunState, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import MOST_EVENTS, RunState, RunStatus, WorkerStatus
 from planetary.machine.journal import Record, replay
 from planetary.monitor.run_folder import RunHistory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.status import KindPicture, RoundMetrics, figures_of
+from planetary.fleet.protocol.metrics import KindPicture, RoundMetrics, figures_of
 from planetary.monitor import human_numbers as human
 from planetary.monitor.run_folder import Event, RunHistory
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fleet.protocol.status import ContributionMetrics, KindReport, RoundMetrics
+from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
+from planetary.fleet.protocol.status import KindReport
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 
 

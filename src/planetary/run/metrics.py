@@ -8,7 +8,7 @@ from typing import Any, overload
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 
 
 class RoundRewards(msgspec.Struct, frozen=True):

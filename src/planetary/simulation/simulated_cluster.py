@@ -25,7 +25,7 @@ from planetary.fleet.gateway.gateway import Gateway, GatewayOptions
 from planetary.fleet.gateway.run_files import EVENTS, METRICS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol.kind_reader import journal_reader
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.shell.shell import Address
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Roles

@@ -16,7 +16,8 @@ from planetary.core.redaction import redacted
 from planetary.core.user_code import barred
 from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
 from planetary.fleet.protocol.events import Finish
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.protocol.metrics import RoundMetrics
+from planetary.fleet.protocol.status import RunStatus
 from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.monitor.sinks.sink_kinds import follow

@@ -8,8 +8,8 @@ import msgspec
 
 from planetary.core.config import config_from_tables
 from planetary.data.slices import LeaseLedger
+from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
 from planetary.fleet.protocol.records import CheckpointFailed, RunFinished, WorkerLeft, WorkerLost
-from planetary.fleet.protocol.status import ContributionMetrics, RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 from planetary.runs.rounds.records import LeaseMark, RoundsResumed

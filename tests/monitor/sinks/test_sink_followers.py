@@ -10,7 +10,7 @@ from sink_story import ENDED, LOST, line, run_in
 from small_training import small_training
 
 from planetary.core.errors import UserError
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks import sink_kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers

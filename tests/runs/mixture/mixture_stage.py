@@ -36,7 +36,7 @@ from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, PAYLOADS
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer import events as c

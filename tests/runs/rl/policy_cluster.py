@@ -18,7 +18,7 @@ from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fleet.gateway.run_files import METRICS
 from planetary.fleet.preparation.compiling import PublishedArtifact
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.shell.system import System
 from planetary.fleet.worker.role import Role, Roles, Workplace
 from planetary.machine.machine import Validated

@@ -10,8 +10,8 @@ from policy_model import SHAPE
 
 from planetary.core.schedules import Schedule
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import CheckpointFailed, RoundFinished, WorkerBanned, WorkerLeft, WorkerLost
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.runs.rl.controller import (
     HOPELESS_GROUPS,

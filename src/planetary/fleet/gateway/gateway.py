@@ -33,9 +33,10 @@ from planetary.fleet.gateway.run_files import EVENTS, METRICS, RunLock, check_co
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.news import LastingNews
 from planetary.fleet.protocol.records import RoundFinished
-from planetary.fleet.protocol.status import MOST_EVENTS, Leave, RoundMetrics, RunStatus
+from planetary.fleet.protocol.status import MOST_EVENTS, Leave, RunStatus
 from planetary.fleet.shell.shell import Address, Background, ServerShell, SessionTerms, TensorSource
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record

@@ -20,8 +20,9 @@ from planetary.fleet.gateway.status import base_status
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunResumed, RunStarted
-from planetary.fleet.protocol.status import RoundMetrics, RunStatus
+from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.fleet.shell.shell import Answer, Read, TensorSource
 from planetary.machine.journal import Record

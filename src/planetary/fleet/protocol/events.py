@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EndKind
-from planetary.fleet.protocol.status import Leave, RoundMetrics
+from planetary.fleet.protocol.status import Leave
 from planetary.machine.events import (  # noqa: F401  # this module is all that the fleet's machines speak
     Append,
     Close,

@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.errors import UserError
 from planetary.fleet.protocol.kind_table import view_of
+from planetary.fleet.protocol.metrics import KindPicture, RoundMetrics
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import KindPicture, KindReport, KindStatus, KindView, RoundMetrics
+from planetary.fleet.protocol.status import KindReport, KindStatus, KindView
 from planetary.machine.journal import Record
 
 FORMAT = 2

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from planetary.fleet.protocol.metrics import RoundMetrics, figures_of
 from planetary.fleet.protocol.records import RunFinished
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus, figures_of
+from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
 
 _ROUNDS_FOR_SPEED = 3  # the duration of the newest rounds predicts that of the next
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 
 
 class WorkerTraffic:

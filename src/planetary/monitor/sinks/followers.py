@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from planetary.core.errors import UserError
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module

@@ -13,7 +13,7 @@ import msgspec
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.redaction import redacted
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 
 

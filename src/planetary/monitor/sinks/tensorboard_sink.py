@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planetary.core.configuration.sinks import SinkConfig
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module

@@ -13,7 +13,7 @@ import msgspec
 from planetary.core.configuration.sinks import SinkConfig
 from planetary.core.errors import PeerError, UserError
 from planetary.core.redaction import redacted
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.monitor.sinks.sink import Sink, SinkRun
 from planetary.net.http_opener import opener_for

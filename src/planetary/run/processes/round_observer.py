@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.monitor.run_folder import METRICS, read_metrics
 from planetary.run.processes.announcement import Announcement
 

@@ -13,9 +13,9 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import TrustError, UserError
 from planetary.fleet.gateway.run_files import EVENTS, METRICS, earlier_records, write_config
 from planetary.fleet.protocol.kind_reader import FORMAT, read_journal
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.journal import Record, replay
 from planetary.runs.mixture.config import MoeConfig

@@ -9,7 +9,8 @@ from typing import ClassVar
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.status import KindMetrics, KindReport, KindStatus, RoundMetrics
+from planetary.fleet.protocol.metrics import KindMetrics, RoundMetrics
+from planetary.fleet.protocol.status import KindReport, KindStatus
 from planetary.runs.mixture.records import MixtureRecord, MixtureState
 
 

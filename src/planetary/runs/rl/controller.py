@@ -17,9 +17,9 @@ from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.desk import Desk
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import ContributionMetrics, RoundMetrics
 from planetary.fleet.protocol.records import CheckpointWritten, EndKind, Mark
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import ContributionMetrics, RoundMetrics
 from planetary.machine.board import Loan, TaskBoard, TaskPhase, TaskTimes
 from planetary.runs.rl.events import (
     BatchesOf,

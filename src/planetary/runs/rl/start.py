@@ -26,9 +26,9 @@ from planetary.fleet.gateway.run_files import (
     write_config,
 )
 from planetary.fleet.protocol.kind_reader import FORMAT
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.runs.rl.events import PolicyOfRun
 from planetary.runs.rl.preparation import PreparedPolicy

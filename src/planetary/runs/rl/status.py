@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.status import KindMetrics, KindPicture
+from planetary.fleet.protocol.metrics import KindMetrics, KindPicture
 from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
 
 

@@ -10,8 +10,8 @@ import msgspec
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import write_atomically
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EvalFinished, RoundFinished
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runs.rounds.records import RoundMerged
 

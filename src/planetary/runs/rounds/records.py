@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from planetary.data.slices import LeaseLedger
+from planetary.fleet.protocol.metrics import ContributionMetrics, MergedMetrics
 from planetary.fleet.protocol.records import CommonRecord, Mark, RoundFinished, RunResumed
-from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics
 from planetary.machine.journal import Record
 from planetary.sync.measure import Measure
 

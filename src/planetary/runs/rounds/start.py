@@ -26,9 +26,9 @@ from planetary.fleet.gateway.run_files import (
     write_config,
 )
 from planetary.fleet.protocol.kind_reader import FORMAT, KindReader
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.run_fold import forgiven
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.round_end import finished_by_checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.traffic import WorkerTraffic
 from planetary.runs.rounds import messages as m
 from planetary.wire.message import Message

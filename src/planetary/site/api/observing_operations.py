@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from planetary.fleet.gateway.run_files import EVENTS
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.monitor.dashboard import PROMETHEUS, exposition
 from planetary.monitor.run_folder import read_metrics
 from planetary.site.api.event_streams import After, Follow, event_stream

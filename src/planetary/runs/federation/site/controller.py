@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from planetary.fleet.controller.controller import RunPhase
 from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EndKind
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.federation.site import events as s
 from planetary.runs.federation.site.border import Border
 from planetary.runs.federation.site.points import Anchor, Offered

@@ -15,9 +15,9 @@ from planetary.fleet.controller.controller import RunController
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.board import STUCK_FACTOR, TaskPhase, TaskTimes
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import HELD_OUT

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planetary.fleet.protocol import events as e
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 from planetary.fleet.protocol.sessions import WorkerSession
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.machine.board import InFlight
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.controller.desk import MixtureDesk

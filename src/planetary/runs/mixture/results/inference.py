@@ -22,7 +22,7 @@ from planetary.core.tensors import Tensors
 from planetary.data.prepare import prepare
 from planetary.data.reader import batches, read_slice
 from planetary.fleet.gateway.run_files import CONFIG, METRICS
-from planetary.fleet.protocol.status import RoundMetrics
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.models.context import Context
 from planetary.models.initial import Draw, filled
 from planetary.models.latent_moe import (

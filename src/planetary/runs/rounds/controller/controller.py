@@ -16,9 +16,9 @@ import msgspec
 from planetary.fleet.controller.controller import RunController, RunPhase
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
+from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.records import CheckpointWritten, EndKind
 from planetary.fleet.protocol.sessions import Phase
-from planetary.fleet.protocol.status import RoundMetrics
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.checkpointing import Checkpointing

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planetary.fleet.protocol.events import WriteMetrics
-from planetary.fleet.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
+from planetary.fleet.protocol.metrics import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
 from planetary.runs.rounds.controller.desk import RoundsDesk
 from planetary.runs.rounds.controller.evaluation import Evaluation

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 from planetary.cli.main import build_parser
 from planetary.core.config import load_config
+from planetary.data.prepare import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -14,3 +16,16 @@ def test_reports_workload_has_its_global_batch_and_no_port() -> None:
     assert config.train.batch_size * config.fabric.workers == 8
     given = build_parser("gateway").parse_args(["gateway", "--gateway-config", "x.toml"])
     assert config.fabric.port != given.gateway_port
+
+
+def test_chat_example_trains_what_the_assistant_says(tmp_path: Path) -> None:
+    """The script's chats and tokenizer are those that chat.toml names."""
+    script = runpy.run_path(str(EXAMPLES / "chat_data.py"))
+    script["main"].__globals__["FOLDER"] = tmp_path / "chat"
+    script["main"]()
+    (tmp_path / "chat.toml").write_text((EXAMPLES / "chat.toml").read_text())
+    data = prepare(load_config(tmp_path / "chat.toml"), tmp_path / "cache")
+    kind, share = data.notes
+    assert "MB of chats; the first begins '<|im_start|>user\\nWhat is " in kind
+    assert share == "of the training tokens 23.5% are targets: what the assistant says"
+    assert (data.train.dtype, data.vocab_size) == ("i16", 258)

@@ -22,7 +22,7 @@ from planetary.web.api_errors import ApiError
 
 PAGE = (Path(__file__).parents[4] / "docs" / "extending.md").read_text()
 OWN = dict(re.findall(r"```python\n(?=# (\w+\.py))(.*?)```", PAGE, re.DOTALL))["my_tools.py"]
-FOLDER = Path(__file__).with_name("chat_templates")
+FOLDER = Path(__file__).parents[3] / "data" / "chat" / "chat_templates"
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -283,6 +283,11 @@ def test_model_without_tools_is_told_of_them_in_the_text() -> None:
             {"role": "tool", "tool_call_id": "c", "content": "noon"},
         ]
         assert (await both(client, messages=history))[1] == CALLS[:1]
+        plain: Any = {"model": "hash", "messages": [{"role": "user", "content": "hi"}]}
+        for more, is_longer in (({"tools": TOOLS}, True), ({"tools": TOOLS, "tool_choice": "none"}, False)):
+            found = await client.chat.completions.create(**plain, **more)
+            assert found.usage is not None
+            assert (found.usage.prompt_tokens > len("<user>hi<assistant>")) == is_longer
 
     run(lambda: FakeService(script=hermes(A)), test)
 

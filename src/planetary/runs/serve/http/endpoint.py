@@ -333,9 +333,9 @@ class Endpoint:
                 code="no_chat_template",
             )
         names = {**dict(model.special_tokens), **template_names(body)}
-        shown = names["tools"] or ()
-        if (shown and body.tool_choice != "none") or "tool" not in model.chat_template:
-            names["messages"], tools = self._tool_format(model).shown(names["messages"], shown)
+        callable_ = () if body.tool_choice == "none" else names["tools"] or ()
+        if callable_ or "tool" not in model.chat_template:
+            names["messages"], tools = self._tool_format(model).shown(names["messages"], callable_)
             names["tools"] = list(tools) or None
         if body.reasoning_effort is not None and "reasoning_effort" not in model.chat_template:
             note_ignored("reasoning_effort", "the chat template does not read it")

@@ -17,10 +17,11 @@ from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_che
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.check.meaning import check_meaning
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.frontend.adapters import adapted, merged_values
+from planetary.compiler.frontend.adapters import adapted
 from planetary.compiler.frontend.export import Model, export_loss, export_model
 from planetary.compiler.frontend.weights import frozen
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.adapters import merged_values
 from planetary.core.config import Config, config_from_tables, to_toml
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError

@@ -61,7 +61,40 @@ def test_adapters_alone_are_synchronised(tmp_path: Path, shared_cache: Path, way
         assert text
 
 
-@pytest.mark.parametrize("kind", [{"moe": {"composers": 2}}, {"rl": {"task": "reverse"}}])
-def test_kinds_that_train_all_parameters_refuse_adapters(tmp_path: Path, kind: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"adapter\.rank: (composers and owners|a policy's functions)"):
-        planetary.train({**tables(tmp_path), **kind}, run_dir=tmp_path / "run")
+POLICY: dict[str, Any] = {
+    "rl": {
+        **{"task": "sort", "groups": 2, "completions": 4, "max_tokens": 8, "imitated_rounds": 2, "held_out": 4},
+        **{"verified": 1.0, "kl": 0.01, "judges": 1, "equal": "keep", "learning_rate": 0.01},
+    },
+    "model": {
+        "source": "planetary.models.gpt2:build",
+        "options": {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_position": 16},
+    },
+    "adapter": {"rank": 2},
+    "train": {"rounds": 6, "inner_steps": 1, "batch_size": 8, "sequence_length": 15},
+    "optimizer": {"warmup_steps": 0},
+    "outer": {"learning_rate": 1.0, "momentum": 0.0, "merge": "mean"},
+    "fabric": {"workers": 2},
+    "eval": {"every": 3},
+}
+
+
+def test_policy_learns_with_adapters(tmp_path: Path, shared_cache: Path) -> None:
+    """Every rollout is computed again from the base and the adapters: workers sample with the merged weights."""
+    run = planetary.train(POLICY, run_dir=tmp_path / "run", cache=shared_cache)
+    assert run.status.state == "finished"
+    assert {name.split(".lora_")[1] for name in run.params()} == {"A.weight", "B.weight"}
+    assert all(array.any() for array in run.params().values()), "B has moved from zero"
+    assert not any(event["event"] in {"texts_refused", "worker_banned"} for event in run.events)
+    assert len(run.generate("3 1 2", 4, seed=1)) > 0
+    before = run.params()
+    run.resume(rounds=8, cache=shared_cache)
+    assert (run.status.state, run.metrics[-1].round) == ("finished", 8)
+    assert any((array != before[name]).any() for name, array in run.params().items())
+
+
+def test_kinds_that_train_all_parameters_refuse_adapters(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"adapter\.rank: composers and owners train all parameters"):
+        planetary.train({**tables(tmp_path), "moe": {"composers": 2}}, run_dir=tmp_path / "run")
+    with pytest.raises(UserError, match=r"adapter\.rank: .*name the folder there, and not in rl\.start"):
+        planetary.train({**tables(tmp_path), "rl": {"task": "sort", "start": str(tmp_path)}}, run_dir=tmp_path / "run")

@@ -1,15 +1,12 @@
-"""Low-rank adapters: a matrix W of a model becomes W + alpha / rank · B A in the loss, and only A and B are trained.
+"""Adapters in a model's graph: `main` takes A and B of each, and changes the matrix before its first use.
 
-Hu et al. 2021, arXiv:2106.09685. Names, shapes and initial values are those of the library `peft`: for a layer of
-`inputs` and `outputs`, A is [rank, inputs], uniform within ±1 / sqrt(inputs) (Kaiming with a = sqrt(5)), and B is
-[outputs, rank], zero. The change is made in the graph, so no family of models is known here.
+No family of models is known here: the graph also says which dimension of a matrix has the inputs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,84 +19,8 @@ from planetary.compiler.frontend.author import Author
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.frontend.manifest import Argument, Init
 from planetary.compiler.ir import Block, Value
+from planetary.core.adapters import Adapter, layer_of, merged_values, trained_by
 from planetary.core.errors import UserError, did_you_mean
-from planetary.core.tensors import TensorSpec
-
-_SUFFIXES = (".weight", ".kernel")  # of a linear layer's matrix, in PyTorch and in Flax
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """The adapter of one matrix.
-
-    Attributes:
-        target: name of the matrix.
-        module: the target's name without the ending of a layer's matrix, as patterns and `peft` have it.
-        spec: of the matrix.
-        rank: of the change.
-        scale: alpha / rank.
-        is_linear: whether every use of the matrix is a product with the layer's inputs.
-        inputs_first: whether the matrix is [inputs, outputs], and not [outputs, inputs].
-    """
-
-    target: str
-    module: str
-    spec: TensorSpec
-    rank: int
-    scale: float
-    is_linear: bool
-    inputs_first: bool
-
-    @property
-    def a(self) -> TensorSpec:
-        """A: [rank, inputs]."""
-        return TensorSpec(self._name("lora_A"), self._dtype, (self.rank, self.spec.shape[not self.inputs_first]))
-
-    @property
-    def b(self) -> TensorSpec:
-        """B: [outputs, rank]."""
-        return TensorSpec(self._name("lora_B"), self._dtype, (self.spec.shape[self.inputs_first], self.rank))
-
-    def _name(self, part: str) -> str:
-        return f"{self.module}.{part}{self.target[len(self.module) :]}"
-
-    @property
-    def _dtype(self) -> str:
-        return "f64" if self.spec.dtype == "f64" else "f32"
-
-    def stored_names(self, stored_name: Callable[[str], str]) -> dict[str, str]:
-        """Return the names of A and B in a folder of `peft`; `stored_name`: name of a matrix in the base's."""
-        module = _module(stored_name(self.target))
-        return {self.a.name: f"{module}.lora_A.weight", self.b.name: f"{module}.lora_B.weight"}
-
-    def merged(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the matrix with the change, in the type of `values`, which have matrix, A and B by name."""
-        matrix = values[self.target]
-        change = values[self.b.name] @ values[self.a.name]
-        return (matrix + self.scale * (change.T if self.inputs_first else change)).astype(matrix.dtype)
-
-    def gradients(self, slope: np.ndarray, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the gradients by A and B for that by the changed matrix."""
-        scaled = self.scale * (slope.T if self.inputs_first else slope)
-        return {
-            self.a.name: values[self.b.name].T @ scaled,
-            self.b.name: scaled @ values[self.a.name].T,
-        }
-
-    def initial(self, seed: int) -> dict[str, np.ndarray]:
-        """Return the initial values of A and B, drawn by the seed and A's name."""
-        entropy = hashlib.sha256(f"{seed}/{self.a.name}".encode()).digest()
-        rng, bound = np.random.default_rng(int.from_bytes(entropy[:16], "big")), self.a.shape[1] ** -0.5
-        kind = np.float64 if self._dtype == "f64" else np.float32
-        drawn = rng.uniform(-bound, bound, self.a.shape).astype(kind)
-        return {self.a.name: drawn, self.b.name: np.zeros(self.b.shape, kind)}
-
-
-def merged_values(adapters: Sequence[Adapter], values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values of a model without adapters: the changed matrices in place of matrices, A and B."""
-    own = {spec.name for adapter in adapters for spec in (adapter.a, adapter.b)}
-    found = {name: value for name, value in values.items() if name not in own}
-    return found | {one.target: one.merged(values) for one in adapters if one.target in values}
 
 
 def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], seed: int) -> Model:
@@ -128,7 +49,7 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
     adapters = tuple(
         Adapter(
             argument.name,
-            _module(argument.name),
+            layer_of(argument.name),
             argument.spec,
             rank,
             alpha / rank,
@@ -150,11 +71,7 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
         msgspec.structs.replace(argument, role="buffer") if argument.role == "param" else argument
         for argument in model.manifest.arguments
     ]
-    arguments += [
-        Argument(spec.name, spec.dtype, spec.shape, "param", Init("stored"))
-        for one in adapters
-        for spec in (one.a, one.b)
-    ]
+    arguments += [Argument(spec.name, spec.dtype, spec.shape, "param", Init("stored")) for spec in trained_by(adapters)]
     manifest = msgspec.structs.replace(model.manifest, arguments=tuple(arguments), meaning=None)
     return dataclasses.replace(
         model,
@@ -187,12 +104,8 @@ class _AdaptedAuthor:
 
 def matches(name: str, pattern: str) -> bool:
     """Whether a parameter is meant: by a pattern of the name, or, as with `peft`, by the end of the layer's name."""
-    module = _module(name)
+    module = layer_of(name)
     return any(fnmatch.fnmatchcase(text, one) for text in (name, module) for one in (pattern, f"*.{pattern}"))
-
-
-def _module(name: str) -> str:
-    return next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
 
 
 def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set[int]]) -> list[Argument]:
@@ -210,7 +123,7 @@ def _targets(model: Model, patterns: Sequence[str], contracted: Mapping[str, set
     for pattern in patterns:
         hits = [a for a in arguments if a.role not in {"input", "target"} and matches(a.name, pattern)]
         if not hits:
-            known = [name for matrix in contracted for name in (matrix, _module(matrix).rpartition(".")[2])]
+            known = [name for matrix in contracted for name in (matrix, layer_of(matrix).rpartition(".")[2])]
             raise UserError(
                 f"adapter.targets: {pattern!r} matches no parameter{did_you_mean(pattern, known)} The model's matrices "
                 f"are {_listed(list(contracted))}"

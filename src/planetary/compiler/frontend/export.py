@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import msgspec
@@ -42,12 +42,10 @@ from planetary.compiler.frontend.manifest import (
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
 from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.compiler.ir import Module, Operation
+from planetary.core.adapters import Adapter
 from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
 from planetary.core.tensors import host_dtype, to_host_dtype
 from planetary.core.user_code import load_module
-
-if TYPE_CHECKING:
-    from planetary.compiler.frontend.adapters import Adapter
 
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import Logits, find_logits
-from planetary.compiler.frontend.adapters import merged_values
 from planetary.compiler.frontend.export import Model, find_builder
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
+from planetary.core.adapters import merged_values
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function
 from planetary.core.deviations import as_float
 from planetary.core.errors import CompileError, UserError
@@ -23,7 +23,7 @@ from planetary.data.kinds import holds_tokens
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, SAVED_TOKENIZER, Tokenizer, load_tokenizer
 from planetary.fleet.gateway.run_files import CONFIG, PRETRAINED, STEP, kept_place
 from planetary.runs.rounds.preparation.options import builder_options, model_of, refuse_ternary_twice
-from planetary.runs.rounds.preparation.prepared_steps import StepRecord, first_change
+from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
 from planetary.runs.rounds.preparation.run_step import record_of, step_in_use
 
 
@@ -55,7 +55,7 @@ def model_of_run(run: Path, config: Config) -> Model:
         UserError: `model.weights` cannot be read any more, does not fit, or has other values.
     """
     model = model_of(config)
-    record = step_in_use(run, StepRecord) or record_of(run / STEP, StepRecord)
+    record = step_in_use(run, UntrainedTensors) or record_of(run / STEP, UntrainedTensors)
     if record is None or not record.frozen:
         return model
     now = {name: digest_of(value) for name, value in model.initial("buffer").items()}

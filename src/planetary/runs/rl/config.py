@@ -102,7 +102,8 @@ STARTED = HonouredKeys(
         **dict.fromkeys(_OF_NEW_POLICY, "the policy, with its tokenizer, is that of rl.start"),
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "a policy is a function, whose arguments have names",
-        **dict.fromkeys(("model.freeze", "adapter.*"), "a policy's functions take all parameters as they are trained"),
+        "model.freeze": "a policy's functions take all parameters as they are trained",
+        "adapter.*": "adapters are of the model that model.source names: name the folder there, and not in rl.start",
         "data.*": "its texts are prompts: rl.task, or rl.prompts",
         "eval.batches": "held-out prompts are rl.held_out",
     },
@@ -110,9 +111,9 @@ STARTED = HonouredKeys(
 """Of a policy that begins as another model."""
 NEW = HonouredKeys(
     kind="reinforcement",
-    keys=(*STARTED.keys, *_OF_NEW_POLICY),
+    keys=(*STARTED.keys, *_OF_NEW_POLICY, "adapter.*"),
     without={
-        **{key: why for key, why in STARTED.without.items() if key not in (*_OF_NEW_POLICY, "data.*")},
+        **{key: why for key, why in STARTED.without.items() if key not in (*_OF_NEW_POLICY, "adapter.*", "data.*")},
         **{f"data.{key}": STARTED.without["data.*"] for key in ("source", "sources", "text_key", "format", "delivery")},
         **{
             f"data.{key}": STARTED.without["data.*"]
@@ -150,6 +151,8 @@ def check_keys(config: Config) -> None:
         )
     if (rl.objective == "distillation") != bool(rl.teacher):
         raise UserError('rl.teacher and rl.objective = "distillation" belong together: set both, or neither')
+    if rl.teacher and config.adapter.rank:
+        raise UserError("rl.teacher is a model without adapters, as the policy has to be: leave out [adapter]")
     if rl.teacher and rl.kl:
         raise UserError("rl.kl compares with the imitation's end, and rl.teacher with the teacher: set one of them")
     if rl.completions < 2 and rl.objective != "distillation":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planetary.core.adapters import Adapter
 from planetary.core.configuration.ranges import ScheduleName
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
@@ -102,6 +103,8 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     """The constants of a run of reinforcement learning.
 
     Attributes:
+        adapters: that are trained in place of `params`, if any.
+        base: digest of the packed values of `params` then.
         merge: rule of the outer step, of the merge rules.
         groups: prompts of a round.
         completions: of each prompt.
@@ -127,6 +130,8 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
 
     params: tuple[TensorSpec, ...]  # parameters of the policy, in the order of the functions' arguments
     state: tuple[TensorSpec, ...]
+    adapters: tuple[Adapter, ...] = ()
+    base: str = ""
     shape: PolicyShape
     config_hash: str
     rounds: int
@@ -172,7 +177,12 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
             params=self.params,
             state=self.state,
             persists=self.persists,
+            adapters=self.adapters,
+            base=self.base,
         )
+
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
+        return digest in (artifact, reference, self.base) and bool(digest)
 
     def rate_of(self, round_: int, imitated: int) -> float:
         """Return the learning rate of a round's steps, where the imitation's last round is `imitated`."""

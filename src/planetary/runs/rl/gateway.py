@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -42,6 +43,7 @@ from planetary.runs.rl.events import (
     RolloutsOf,
 )
 from planetary.runs.rl.messages import (
+    BASE,
     REINFORCEMENT,
     RolloutsLearned,
     RolloutsSampled,
@@ -103,7 +105,8 @@ class PolicySetup(Setup[PreparedPolicy, "PolicyRun"]):
 
     def begin(self, gateway: Gateway[Any], prepared: PreparedPolicy) -> Parts[PolicyRun]:
         config, options = gateway.config, gateway.options
-        policy = policy_of_run(config, prepared, local=options.local_threads is not None)
+        base = gateway.store.put(pack_arrays(BASE, None, prepared.model.arrays())) if prepared.adapters else ""
+        policy = policy_of_run(config, prepared, local=options.local_threads is not None, base=base)
         start = begin_policy(config, options, prepared, policy, gateway.system.files)
         desk = ReinforcementDesk(start.policy, start.state)
         newest = next((line for line in start.metrics if line.round == start.state.round), None)
@@ -202,12 +205,12 @@ class PolicyRun:
     def limits(self) -> Limits:
         """Return the limits of a worker's messages."""
         total = 4 * self._prepared.param_count
-        count = len(self._prepared.model.specs) + len(_SAMPLED)
+        count = len(self._prepared.trained) + len(_SAMPLED)
         return Limits(tensor_bytes=total + 64 * MIB, tensors=count, messages_under_way=2)
 
     def expects(self, message: m.Message, spec: TensorSpec) -> bool:
         """Return whether a worker's message may bring a tensor."""
-        learned = isinstance(message, RolloutsLearned) and spec in self._prepared.model.specs
+        learned = isinstance(message, RolloutsLearned) and spec in self._prepared.trained
         return learned or (isinstance(message, RolloutsSampled) and _SAMPLED.get(spec.name) == spec.dtype)
 
     async def read(self, session: int, received: ReceivedMessage) -> e.Event:
@@ -226,7 +229,7 @@ class PolicyRun:
 
     async def _read_learned(self, session: int, message: RolloutsLearned, tensors: Tensors) -> e.Event:
         prepared = self._prepared
-        defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
+        defect = await asyncio.to_thread(check_contribution, prepared.trained, tensors)
         steps, tokens = self._batches.pop(message.task, (0, 0))
         if not defect and (message.steps, message.tokens) != (steps, tokens):
             defect = (
@@ -266,7 +269,7 @@ class PolicyRun:
             config_hash=config_hash(config),
             model=prepared.model.name,
             model_digest=prepared.program.digest,
-            param_specs=prepared.model.specs,
+            param_specs=prepared.trained,
             data_key="",
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": config.run.seed},
@@ -311,7 +314,10 @@ class PolicyRun:
             return RolloutsJudged(task, defect=str(error))
         chosen = self._chosen(dialogues)
         if chosen:
-            find_defect = partial(self._recomputation.defect, chosen, weights, greedy=held_out)
+
+            def find_defect() -> str:
+                return self._recomputation.defect(chosen, self._prepared.whole(weights), greedy=held_out)
+
             async with self._rollouts_turn:
                 defect = await asyncio.to_thread(find_defect)
             if defect:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
+from planetary.core.adapters import Adapter, merged_values, trained_by
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.runs.rl.messages import LearnRollouts
@@ -36,6 +38,7 @@ from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runtime.program_runner import Runner
 
 _REFERENCE = "reference."  # prefix of a parameter's name
+_BASE = "base."  # prefix of an adapted matrix's name, without the change
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,8 @@ class LoadedPolicy:
         kept: InnerStates,
         persists: bool,
         now: Callable[[], float],
+        adapters: tuple[Adapter, ...] = (),
+        base: Tensors = MappingProxyType({}),
     ) -> None:
         """Put nothing on the device yet.
 
@@ -139,12 +144,18 @@ class LoadedPolicy:
             kept: has that state after earlier rounds, and gets it after later ones.
             persists: whether it outlasts a round.
             now: returns monotonic seconds.
+            adapters: that are trained in place of the parameters, if any.
+            base: parameters behind the adapters.
         """
         self._now = now
         self._shape, self._state, self._kept, self._persists = shape, tuple(state), kept, persists
         self._params = tuple(spec for spec in run.signature(SCORE).arguments if spec.name != TOKENS)
         self.sampling = LoadedModel(run, shape.serving, {})
         self._resident = self.sampling.resident
+        self._adapters, self._base = adapters, base
+        self._trained = trained_by(adapters) or self._params
+        self._of_step = {one.target: _BASE + one.target for one in adapters}  # names of what a step takes, here
+        self._resident.put({here: base[name] for name, here in self._of_step.items()})
         self._weights: Tensors = {}
         self._version = -1
         self._round: int | None = None  # round of the state on the device; None: it has to be read
@@ -152,13 +163,13 @@ class LoadedPolicy:
     def use(self, version: int, weights: Tensors) -> None:
         """ComputeCall with these parameters from now on. Raises `LocalProtocolError` for those of another model."""
         self._check(weights)
-        self._version, self._weights = version, weights
-        self._resident.put(weights)
+        self._version, self._weights = version, {**self._whole(weights), **weights}
+        self._resident.put(self._weights)
 
     def use_reference(self, weights: Tensors) -> None:
         """Compare with these parameters from now on. Raises as `use`."""
         self._check(weights)
-        self._resident.put({_REFERENCE + name: array for name, array in weights.items()})
+        self._resident.put({_REFERENCE + name: array for name, array in self._whole(weights).items()})
 
     def require(self, version: int) -> None:
         """Raise `LocalProtocolError` unless the newest weights are of this version, and go back to them."""
@@ -207,7 +218,8 @@ class LoadedPolicy:
                 arrays[ADVANTAGES] = message.staleness.weigh(arrays[ADVANTAGES], begun, arrays[SAMPLED])
                 arrays[SAMPLED] = begun
             step = np.array(message.first_step + index, np.int32)
-            self._resident.call(TRAIN, arrays={**arrays, "step": step, "rate": np.array(message.rate, np.float32)})
+            given = {**arrays, "step": step, "rate": np.array(message.rate, np.float32)}
+            self._resident.call(TRAIN, self._of_step, arrays=given)
             scalars = self._resident.get((LOSS, GRAD_NORM))
             losses.append(float(scalars[LOSS]))
             grad_norm = float(scalars[GRAD_NORM])
@@ -222,7 +234,7 @@ class LoadedPolicy:
                 f"log-probabilities of the rollouts are not finite: divergence {divergence}, from the reference "
                 f"{reference_divergence}, entropy {entropy}"
             )
-        parameters = self._resident.get(spec.name for spec in self._params)
+        parameters = self._resident.get(spec.name for spec in self._trained)
         self._keep_state(message.round)
         return Learned(
             parameters,
@@ -242,8 +254,12 @@ class LoadedPolicy:
         found = self._resident.get((LOGPROBS, ENTROPY))
         return np.array(found[LOGPROBS]), np.array(found[ENTROPY])
 
+    def _whole(self, weights: Tensors) -> Tensors:
+        """Return the parameters that sampling takes: those that came, or the base with the adapters that came."""
+        return merged_values(self._adapters, {**self._base, **weights}) if self._adapters else weights
+
     def _check(self, weights: Tensors) -> None:
-        for spec in self._params:
+        for spec in self._trained:
             if spec.name not in weights or weights[spec.name].shape != spec.shape:
                 raise LocalProtocolError(f"the weights that came have no {spec.name!r} of the shape {list(spec.shape)}")
 

@@ -21,7 +21,7 @@ class PolicyLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, PolicyJob)
-        return tuple(blob for blob in (job.artifact, job.reference) if blob)
+        return tuple(blob for blob in (job.artifact, job.reference, job.base) if blob)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         from planetary.fleet.worker.checked_program import CheckedProgram

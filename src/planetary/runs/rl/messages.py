@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
+from planetary.core.adapters import Adapter
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import messages as m
 from planetary.runs.rl.objectives.staleness import StalenessBounds
 from planetary.runs.rl.program.shape import PolicyShape
+
+BASE = "base of a policy's adapters"
+"""What the packed arrays of `PolicyJob.base` are."""
 
 
 class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
@@ -21,11 +25,15 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
         params: of the policy, in the order in which functions take them.
         state: of the optimizer, which starts as zeros.
         persists: whether that state outlasts a round.
+        adapters: that are trained in place of the parameters, if any.
+        base: digest of the packed parameters behind the adapters; "" without adapters.
     """
 
     params: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
     persists: bool
+    adapters: tuple[Adapter, ...] = ()
+    base: str = ""
 
     @staticmethod
     def plan_of(shape: PolicyShape) -> str:
@@ -40,7 +48,7 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
     @property
     def functions(self) -> dict[str, FunctionSpec]:
         """Signatures of the compiled functions, by name."""
-        return self.shape.functions(self.params, self.state)
+        return self.shape.functions(self.params, self.state, self.adapters)
 
 
 class PolicyReady(m.RoleMessage, frozen=True, kw_only=True):
@@ -52,7 +60,7 @@ class PolicyReady(m.RoleMessage, frozen=True, kw_only=True):
 
 
 class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
-    """The parameters of one version, or of the reference policy, which follow as tensors."""
+    """The trained parameters of one version, or of the reference policy, which follow as tensors."""
 
     version: int
     reference: bool = False

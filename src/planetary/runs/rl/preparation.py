@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
 from planetary.compiler.frontend.manifest import Manifest
+from planetary.core.adapters import Adapter, merged_values, trained_by
 from planetary.core.config import Config, config_hash
 from planetary.core.configuration.strict import WARMUP_SHARE
 from planetary.core.errors import UserError
@@ -25,7 +27,7 @@ from planetary.runs.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits
-from planetary.runs.rounds.preparation.options import schedule_of, step_options
+from planetary.runs.rounds.preparation.options import schedule_of, step_options, with_adapters
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program
@@ -50,6 +52,8 @@ class PreparedPolicy:
         objective: of the rounds after the imitation.
         state: of the optimizer.
         manifest: arguments of the policy's loss, with the result of the comparison with JAX's own.
+        adapters: that are trained in place of the model's parameters, if any.
+        adapter_values: initial values of the adapters.
     """
 
     config: Config
@@ -62,12 +66,29 @@ class PreparedPolicy:
     program: Program
     state: tuple[TensorSpec, ...]
     manifest: Manifest
+    adapters: tuple[Adapter, ...] = ()
+    adapter_values: Tensors = field(default_factory=dict)
 
     data = None
 
     @property
+    def trained(self) -> tuple[TensorSpec, ...]:
+        """The tensors that are trained and travel: the adapters, or all parameters."""
+        return trained_by(self.adapters) or self.model.specs
+
+    @property
+    def initial(self) -> Tensors:
+        """The initial values of `trained`."""
+        return self.adapter_values if self.adapters else self.model.arrays()
+
+    @property
     def param_count(self) -> int:
-        return self.model.param_count
+        """Number of trained scalars."""
+        return sum(spec.size for spec in self.trained)
+
+    def whole(self, weights: Tensors) -> Tensors:
+        """Return all parameters of the model for values of `trained`."""
+        return merged_values(self.adapters, {**self.model.arrays(), **weights}) if self.adapters else weights
 
 
 def prepare_policy(
@@ -95,7 +116,8 @@ def prepare_policy(
     shape = shape_of(model, config)
     stage("building the policy's functions and its training step")
     options = step_options(config)
-    program, state, loss = policy_program(model.decode, model.params, model.specs, shape, options)
+    adapt = partial(with_adapters, config=config)
+    program, state, loss = policy_program(model.decode, model.params, model.specs, shape, options, adapt)
     stage("comparing loss and gradients with the policy's own framework")
     manifest = compared_policy(loss, shape).manifest
     assert manifest.meaning is not None
@@ -103,7 +125,7 @@ def prepare_policy(
     return PreparedPolicy(
         config=config,
         model=model,
-        reference=_reference(config, model, load_folder),
+        reference=_reference(config, model, load_folder, loss.start if loss.adapters else model.arrays()),
         problems=problems,
         objective=objective_of(config),
         shape=shape,
@@ -111,6 +133,8 @@ def prepare_policy(
         program=program,
         state=state,
         manifest=manifest,
+        adapters=loss.adapters,
+        adapter_values=loss.start if loss.adapters else {},
     )
 
 
@@ -195,9 +219,9 @@ def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> Rollout
     )
 
 
-def _reference(config: Config, model: TracedModel, load_folder: LoadFolder) -> Tensors | None:
+def _reference(config: Config, model: TracedModel, load_folder: LoadFolder, initial: Tensors) -> Tensors | None:
     if not config.of(RlConfig).teacher:
-        return model.arrays() if not config.of(RlConfig).imitated_rounds else None
+        return initial if not config.of(RlConfig).imitated_rounds else None
     teacher = load_folder(Path(config.of(RlConfig).teacher))
     if teacher.specs != model.specs or teacher.tokenizer.digest != model.tokenizer.digest:
         raise UserError(
@@ -206,8 +230,8 @@ def _reference(config: Config, model: TracedModel, load_folder: LoadFolder) -> T
     return teacher.arrays()
 
 
-def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> PolicyOfRun:
-    """Derive the controller's constants from the configuration."""
+def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool, base: str = "") -> PolicyOfRun:
+    """Derive the controller's constants from the configuration; `base`: digest of the parameters behind adapters."""
     from planetary.compiler.backends.pipeline import compiler_version
 
     timings, rl, optimizer = config.timings, config.of(RlConfig), config.optimizer
@@ -226,6 +250,8 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         iree_version=compiler_version(),
         params=prepared.shape.serving.params_of(prepared.program.functions),
         state=prepared.state,
+        adapters=prepared.adapters,
+        base=base,
         shape=prepared.shape,
         config_hash=config_hash(config),
         rounds=config.train.rounds,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
@@ -19,6 +20,7 @@ from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
 from planetary.runs.rl.loaded_policy import LoadedPolicy, RolloutStart, sample
 from planetary.runs.rl.messages import (
+    BASE,
     LearnRollouts,
     PolicyJob,
     PolicyReady,
@@ -41,7 +43,10 @@ def load(job: PolicyJob, program: CheckedProgram, place: Workplace) -> Role:
     run, report = program.run, program.check(job.functions)
     kept = InnerStates(place.options.state / job.run, job.state)
     now = place.system.clock.monotonic
-    policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists, now=now)
+    base = unpack_arrays(place.store.get(job.base), BASE)[1] if job.base else {}
+    policy = LoadedPolicy(
+        run, job.shape, job.state, kept=kept, persists=job.persists, now=now, adapters=job.adapters, base=base
+    )
     ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary if report else "")
     return PolicyRole(policy, ready, place.send, place.system)
 

@@ -15,11 +15,12 @@ from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config
 from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
-from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec, digest_of
 from planetary.fleet.gateway.run_files import (
     EVENTS,
     MANIFEST,
     METRICS,
+    STEP,
     checkpoint_to_resume,
     earlier_records,
     keep_code,
@@ -36,6 +37,8 @@ from planetary.runs.rl.records import ReinforcementState
 from planetary.runs.rl.status import READER
 from planetary.runs.rounds.metrics import trim_metrics
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
+from planetary.runs.rounds.preparation.prepared_steps import UntrainedTensors, first_change
+from planetary.runs.rounds.preparation.run_step import record_of
 from planetary.sync.outer import initial_state
 from planetary.sync.outer_optimizers import OuterState, optimizer_of
 
@@ -71,13 +74,17 @@ def begin_policy(
         UserError: there is already a run in the folder, or none to resume; or the journal is damaged.
         TrustError: the checkpoint is damaged, or belongs to another model or configuration.
     """
-    folder, specs, optimizer = options.folder, prepared.model.specs, optimizer_of(config.outer)
-    initial = initial_state(specs, prepared.model.arrays(), optimizer)
+    folder, specs, optimizer = options.folder, prepared.trained, optimizer_of(config.outer)
+    initial = initial_state(specs, prepared.initial, optimizer)
+    base = prepared.model.arrays() if prepared.adapters else {}
+    untrained = UntrainedTensors({name: digest_of(array) for name, array in base.items()})
     keep_code(folder, own_files(config, "the configuration"), BlobStore(options.cache / "blobs", files), files)
     earlier = earlier_records(folder, READER, resume=options.resume)
     if not options.resume:
         write_config(folder, config, files)
         write_atomically(folder / MANIFEST, prepared.manifest.to_json(), files)
+        if prepared.adapters:
+            write_atomically(folder / STEP, msgspec.json.encode(untrained), files)
         started = RunStarted(
             kind=READER.name,
             format=FORMAT,
@@ -90,6 +97,12 @@ def begin_policy(
         parameters = ParameterVersions(specs, initial, 0, optimizer=optimizer)
         state = replay([started], ReinforcementState())
         return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
+    before = record_of(folder / STEP, UntrainedTensors)
+    if prepared.adapters and before is not None and (changed := first_change(before.frozen, untrained.frozen)):
+        raise UserError(
+            f"the run's adapters were trained with other values of {changed!r} than {config.model.source} has now: put "
+            "the first values back, or begin another run"
+        )
     state = replay(earlier, ReinforcementState(), folder / EVENTS)
     found = checkpoint_to_resume(folder, options.resume_from)
     mark, outer = Mark(0, 0, 1), initial
@@ -130,7 +143,7 @@ def read_reference(options: GatewayOptions) -> Tensors:
 
 def _check_same(checkpoint: Checkpoint, prepared: PreparedPolicy, policy: PolicyOfRun) -> None:
     info = checkpoint.info
-    if tuple(info.param_specs) != prepared.model.specs:
+    if tuple(info.param_specs) != prepared.trained:
         raise TrustError(f"the checkpoint of round {info.round} has other parameters than the policy")
     if info.config_hash != policy.config_hash:
         raise TrustError(

@@ -41,8 +41,13 @@ from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runtime.program_runner import Program
 
 
-def policy_program(
-    decode: Decode, params: Any, specs: tuple[TensorSpec, ...], shape: PolicyShape, options: StepOptions
+def policy_program(  # noqa: PLR0917 - the parts of a program
+    decode: Decode,
+    params: Any,
+    specs: tuple[TensorSpec, ...],
+    shape: PolicyShape,
+    options: StepOptions,
+    adapt: Callable[[Model], Model] = lambda loss: loss,
 ) -> tuple[Program, tuple[TensorSpec, ...], Model]:
     """Build the functions of a policy.
 
@@ -54,17 +59,19 @@ def policy_program(
         specs: leaves in order, as they are named in signatures.
         shape: the sizes to build for.
         options: of the training step.
+        adapt: gives the loss adapters, if any.
 
     Raises:
         CompileError: the model cannot be lowered, or the parameters are named otherwise by the training step.
     """
     served = serving_program(decode, params, specs, shape.serving)
     example = [_example(one, one.shape[0] // shape.micro_batches) for one in shape.batch]
-    loss = export_loss(loss_of(decode), params, example, name="policy")
+    loss = adapt(export_loss(loss_of(decode), params, example, name="policy"))
     step = build_train_step(loss, options)
-    if step.spec.params != specs:
+    held = step.spec.buffers if loss.adapters else step.spec.params
+    if held != specs:
         raise CompileError(
-            f"the training step has other parameters than the served model: {step.spec.params[:2]} and {specs[:2]}, …"
+            f"the training step has other parameters than the served model: {held[:2]} and {specs[:2]}, …"
         )
     templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
     tokens = jax.ShapeDtypeStruct((shape.rows, shape.length + 1), jnp.int32)
@@ -78,7 +85,8 @@ def policy_program(
         chlo.expand(one)
         ir.copy_function(ir.main_function(one), module, SCORE)
         ir.verify(module)
-        program = Program(ir.to_portable_artifact(module), shape.functions(specs, step.spec.opt_state))
+        functions = shape.functions(specs, step.spec.opt_state, loss.adapters)
+        program = Program(ir.to_portable_artifact(module), functions)
     return program, step.spec.opt_state, loss
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from planetary.core.adapters import Adapter, trained_by
 from planetary.core.step import RATE, STEP, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runs.rl.objectives.terms import TERMS
@@ -40,14 +43,19 @@ class PolicyShape(msgspec.Struct, frozen=True):
             TensorSpec(TERM_ROWS, "f32", (self.rows, TERMS)),
         )
 
-    def functions(self, params: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...]) -> dict[str, FunctionSpec]:
-        """Return the signatures of all functions, by name, for these parameters and this optimizer's state."""
+    def functions(
+        self, params: tuple[TensorSpec, ...], state: tuple[TensorSpec, ...], adapters: Sequence[Adapter] = ()
+    ) -> dict[str, FunctionSpec]:
+        """Return the signatures of all functions, by name, for these parameters and this optimizer's state.
+
+        With adapters, the step trains these, and takes the parameters behind them as they are without.
+        """
         of_tokens = (self.rows, self.length)
-        kept = (*params, *state)
-        results = (*kept, TensorSpec(LOSS, "f32", ()), TensorSpec(GRAD_NORM, "f32", ()))
+        trained = trained_by(adapters) or params
+        results = (*trained, *state, TensorSpec(LOSS, "f32", ()), TensorSpec(GRAD_NORM, "f32", ()))
         return {
             **self.serving.functions(params),
-            TRAIN: FunctionSpec((*kept, STEP, RATE, *self.batch), results),
+            TRAIN: FunctionSpec((*trained, *(params if adapters else ()), *state, STEP, RATE, *self.batch), results),
             SCORE: FunctionSpec(
                 (*params, TensorSpec(TOKENS, "i32", (self.rows, self.length + 1))),
                 (TensorSpec(LOGPROBS, "f32", of_tokens), TensorSpec(ENTROPY, "f32", of_tokens)),

@@ -76,7 +76,6 @@ def model_of(config: Config) -> Model:
         UserError: weights or patterns do not fit the model.
         CompileError: the model cannot be lowered or parsed.
     """
-    from planetary.compiler.frontend.adapters import adapted
     from planetary.compiler.frontend.export import export_model, load_model
     from planetary.compiler.frontend.weights import frozen
 
@@ -87,7 +86,13 @@ def model_of(config: Config) -> Model:
         model = load_model(source, roles=given.roles, values_follow=bool(given.weights))
     if given.weights:
         model = given_weights(model, given)
-    model = frozen(model, given.freeze)
+    return with_adapters(frozen(model, given.freeze), config)
+
+
+def with_adapters(model: Model, config: Config) -> Model:
+    """Return the model with the adapters of a configuration, if any. Raises `UserError`."""
+    from planetary.compiler.frontend.adapters import adapted
+
     adapter = config.adapter
     if not adapter.rank:
         return model

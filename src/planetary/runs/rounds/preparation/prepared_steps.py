@@ -117,6 +117,12 @@ class StepRecord(PreparedRecord, frozen=True):
         return tuple(filter(None, (self.module, self.params, self.buffers)))
 
 
+class UntrainedTensors(msgspec.Struct, frozen=True):
+    """The part of a run's record about tensors that are not trained: digest by name."""
+
+    frozen: dict[str, str] = {}
+
+
 class StoredArrays(Mapping[str, np.ndarray]):
     """Named arrays of a packed blob, read when the first one is asked for."""
 

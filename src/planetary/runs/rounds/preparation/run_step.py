@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import GatewayOptions
 
 
+T = TypeVar("T")
+
+
 def own_record(options: GatewayOptions, kind: type[RecordT]) -> RecordT | None:
     """Return the record in a resumed run's folder; None for a new run, or without a record."""
     if not options.resume:
@@ -25,7 +28,7 @@ def own_record(options: GatewayOptions, kind: type[RecordT]) -> RecordT | None:
     return step_in_use(options.folder, kind) or record_of(options.folder / STEP, kind)
 
 
-def step_in_use(folder: Path, kind: type[RecordT]) -> RecordT | None:
+def step_in_use(folder: Path, kind: type[T]) -> T | None:
     """Return the record of the step a run's journal has it go on with; None where none was rolled out.
 
     The record of a rolled-out step is in the folder before the journal names the step.
@@ -37,7 +40,7 @@ def step_in_use(folder: Path, kind: type[RecordT]) -> RecordT | None:
     return record_of(folder / STEPS / f"{newest}.json", kind) if newest else None
 
 
-def record_of(path: Path, kind: type[RecordT]) -> RecordT | None:
+def record_of(path: Path, kind: type[T]) -> T | None:
     """Return the record in a file; None for one that is absent or damaged."""
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
         return msgspec.json.decode(path.read_bytes(), type=kind)

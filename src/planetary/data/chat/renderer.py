@@ -12,8 +12,7 @@ import msgspec
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.exit_status import describe_exit
-from planetary.data.chat.template import MOST_TEXT, Sample
-from planetary.data.chat.template_process import Chat, Rendered
+from planetary.data.chat.messages import MOST_TEXT, ChatToRender, Rendered, Sample
 
 SECONDS = 5.0
 """Time of one chat."""
@@ -41,13 +40,13 @@ class ChatRenderer:
             UserError: the template fails, refuses the chat, or exceeds a limit; the text begins with "it".
             ResourceError: the process cannot be started.
         """
-        return (await self._rendered(Chat(template, dict(names), 2 * self._seconds))).text
+        return (await self._rendered(ChatToRender(template, dict(names), 2 * self._seconds))).text
 
     async def samples(self, template: str, names: Mapping[str, Any], turns: Sequence[int]) -> tuple[Sample, ...]:
         """Return the texts that train a chat's turns; see `ChatTemplate.samples`. Raises as `text`."""
-        return (await self._rendered(Chat(template, dict(names), 2 * self._seconds, tuple(turns)))).samples
+        return (await self._rendered(ChatToRender(template, dict(names), 2 * self._seconds, tuple(turns)))).samples
 
-    async def _rendered(self, chat: Chat) -> Rendered:
+    async def _rendered(self, chat: ChatToRender) -> Rendered:
         process, kept = await self._free.get(), None
         try:
             if process is None or process.returncode is not None:
@@ -108,7 +107,7 @@ class ChatRenderer:
         return await process.wait()
 
 
-async def _ask(process: asyncio.subprocess.Process, chat: Chat) -> Rendered | None:
+async def _ask(process: asyncio.subprocess.Process, chat: ChatToRender) -> Rendered | None:
     """Return a process's answer; None: it gives none any more."""
     assert process.stdin is not None
     assert process.stdout is not None

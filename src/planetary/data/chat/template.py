@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-import msgspec
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
@@ -26,27 +25,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from planetary.core.errors import UserError
+from planetary.data.chat.messages import MOST_TEXT, TRAINING_DAY, Sample
 
-MOST_TEXT = 16 << 20
-"""Characters of a rendered chat."""
-TRAINING_DAY = date(2024, 7, 26)
-"""Today, to a template that renders training data: the day that Llama 3's template takes where it knows none."""
 _MOST_REASON = 500  # characters of an error
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning; templates read the first
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """A chat, or the beginning of one, as a text to train on.
-
-    Attributes:
-        text: rendered by the template.
-        spans: of the characters that the assistant said, ascending.
-        exact: the template marks them; else a span may end with white space behind the end-of-turn token.
-    """
-
-    text: str
-    spans: tuple[tuple[int, int], ...]
-    exact: bool
 
 
 class ChatTemplate:

@@ -9,32 +9,15 @@ import contextlib
 import resource
 import signal
 import sys
-from typing import Any
 
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.data.chat.template import ChatTemplate, Sample
+from planetary.data.chat.messages import ChatToRender, Rendered
+from planetary.data.chat.template import ChatTemplate
 
 MEMORY_BYTES = 1 << 30
 """Address space of the process."""
-
-
-class Chat(msgspec.Struct, frozen=True):
-    """A template, and the names it sees."""
-
-    template: str
-    names: dict[str, Any]
-    seconds: float  # the kernel ends the process after so long, should the gateway not do so before
-    turns: tuple[int, ...] | None = None  # assistant's messages to train; None: a prompt is wanted
-
-
-class Rendered(msgspec.Struct, frozen=True):
-    """The text of a chat, or those that train it, or the reason why there is none."""
-
-    text: str = ""
-    samples: tuple[Sample, ...] = ()
-    problem: str = ""
 
 
 def main() -> None:
@@ -46,7 +29,7 @@ def main() -> None:
     sys.stdout.buffer.write(b"ready\n")
     sys.stdout.buffer.flush()
     for line in sys.stdin.buffer:
-        chat = msgspec.json.decode(line, type=Chat)
+        chat = msgspec.json.decode(line, type=ChatToRender)
         signal.setitimer(signal.ITIMER_REAL, chat.seconds)
         try:
             if template is None or chat.template != source:

@@ -32,6 +32,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import tree_names
 from planetary.runs.rounds.preparation.options import model_of, step_options
+from planetary.runs.rounds.preparation.preparation import check_untrained
 from planetary.runs.rounds.preparation.prepared_steps import keep_record
 from planetary.runs.rounds.preparation.run_step import write_record
 
@@ -296,6 +297,14 @@ def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str
     export_pretrained(run, tmp_path / "merged")
     merged = load_folder(tmp_path / "merged")
     np.testing.assert_array_equal(merged.logits(merged.params, TOKENS), loaded.logits(loaded.params, TOKENS))
+
+
+def test_base_beyond_a_blob_is_refused() -> None:
+    """The worker would end the connection at the blob, without a word of the model."""
+    specs = [TensorSpec(f"blocks.{i}", "f32", (1 << 16, 1 << 14)) for i in range(5)]
+    check_untrained("large", specs[:4])
+    with pytest.raises(UserError, match=r"tensors of large that are not trained take 20\.0 GiB.* at most 16 GiB"):
+        check_untrained("large", specs)
 
 
 def test_changed_base_is_refused_with_its_first_tensor(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_adapters_alone_are_synchronised(tmp_path: Path, shared_cache: Path, way
         sent = max(metrics.bytes_up, metrics.bytes_down, metrics.bytes_ring) / 2  # each worker's
         assert sent < 4 * BASE / 2, f"round {metrics.round}"
     if way == "star":
+        made = run.save_adapter(tmp_path / "adapter")
+        assert (made.round, made.param_count, made.matrices) == (6, 4864, 15)
         text = run.generate("def ", 12, seed=1)
         run.resume(rounds=8, cache=shared_cache)
         assert (run.status.state, len(run.metrics)) == ("finished", 8)

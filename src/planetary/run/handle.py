@@ -33,6 +33,7 @@ from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS, SamplingOptions
 
 if TYPE_CHECKING:
+    from planetary.run.model.adapter_export import AdapterExport
     from planetary.run.model.pretrained_export import PretrainedExport
     from planetary.run.model.text_continuation import TextContinuation
 
@@ -268,6 +269,24 @@ class Run:
 
         path = self._checkpoint_path(round) if round is not None else None
         return export_pretrained(self.folder, Path(folder), checkpoint=path, force=force)
+
+    def save_adapter(
+        self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False
+    ) -> AdapterExport:
+        """Write the trained adapters into a folder that `PeftModel.from_pretrained` of `peft` loads.
+
+        Args:
+            folder: gets adapter_config.json and adapter_model.safetensors.
+            round: whose checkpoint is used; by default the newest.
+            force: replace an adapter that is in `folder`.
+
+        Raises:
+            UserError: no checkpoint, a run without adapters, or `folder` holds one already.
+        """
+        from planetary.run.model.adapter_export import export_adapter
+
+        path = self._checkpoint_path(round) if round is not None else None
+        return export_adapter(self.folder, Path(folder), checkpoint=path, force=force)
 
     def _model(self, round_: int | None, experts: str) -> TextContinuation:
         from planetary.run.model.served import load_trained

@@ -30,12 +30,11 @@ from planetary.fleet.worker.role import NothingToDo, Role, Roles, WorkerOptions,
 from planetary.runtime.backends import runtime_version
 from planetary.runtime.host import target_features
 from planetary.version import __version__
+from planetary.wire.limits import MAX_PAYLOAD_BYTES
 from planetary.wire.protocol import Protocol as WireProtocol
 from planetary.wire.streams import ReceivedMessage
 
 log = logging.getLogger(__name__)
-
-MAX_BLOB_BYTES = 4 << 30
 
 
 class WorkerShell:
@@ -140,7 +139,7 @@ class WorkerShell:
         """Say where a tensor goes, or refuse it before the bytes are taken."""
         expected: TensorSpec | None = None
         if isinstance(message, m.BlobData):
-            if spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
+            if spec.name == "blob" and spec.nbytes <= MAX_PAYLOAD_BYTES:
                 expected = TensorSpec("blob", "ui8", spec.shape)
         elif self._role is not None:
             expected = self._role.expects(message, spec)

@@ -28,6 +28,7 @@ from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits
 from planetary.runs.rounds.preparation.options import schedule_of, step_options, with_adapters
+from planetary.runs.rounds.preparation.preparation import check_untrained
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program
@@ -118,6 +119,8 @@ def prepare_policy(
     options = step_options(config)
     adapt = partial(with_adapters, config=config)
     program, state, loss = policy_program(model.decode, model.params, model.specs, shape, options, adapt)
+    if loss.adapters:
+        check_untrained("the policy", model.specs)
     stage("comparing loss and gradients with the policy's own framework")
     manifest = compared_policy(loss, shape).manifest
     assert manifest.meaning is not None

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,9 +30,7 @@ from planetary.runs.rounds.preparation.prepared_steps import (
     first_change,
     keep_record,
 )
-
-if TYPE_CHECKING:
-    pass
+from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +89,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
     _check_batch(config, step, data)
     _check_statistics(config, spec)
+    check_untrained(spec.model, spec.buffers)
     params = StoredArrays(store, record.params, spec.params)
     buffers = StoredArrays(store, record.buffers, spec.buffers)
     check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
@@ -146,6 +144,17 @@ def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]
     if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
         return None
     return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
+
+
+def check_untrained(model: str, specs: Sequence[TensorSpec]) -> None:
+    """Raise `UserError` where the tensors that are not trained are more than a worker takes as one blob."""
+    nbytes = sum(spec.nbytes for spec in specs)
+    if nbytes > MAX_PAYLOAD_BYTES:
+        raise UserError(
+            f"the tensors of {model} that are not trained take {nbytes / GIB:.1f} GiB, and a worker gets them as one "
+            f"blob of at most {MAX_PAYLOAD_BYTES / GIB:g} GiB: take a smaller model, or one whose function makes its "
+            "parameters bfloat16"
+        )
 
 
 def _check_statistics(config: Config, spec: StepSpec) -> None:

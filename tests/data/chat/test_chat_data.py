@@ -193,6 +193,11 @@ def test_template_that_refuses_names_file_and_line(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").glob("*/prepared.json"))
 
 
+def test_half_a_character_is_replaced_as_in_texts(tmp_path: Path) -> None:
+    data = prepared(tmp_path, [{"messages": said("a", "x\ud83dy")}, *MANY], "data.sampling=fifo")
+    assert text_of(data, stream(data)).startswith("x?y<|im_end|>")  # without the sequence before it
+
+
 def test_too_few_chats_are_refused_with_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train part of .*chats\.jsonl has fewer than 16 tokens .*, of \d+ in all"):
         prepared(tmp_path, MANY[:1])

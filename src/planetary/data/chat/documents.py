@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from planetary.core.errors import UserError
 from planetary.data.chat.messages import TRAINING_DAY, Sample
 from planetary.data.chat.records import Chat
@@ -44,7 +46,7 @@ class ChatDocuments:
         """
         loop, renderer, rest = LoopThread("chat templates"), ChatRenderer(), iter(chats)
         try:
-            while some := tuple(islice(rest, _AT_A_TIME)):
+            while some := [(where, _encodable(chat)) for where, chat in islice(rest, _AT_A_TIME)]:
                 for (where, chat), samples in zip(some, loop.call(self._rendered(renderer, some)), strict=True):
                     if isinstance(samples, UserError):
                         raise UserError(f"{where}: the chat template fails: {samples}") from None
@@ -63,6 +65,17 @@ class ChatDocuments:
 
         found = (renderer.samples(self._template, names(chat), chat.turns) for _, chat in chats)
         return await asyncio.gather(*found, return_exceptions=True)
+
+
+def _encodable(chat: Chat) -> Chat:
+    """Return the chat, with "?" in place of halves of characters, which JSON can write, as in documents."""
+    text = json.dumps([chat.messages, chat.tools], ensure_ascii=False, default=str)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        messages, tools = json.loads(text.encode("utf-8", "replace"))
+        return msgspec.structs.replace(chat, messages=messages, tools=tools)
+    return chat
 
 
 def _documents(chat: Chat, samples: Iterable[Sample]) -> Iterator[Document]:

@@ -5,6 +5,7 @@ Needs moto, which `make test-doors` installs; a test that uses it has the mark `
 
 from __future__ import annotations
 
+import urllib.request
 from typing import Any
 
 KEY = {"key": "somebody", "secret": "anything"}
@@ -26,9 +27,12 @@ class S3Server:
         """Answer from now on."""
         from moto import server as moto
 
+        first = self.port == 0
         self.running = moto.ThreadedMotoServer("127.0.0.1", port=self.port, verbose=False)
         self.running.start()
         self.port = self.running.get_host_and_port()[1]
+        if first:  # all servers of a process share their objects: those of an earlier test are there
+            urllib.request.urlopen(f"{self.url}/moto-api/reset", b"").close()
 
     def stop(self) -> None:
         """Refuse connections from now on. Stopping twice is fine."""

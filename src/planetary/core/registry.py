@@ -21,6 +21,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Generic, TypeVar, cast
 
 import msgspec
@@ -76,7 +77,8 @@ class Registry(Generic[T]):
         Args:
             kind: in words.
             group: of the entry points.
-            base: "module:Class", the interface, which every class of the kind is derived from.
+            base: "module:Class", the interface, which every class of the kind is derived from. With a class method
+                `of_function`, a function may stand in place of a class.
             modules: of the built-in classes; "package.*" are all modules in a package.
             but: modules of the package that are not imported.
             apart: as the attribute.
@@ -181,6 +183,8 @@ class Registry(Generic[T]):
     def _class(self, found: Any, name: str) -> type[T]:
         module, _, base_name = self._base.partition(":")
         base = getattr(importlib.import_module(module), base_name)
+        if isinstance(found, FunctionType) and hasattr(base, "of_function"):
+            return base.of_function(found)
         if not isinstance(found, type) or not issubclass(found, base):
             what = "no class" if not isinstance(found, type) else f"no {base_name}"
             raise UserError(

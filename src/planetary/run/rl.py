@@ -24,15 +24,6 @@ from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.environments.tasks import Task
 
 PROMPTS, TASK = "given_prompts.jsonl", "given_task.py"
-_TASK_OF_REWARD = """
-
-from planetary.extend import Task as _Task
-
-
-class RewardTask(_Task):
-    def judge(self, prompt, completions, meta):
-        return {reward}(prompt, completions[-1], meta)
-"""
 
 Reward = Callable[[str, str, dict[str, Any]], float]
 """Returns the reward of a completion. Arguments: the prompt, the completion, and the other fields of the record."""
@@ -142,9 +133,7 @@ def _task_of(task: object) -> tuple[str, str]:
     """Return the name of a class of tasks, and the text of a file that has it. Raises `UserError`."""
     text = text_of(task, "task")
     assert isinstance(task, FunctionType | type)
-    if isinstance(task, FunctionType):
-        return "RewardTask", text + _TASK_OF_REWARD.format(reward=task.__name__)
-    if not issubclass(task, Task):
+    if isinstance(task, type) and not issubclass(task, Task):
         raise UserError(f"task: {task.__name__} is no task: derive the class from planetary.extend.Task (docs/rl.md)")
     return task.__name__, text
 

@@ -110,7 +110,8 @@ def test_a_reward_cannot_write_verdicts_by_itself(tmp_path: Path) -> None:
         ("import os; os._exit(3)", "exited with status 3 before it was ready"),
         ("import nothing_of_this_name", "failed while it was loaded: .*No module named 'nothing_of_this_name'"),
         ("class Rewards: pass", "Reward: no class; expected a class derived from planetary.extend.Task"),
-        ("def Reward(prompt, completion, meta): return 1.0", "Reward: no class; expected a class derived from"),
+        ("def Reward(prompts, completions, **kwargs): return [1.0]", r"called with .* .prompt, completion, meta., one"),
+        ("Reward = 1.0", "Reward: no class; expected a class derived from"),
         ("class Reward: pass", "Reward: no Task; expected a class derived from planetary.extend.Task"),
         (f"{TASK}class Reward(Task): pass", "Reward: the class lacks judge"),
         (

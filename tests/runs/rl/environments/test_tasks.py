@@ -45,6 +45,20 @@ def test_a_countdown_is_right_whatever_the_order() -> None:
     assert reward("", "__import__('os')", meta) == 0.0
 
 
+def test_a_reward_is_a_function_of_a_file(tmp_path: Path) -> None:
+    """Its file is as people write it: with a dataclass and postponed annotations."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Rule:\n    letters: str\nRULE = Rule('ab')\n"
+        "def reward(prompt: str, completion: str, meta: dict) -> float:\n"
+        "    return sum(c in RULE.letters for c in completion) / meta['of']\n"
+    )
+    assert task_of(f"{path}:reward").judge("?", ["x", "abc"], {"of": 4}) == 0.5
+    with pytest.raises(UserError, match=r"makes no prompts .*, so it needs rl\.prompts"):
+        problems_of(f"{path}:reward", "", seed=0, held_out=2)
+
+
 def test_prompts_depend_on_seed_and_number_alone() -> None:
     """Prompts are functions of seed and number and held-out ones of the number."""
     one, other = (DrawnProblems(task_of("reverse"), seed, 4) for seed in (0, 1))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from planetary.core.configuration.needs import Need
+from planetary.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,27 @@ class Task(ABC):
     """
 
     needs: ClassVar[tuple[Need, ...]] = ()
+
+    @classmethod
+    def of_function(cls, reward: Callable[[str, str, Mapping[str, Any]], float]) -> type[Task]:
+        """Return the task of a reward function. Raises `UserError` for one that does not take the arguments.
+
+        `reward` takes the prompt, one completion, and the meta of the problem.
+        """
+        arguments = ("prompt", "completion", "meta")
+        try:
+            inspect.signature(reward).bind(*arguments)
+        except TypeError as error:
+            raise UserError(
+                f"task {reward.__name__}{inspect.signature(reward)}: it is called with the positional arguments "
+                f"({', '.join(arguments)}), one completion a call: {error}"
+            ) from error
+
+        class RewardFunction(Task):
+            def judge(self, prompt: str, completions: Sequence[str], meta: Mapping[str, Any]) -> float | str:
+                return reward(prompt, completions[-1], meta)
+
+        return RewardFunction
 
     def problem(self, rng: np.random.Generator) -> Problem:
         """Return a prompt, a function of the random numbers."""

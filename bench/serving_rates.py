@@ -38,11 +38,12 @@ from planetary.models.model_options import configure
 from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_traced
 from planetary.runs.serve.config import ServeConfig
-from planetary.runs.serve.messages import ComputeCall, Drawing
+from planetary.runs.serve.drawing import next_call, with_draws
+from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.program.shape import PAGE, decode_name, prefill_name
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runs.serve.role import LoadedModel, next_call
-from planetary.runs.serve.scheduling.sampling import SamplingOptions
+from planetary.runs.serve.role import LoadedModel
+from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program, open_program
 
@@ -106,7 +107,7 @@ def decoding(
             page_tables=pages, full=False, extra_steps=count - 1, drawings=(GREEDY,) * batch, vocabulary=256,
         )  # fmt: skip
         while call is not None:
-            call = next_call(call, served.compute(call))
+            call = next_call(call, with_draws(call, served.compute(call)))
 
     return work
 

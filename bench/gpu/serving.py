@@ -61,10 +61,11 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
     from planetary.core.config import config_from_tables
     from planetary.core.step import ProgramSpec
     from planetary.run.model.served import load_traced
-    from planetary.runs.serve.messages import ComputeCall, Drawing
+    from planetary.runs.serve.drawing import next_call, with_draws
+    from planetary.runs.serve.messages import ComputeCall
     from planetary.runs.serve.program.shape import decode_name, prefill_name
-    from planetary.runs.serve.role import LoadedModel, next_call
-    from planetary.runs.serve.scheduling.sampling import SamplingOptions
+    from planetary.runs.serve.role import LoadedModel
+    from planetary.runs.serve.scheduling.sampling import Drawing, SamplingOptions
     from planetary.runtime.program_runner import Program, open_program
 
     began = time.perf_counter()
@@ -99,7 +100,7 @@ def ours(run: Path, weights: str) -> dict[str, Any]:
         )  # fmt: skip
         drawn = []
         while call is not None:
-            answer = served.compute(call)
+            answer = with_draws(call, served.compute(call))
             call = next_call(call, answer)
             if call is not None:
                 drawn.append(call.tokens[0][0])

@@ -17,7 +17,7 @@ from planetary.runs.serve.program.cache_kinds import NoCache, RecurrentState
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import PAGE, ServingShape
 from planetary.runs.serve.program.traced_model import TracedModel
-from planetary.runs.serve.scheduling.sampling import Candidates, Scores
+from planetary.runs.serve.scheduling.sampling import Candidates, Scores, draw
 from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput, Slot
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
@@ -73,6 +73,11 @@ class FakeWorker:
                 self.prefilled += len(row.tokens)
             seen = self.seen(row, aligned=kind != "decode")
             one = candidates(self.row(seen), full=call.full)
+            if row.drawing is not None:
+                position = row.start + len(row.tokens)
+                whole = one._replace(row=self.row(seen))
+                drawn = draw(whole, row.drawing.options, position, generated=row.drawing.generated)
+                one = one._replace(drawn=drawn)
             found.append(one._replace(scores=self.scores(seen, row)) if call.scores else one)
         return found
 

@@ -26,6 +26,8 @@ def arrays(rows: int, *, full: bool, scores: bool) -> dict[str, np.ndarray]:
         "values": rng.normal(size=(rows, SHAPE.candidates)).astype(np.float32),
         "ids": rng.integers(0, SHAPE.vocabulary, (rows, SHAPE.candidates)).astype(np.int32),
     }
+    found["drawn"] = rng.integers(0, SHAPE.vocabulary, rows).astype(np.int32)
+    found["drawn_values"] = rng.normal(size=rows).astype(np.float32)
     if full:
         found["row"] = rng.normal(size=(rows, SHAPE.vocabulary)).astype(np.float32)
     if scores:
@@ -36,7 +38,7 @@ def arrays(rows: int, *, full: bool, scores: bool) -> dict[str, np.ndarray]:
     return found
 
 
-def received(tensors: Tensors, count: int = 7) -> Tensors:
+def received(tensors: Tensors, count: int = 9) -> Tensors:
     """Return tensors as the gateway's side of a connection has them."""
     inbox = Inbox(SERVING, Limits(tensors=count), allocate_expected(expects_results))
     outbox, messages = Outbox(SERVING), []
@@ -58,13 +60,14 @@ def test_results_arrive_as_they_were_computed(full: bool) -> None:
     for i, one in enumerate(found):
         np.testing.assert_array_equal(one.ids, sent["ids"][i])
         np.testing.assert_array_equal(one.values, sent["values"][i])
+        assert one.drawn == (sent["drawn"][i], sent["drawn_values"][i])
         assert (one.row is not None) == full
         assert one.scores is None
 
 
 def test_scores_arrive_with_hidden_states() -> None:
     sent = arrays(1, full=True, scores=True)
-    assert len(sent) == 7
+    assert len(sent) == 9
     (found,) = results_of(received(sent), SCORED)
     assert found.scores is not None
     np.testing.assert_array_equal(found.scores.values, sent["scores"][0])

@@ -22,10 +22,10 @@ from planetary.runs.serve.controller import (
     Submit,
     UseWeights,
 )
+from planetary.runs.serve.drawing import next_call
 from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
-from planetary.runs.serve.program.shape import IDS, ROW, VALUES
-from planetary.runs.serve.role import next_call
-from planetary.runs.serve.scheduling.sampling import Candidates, SamplingOptions
+from planetary.runs.serve.program.shape import DRAWN
+from planetary.runs.serve.scheduling.sampling import Candidates, Drawn, SamplingOptions
 from planetary.runs.serve.scheduling.scheduler import Call, Slot
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.version import __version__
@@ -100,13 +100,13 @@ class Fabric:
         """Compute a call; where the worker draws by itself, the one that follows from it is next."""
         message = self.calls.pop(session)
         rows = tuple(
-            Slot(0, tokens, start, pages, ends=True)
-            for tokens, start, pages in zip(message.tokens, message.starts, message.page_tables, strict=True)
+            Slot(0, tokens, start, pages, ends=True, drawing=drawing)
+            for tokens, start, pages, drawing in zip(
+                message.tokens, message.starts, message.page_tables, message.drawings, strict=True
+            )
         )
         found = self.workers[session].compute(Call(message.function, rows, message.full))
-        arrays = {VALUES: np.stack([one.values for one in found]), IDS: np.stack([one.ids for one in found])}
-        if message.full:
-            arrays[ROW] = np.stack([one.row for one in found if one.row is not None])
+        arrays = {DRAWN: np.array([one.drawn[0] if one.drawn else 0 for one in found])}
         following = next_call(message, arrays)
         self.longest = max(self.longest, message.extra_steps)
         if following is not None:
@@ -252,15 +252,16 @@ def test_claimed_durations_lengthen_no_limit() -> None:
     assert session not in fabric.workers
 
 
-def test_result_without_a_token_that_can_be_drawn_is_a_failure() -> None:
-    """The model has more tokens than the tokenizer; a draw of none of them ended the gateway."""
+@pytest.mark.parametrize("drawn", [None, Drawn(40, 0.0), Drawn(-1, 0.0)])
+def test_result_without_a_token_that_can_be_drawn_is_a_failure(drawn: Drawn | None) -> None:
+    """The model has more tokens than the tokenizer."""
     fabric = Fabric()
     fabric.controller = ServingController(
         ServingDesk(msgspec.structs.replace(fabric.controller.desk.policy, vocabulary=40), ServingState()), 10.0, 0.0
     )
     session = fabric.join("a/0")
     fabric.post(Submit(SequenceRequest(number=1, prompt=(1,), most=9)))
-    beyond = Candidates(np.arange(40, 50, dtype=np.int32), np.zeros(10, np.float32), None)
+    beyond = Candidates(np.arange(40, 50, dtype=np.int32), np.zeros(10, np.float32), None, drawn=drawn)
     fabric.post(CallComputed(session, fabric.calls.pop(session).call, 0.01, Results((beyond,))))
     assert 1 not in fabric.got
     assert fabric.calls, "the worker is to compute it again"

@@ -18,7 +18,7 @@ from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import TaskTimes
-from planetary.runs.serve.messages import ComputeCall, Drawing, ServingJob, ServingReady
+from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
 from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput
@@ -216,17 +216,7 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
         for session, call in self.scheduler.next_calls():
             self._number += 1
             self._calls[session] = UnderWay(self._number, call, now)
-            self.desk.send(session, self._message(self._number, call))
-
-    def _message(self, number: int, call: Call) -> ComputeCall:
-        message = ComputeCall.of(number, call)
-        if not call.extra_steps:
-            return message
-        requests = [self.scheduler.request(slot.sequence) for slot in call.slots]
-        drawings = tuple(Drawing(request.options, request.ends) for request in requests)
-        return msgspec.structs.replace(
-            message, extra_steps=call.extra_steps, drawings=drawings, vocabulary=self.desk.policy.vocabulary
-        )
+            self.desk.send(session, ComputeCall.of(self._number, call, self.desk.policy.vocabulary))
 
     def _why_nothing_goes_on(self) -> str:
         return "" if self.scheduler.workers else self.membership.whom_we_wait_for()
@@ -261,7 +251,9 @@ def _fits(call: Call, found: Sequence[Candidates], vocabulary: int, *, last: boo
         (last or call.extra_steps > 0)
         and len(found) == len(call.slots)
         and all(
-            (one.row is not None or (not call.full and bool((one.ids < vocabulary).any())))
+            (one.row is not None or not call.full)
+            and len(one.ids) >= call.likeliest
+            and (slot.drawing is None or (one.drawn is not None and 0 <= one.drawn.token < vocabulary))
             and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(slot.tokens)))
             for one, slot in zip(found, call.slots, strict=True)
         )

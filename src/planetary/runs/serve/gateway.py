@@ -45,11 +45,14 @@ from planetary.runs.serve.controller import (
     Submit,
     UseWeights,
 )
+from planetary.runs.serve.drawing import candidates_of
 from planetary.runs.serve.http.endpoint import Endpoint
 from planetary.runs.serve.messages import SERVING, WEIGHTS, Computed
 from planetary.runs.serve.program.exported_model import ExportedModel
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import (
+    DRAWN,
+    DRAWN_VALUES,
     HIDDEN,
     IDS,
     PAGE,
@@ -76,8 +79,8 @@ LoadModel = Callable[[Config], ServedModel]
 _TRIAL = "trial of a served model 1 "  # prefix of digests of a program and of parameters: the key of their trial
 
 _RESULTS: Mapping[str, str] = {
-    **dict.fromkeys((VALUES, ROW, SCORES, SCORE_VALUES, HIDDEN), "f32"),
-    **dict.fromkeys((IDS, SCORE_IDS), "i32"),
+    **dict.fromkeys((DRAWN_VALUES, VALUES, ROW, SCORES, SCORE_VALUES, HIDDEN), "f32"),
+    **dict.fromkeys((DRAWN, IDS, SCORE_IDS), "i32"),
 }
 """Element types of a call's results, by name."""
 
@@ -367,7 +370,7 @@ def expects_results(message: m.Message, spec: TensorSpec) -> bool:
 
 def _limits(shape: ServingShape) -> Limits:
     return Limits(
-        tensor_bytes=(MOST_EXTRA_STEPS + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
+        tensor_bytes=(MOST_EXTRA_STEPS + 2) * shape.batches[-1] * (8 + 8 * shape.candidates + 4 * shape.vocabulary)
         + shape.chunks[-1] * (4 + 8 * shape.candidates)
         + 4 * shape.hidden
         + MIB,
@@ -389,28 +392,34 @@ async def _read(shape: ServingShape, session: int, received: ReceivedMessage) ->
 
 def results_of(arrays: Tensors, shape: ServingShape | None) -> tuple[Candidates, ...]:
     """Return the results of a call, one entry a text. Raises `RemoteProtocolError` for anything else."""
-    values, ids, row = arrays.get(VALUES), arrays.get(IDS), arrays.get(ROW)
+    values, ids, row, drawn, logprobs = (arrays.get(name) for name in (VALUES, IDS, ROW, DRAWN, DRAWN_VALUES))
     fits = (
         values is not None
         and ids is not None
+        and drawn is not None
+        and logprobs is not None
+        and drawn.shape == logprobs.shape == (len(values),)
+        and (drawn.dtype, logprobs.dtype) == (np.int32, np.float32)
         and values.ndim == 2
         and values.shape == ids.shape
         and values.dtype == np.float32
         and ids.dtype == np.int32
         and (row is None or (row.dtype == np.float32 and row.ndim == 2 and len(row) == len(values)))
     )
-    if not fits or values is None or ids is None:
+    if not fits or values is None or ids is None or drawn is None or logprobs is None:
         raise RemoteProtocolError("the results of a call are not the log-probabilities and ids of its texts")
     scores = _scores_of(arrays, len(values), shape)
     vocabulary = None if shape is None else shape.vocabulary
-    if row is not None and (row.shape[1] != vocabulary or not np.isfinite(row).all()):
+    finite = all(np.isfinite(array).all() for array in (values, logprobs, *(() if row is None else (row,))))
+    known = _are_tokens(ids, vocabulary) and _are_tokens(drawn, vocabulary)
+    if not finite or not known or (row is not None and row.shape[1] != vocabulary):
         raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
-    if not np.isfinite(values).all() or not _are_tokens(ids, vocabulary):
-        raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
-    return tuple(
-        Candidates(ids[i], values[i], None if row is None else row[i], None if scores is None else scores[i])
-        for i in range(len(values))
-    )
+    found = candidates_of(arrays)
+    return tuple(found if scores is None else map(_with_scores, found, scores))
+
+
+def _with_scores(found: Candidates, scores: Scores) -> Candidates:
+    return found._replace(scores=scores)
 
 
 def _are_tokens(ids: np.ndarray, vocabulary: int | None) -> bool:

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from planetary.runs.serve.drawing import candidates_of, with_draws
 from planetary.runs.serve.messages import ComputeCall
-from planetary.runs.serve.program.shape import IDS, ROW, VALUES, ServingShape
-from planetary.runs.serve.scheduling.sampling import Candidates
+from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.scheduler import Scheduler, SequenceOutput
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 
@@ -35,7 +35,7 @@ class LocalSequences:
             shape: the sizes of the functions.
             vocabulary: tokens below it can be drawn.
         """
-        self._model = model
+        self._model, self._vocabulary = model, vocabulary
         self._scheduler = Scheduler(shape, vocabulary)
         self._scheduler.join(_WORKER)
 
@@ -51,10 +51,6 @@ class LocalSequences:
         """Yield the tokens of all sequences as they are drawn, until every sequence is finished or cancelled."""
         while calls := self._scheduler.next_calls():
             for session, call in calls:
-                found = self._model.compute(ComputeCall.of(0, call))
-                row = found.get(ROW)
-                results = [
-                    Candidates(found[IDS][i], found[VALUES][i], None if row is None else row[i])
-                    for i in range(len(call.slots))
-                ]
-                yield from self._scheduler.computed(session, results)
+                message = ComputeCall.of(0, call, self._vocabulary)
+                found = with_draws(message, self._model.compute(message))
+                yield from self._scheduler.computed(session, candidates_of(found))

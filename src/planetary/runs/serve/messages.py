@@ -8,7 +8,7 @@ from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fleet.protocol import messages as m
 from planetary.runs.serve.program.shape import ServingShape
-from planetary.runs.serve.scheduling.sampling import SamplingOptions
+from planetary.runs.serve.scheduling.sampling import Drawing
 from planetary.runs.serve.scheduling.scheduler import Call
 
 WEIGHTS = "weights of a served model"
@@ -60,13 +60,6 @@ class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
     verified: str
 
 
-class Drawing(msgspec.Struct, frozen=True):
-    """How a sequence's next tokens are drawn, and which of them end it."""
-
-    options: SamplingOptions
-    ends: frozenset[int]
-
-
 class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     """Compute a call. A worker gets the next one when it has answered, the last time if it draws tokens itself.
 
@@ -79,15 +72,16 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     tokens: tuple[tuple[int, ...], ...]  # new tokens
     starts: tuple[int, ...]  # position of the first of them
     page_tables: tuple[tuple[int, ...], ...]  # pages of the sequence, in order
-    full: bool  # send the log-probabilities of all tokens, beside the likeliest
-    extra_steps: int = 0  # further calls with tokens the worker draws itself, unless a sequence ends before
-    drawings: tuple[Drawing, ...] = ()  # sampling of the tokens with `extra_steps`
-    vocabulary: int | None = None  # bound of sampled tokens with `extra_steps`; None: all
+    full: bool  # send the log-probabilities of all tokens
+    likeliest: int = 0  # how many of the likeliest tokens to send
+    drawings: tuple[Drawing | None, ...] = ()  # None: nothing is drawn, or by the gateway
+    vocabulary: int | None = None  # bound of drawn tokens; None: all
+    extra_steps: int = 0  # further calls with the drawn tokens, unless a sequence ends before
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
     @staticmethod
-    def of(number: int, call: Call) -> ComputeCall:
-        """Return the message of a scheduler's call, without further calls."""
+    def of(number: int, call: Call, vocabulary: int) -> ComputeCall:
+        """Return the message of a scheduler's call."""
         return ComputeCall(
             call=number,
             function=call.function,
@@ -95,12 +89,19 @@ class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
             starts=tuple(slot.start for slot in call.slots),
             page_tables=tuple(slot.page_table for slot in call.slots),
             full=call.full,
+            likeliest=call.likeliest,
+            drawings=tuple(slot.drawing for slot in call.slots),
+            vocabulary=vocabulary,
+            extra_steps=call.extra_steps,
             following=tuple(slot.following for slot in call.slots) if call.scores else (),
         )
 
 
 class Computed(m.RoleMessage, frozen=True, kw_only=True):
-    """A call's results; its tensors are `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for.
+    """A call's results.
+
+    Its tensors are `drawn` i32 [B], `drawn_values` f32 [B], of the likeliest tokens `values` f32 [B, K] and `ids` i32
+    [B, K], and `row` f32 [B, V] if asked for.
 
     A scoring call's also are `scores` f32 [B, S], and of the likeliest tokens `score_values` f32 and `score_ids` i32
     [B, S, L].

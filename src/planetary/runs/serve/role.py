@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -20,6 +20,7 @@ from planetary.fleet.worker.checked_program import CheckedProgram
 from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
+from planetary.runs.serve.drawing import next_call, with_draws
 from planetary.runs.serve.messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.shape import (
@@ -38,7 +39,7 @@ from planetary.runs.serve.program.shape import (
     gather_name,
 )
 from planetary.runs.serve.program.trial import decode_trial
-from planetary.runs.serve.scheduling.sampling import Candidates, draw
+from planetary.runs.serve.scheduling.sampling import Drawing
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner
 
@@ -112,7 +113,7 @@ class LoadedModel:
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
-        """Return the results of a call: one row for each sequence.
+        """Return the results of a call: one row for each sequence. Nothing is drawn.
 
         Raises:
             LocalProtocolError: there is no such function, or the call does not fit it.
@@ -159,10 +160,18 @@ class LoadedModel:
             raise
         self._gathered = after
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
-        wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
+        needs_row = message.full or any(self._needs_row(drawing, message) for drawing in message.drawings)
+        wanted = (VALUES, IDS, *((ROW,) if needs_row else ()), *scores)
         found = {name: array[:sequences] for name, array in self.resident.get(wanted).items()}
         self.resident.drop((VALUES, IDS, ROW, *scores))
         return found
+
+    def _needs_row(self, drawing: Drawing | None, message: ComputeCall) -> bool:
+        """Whether the likeliest tokens are not enough to draw from."""
+        if drawing is None:
+            return False
+        bounded = message.vocabulary is not None and message.vocabulary < self._shape.vocabulary
+        return bounded or drawing.options.needs_row(self._shape.candidates)
 
     def _gather(
         self, message: ComputeCall, batch: int, context_pages: int, *, gathers: bool
@@ -228,7 +237,7 @@ class ServingRole:
         """Compute a call and send the results; return the following call, if one does."""
         began = time.perf_counter()
         try:
-            found = self._model.compute(message)
+            found = with_draws(message, self._model.compute(message))
             seconds = time.perf_counter() - began
             following = next_call(message, found)
         except Exception as error:
@@ -240,26 +249,3 @@ class ServingRole:
         done = Computed(call=message.call, seconds=seconds, last=following is None)
         self._send(done, found)
         return following
-
-
-def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
-    """Return the call after `message`, of which `found` are the results; None: the gateway sends the next one.
-
-    That is so after `message.extra_steps` further calls, and as soon as a sequence has ended: another may take the
-    slot. Drawing is a pure function of log-probabilities, options, seed and position. The gateway draws the same tokens
-    from the same numbers when they arrive, and the gateway's count.
-    """
-    if not message.extra_steps:
-        return None
-    drawn = []
-    for row, drawing in enumerate(message.drawings):
-        full = found[ROW][row] if ROW in found else None
-        position = message.starts[row] + len(message.tokens[row])
-        candidates = Candidates(found[IDS][row], found[VALUES][row], full)
-        drawn.append(draw(candidates, drawing.options, position, most=message.vocabulary).token)
-    if any(token in drawing.ends for token, drawing in zip(drawn, message.drawings, strict=True)):
-        return None
-    starts = tuple(start + len(new) for start, new in zip(message.starts, message.tokens, strict=True))
-    return msgspec.structs.replace(
-        message, tokens=tuple((token,) for token in drawn), starts=starts, extra_steps=message.extra_steps - 1
-    )

@@ -18,6 +18,7 @@ LIKELIEST = 20
 """The likeliest tokens a scoring function returns at every place of a prompt."""
 
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
+DRAWN, DRAWN_VALUES = "drawn", "drawn_values"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
 HIDDEN = "hidden"
 KEYS, CACHED_VALUES = "gathered_keys.", "gathered_values."  # prefixes of a layer's number

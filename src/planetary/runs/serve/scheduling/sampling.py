@@ -19,7 +19,7 @@ HOTTEST = 100.0
 """Largest temperature: tokens are as good as equally likely. Requests over HTTP have OpenAI's 2."""
 
 
-class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How tokens are drawn, in OpenAI's words, and `top_k` and `min_p` as others have them.
 
     Attributes:
@@ -62,7 +62,12 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def changes_scores(self) -> bool:
         """Whether a token that is not among the likeliest may become one of them."""
-        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
+        return bool(self.logit_bias) or self.counts_tokens
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a draw depends on the tokens generated before."""
+        return bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def is_truncated(self) -> bool:
@@ -75,10 +80,31 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.changes_scores or not (greedy or 0 < self.top_k <= candidates)
 
 
+class Drawing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a sequence's next token is drawn by a worker."""
+
+    options: SamplingOptions
+    ends: frozenset[int]  # tokens that end the sequence
+    generated: tuple[int, ...] = ()  # tokens that are no part of the prompt, where penalties count them
+
+    def after(self, token: int) -> Drawing:
+        """Return how the token after `token` is drawn."""
+        if not self.options.counts_tokens:
+            return self
+        return msgspec.structs.replace(self, generated=(*self.generated, token))
+
+
 USUAL = SamplingOptions(temperature=0.8)
 """Options of `generate` where none are given."""
 USUAL_TOKENS = 100
 """Most tokens that `generate` draws where no number is given."""
+
+
+class Drawn(NamedTuple):
+    """A token, with the log-probability in nats the model gave it, whatever the options are."""
+
+    token: int
+    logprob: float
 
 
 class Scores(NamedTuple):
@@ -105,19 +131,14 @@ class Candidates(NamedTuple):
         values: f32 [K], their log-probabilities in nats.
         row: f32 [V], those of all tokens; None: not requested.
         scores: of the prompt's tokens; None: not requested.
+        drawn: the next token; None: the worker draws none.
     """
 
     ids: np.ndarray
     values: np.ndarray
     row: np.ndarray | None
     scores: Scores | None = None
-
-
-class Drawn(NamedTuple):
-    """A token, with the log-probability the model gave it, whatever the options are."""
-
-    token: int
-    logprob: float
+    drawn: Drawn | None = None
 
 
 def draw(
@@ -189,7 +210,7 @@ def _changed(ids: np.ndarray, values: np.ndarray, options: SamplingOptions, gene
     scores = values.copy()
     changes: dict[int, float] = dict(options.logit_bias)
     counts: Mapping[int, int] = {}
-    if options.presence_penalty or options.frequency_penalty:
+    if options.counts_tokens:
         tokens, number = np.unique(np.asarray(generated, np.int64), return_counts=True)
         counts = dict(zip(tokens.tolist(), number.tolist(), strict=True))
     for token, count in counts.items():

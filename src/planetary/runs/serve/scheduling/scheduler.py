@@ -16,7 +16,7 @@ import numpy as np
 from planetary.runs.serve.program.cache_kinds import CacheKind
 from planetary.runs.serve.program.shape import PAGE, ServingShape, decode_name, prefill_name, score_name
 from planetary.runs.serve.scheduling.page_pool import PagePool
-from planetary.runs.serve.scheduling.sampling import Candidates, Drawn, draw
+from planetary.runs.serve.scheduling.sampling import Candidates, Drawing, Drawn, draw
 from planetary.runs.serve.scheduling.sequences import FinishReason, SequenceRequest, SequenceState, Token
 
 MOST_FAILURES = 5
@@ -34,6 +34,7 @@ class Slot:
         page_table: pages of the sequence, in order, as many as hold the new tokens.
         ends: whether the new tokens reach the end of the sequence, so the next one can be drawn.
         following: the token after the new ones; -1: there is none yet.
+        drawing: how the worker draws the next token; None: it draws none.
     """
 
     sequence: int
@@ -42,6 +43,7 @@ class Slot:
     page_table: tuple[int, ...]
     ends: bool
     following: int = -1
+    drawing: Drawing | None = None
 
 
 @dataclass(frozen=True)
@@ -51,15 +53,17 @@ class Call:
     Attributes:
         function: of the program.
         slots: the sequences, as many as the function has places, or fewer.
-        full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
+        full: whether the log-probabilities of all tokens are needed, since a next token is drawn here.
+        likeliest: how many of the likeliest tokens are given out.
         scores: whether the tokens of a prompt are scored.
         extra_steps: further calls by the worker itself, each with the tokens drawn from the previous one (multi-step
-            scheduling). The draws are repeated here, from the same numbers.
+            scheduling).
     """
 
     function: str
     slots: tuple[Slot, ...]
     full: bool
+    likeliest: int = 0
     scores: bool = False
     extra_steps: int = 0
 
@@ -337,10 +341,9 @@ class Scheduler:
             one.turn = self._turn
         slots = tuple(self._slot(one, min(chunk, one.missing)) for one in chosen)
         context_pages = self._shape.context_for(max(len(one.page_table) for one in chosen))
-        full = any(self._needs_row(one, slot) for one, slot in zip(chosen, slots, strict=True))
         if scores:
-            return Call(score_name(chunk, context_pages), slots, full, scores)
-        return Call(prefill_name(chunk, context_pages, self._shape.prefill_for(len(slots))), slots, full)
+            return _call(score_name(chunk, context_pages), chosen, slots, scores=scores)
+        return _call(prefill_name(chunk, context_pages, self._shape.prefill_for(len(slots))), chosen, slots)
 
     def _may_prefill_with(self, worker: WorkerState, sequence: SequenceState, chunk: int) -> bool:
         """Whether a sequence takes the next chunk in the same call as another; then it has the pages. No sequence is
@@ -375,17 +378,12 @@ class Scheduler:
             replace(slot, page_table=tuple(sequence.page_table)) for slot, sequence in zip(slots, chosen, strict=True)
         )
         context_pages = self._shape.context_for(max(len(sequence.page_table) for sequence in chosen))
-        full = any(self._needs_row(sequence, slot) for sequence, slot in zip(chosen, slots, strict=True))
-        return Call(decode_name(self._shape.batch_for(len(slots)), context_pages), slots, full, extra_steps=extra_steps)
+        function = decode_name(self._shape.batch_for(len(slots)), context_pages)
+        return _call(function, chosen, slots, extra_steps=extra_steps)
 
     def _extra_steps(self, worker: WorkerState, chosen: Sequence[SequenceState]) -> int:
         """Return how many further steps a worker may take with these sequences by itself; give them the pages."""
-        by_itself = all(
-            sequence.request.constraint is None
-            and not sequence.request.options.changes_scores
-            and sequence.missing == 1
-            for sequence in chosen
-        )
+        by_itself = all(sequence.request.constraint is None and sequence.missing == 1 for sequence in chosen)
         if self.waiting or len(chosen) < len(worker.sequences) or not by_itself:
             return 0
         most = (
@@ -404,22 +402,13 @@ class Scheduler:
     def _slot(self, sequence: SequenceState, count: int) -> Slot:
         start = sequence.cached
         end = start + count
-        new, ends = tuple(sequence.tokens[start:end]), end == len(sequence.tokens)
-        return Slot(
-            sequence.request.number,
-            new,
-            start,
-            tuple(sequence.page_table),
-            ends,
-            -1 if ends else sequence.tokens[end],
-        )
-
-    def _needs_row(self, sequence: SequenceState, slot: Slot) -> bool:
-        """Whether a slot's results need the log-probabilities of all tokens."""
-        most = self._shape.candidates
-        constrained = sequence.request.constraint is not None or self._vocabulary < self._shape.vocabulary
-        drawn = slot.ends and not sequence.request.embeds
-        return drawn and (constrained or sequence.request.options.needs_row(most))
+        request, new, ends = sequence.request, tuple(sequence.tokens[start:end]), end == len(sequence.tokens)
+        drawing = None
+        if ends and not request.embeds and request.constraint is None:
+            generated = tuple(sequence.generated) if request.options.counts_tokens else ()
+            drawing = Drawing(request.options, request.ends, generated)
+        following = -1 if ends else sequence.tokens[end]
+        return Slot(request.number, new, start, tuple(sequence.page_table), ends, following, drawing)
 
     def _reserve(
         self, worker: WorkerState, sequence: SequenceState, tokens: int, spared: Sequence[SequenceState] = ()
@@ -466,14 +455,16 @@ class Scheduler:
             allowed = request.constraint.allowed(sequence.generated)
             if not allowed[: self._vocabulary].any():
                 return SequenceOutput(request.number, tuple(scored), "stop")
-        drawn = draw(
-            found,
-            request.options,
-            len(sequence.tokens),
-            generated=sequence.generated,
-            most=self._vocabulary,
-            allowed=allowed,
-        )
+        drawn = found.drawn
+        if slot.drawing is None or drawn is None:
+            drawn = draw(
+                found,
+                request.options,
+                len(sequence.tokens),
+                generated=sequence.generated,
+                most=self._vocabulary,
+                allowed=allowed,
+            )
         if drawn.token in request.ends:
             return SequenceOutput(request.number, tuple(scored), "stop")
         sequence.tokens.append(drawn.token)
@@ -517,3 +508,19 @@ class Scheduler:
 
     def _remove(self, worker: WorkerState, number: int) -> None:
         worker.pool.release(worker.sequences.pop(number).release_pages())
+
+
+def _call(
+    function: str,
+    chosen: Sequence[SequenceState],
+    slots: tuple[Slot, ...],
+    *,
+    scores: bool = False,
+    extra_steps: int = 0,
+) -> Call:
+    full = any(
+        slot.ends and one.request.constraint is not None and not one.request.embeds
+        for one, slot in zip(chosen, slots, strict=True)
+    )
+    likeliest = max((one.request.likeliest for one, slot in zip(chosen, slots, strict=True) if slot.ends), default=0)
+    return Call(function, slots, full, likeliest, scores, extra_steps)

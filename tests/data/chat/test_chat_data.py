@@ -17,6 +17,7 @@ from planetary.data.chat.records import chat_of
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import IGNORED, batches, counted, read_slice
+from planetary.data.recipe import recipe_of
 from planetary.data.sources import rows_of, source_contents
 
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -119,6 +120,7 @@ def test_chats_are_recognised_where_records_have_no_text(tmp_path: Path) -> None
     assert next(rows_of(str(written(tmp_path / "y.jsonl", MANY))))["messages"]  # a reader of records is not concerned
 
 
+@pytest.mark.slow
 def test_every_notation_gives_the_same_tokens(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import Table  # pyright: ignore[reportMissingImports]
@@ -141,8 +143,14 @@ def test_every_notation_gives_the_same_tokens(tmp_path: Path) -> None:
 # --- tokens -------------------------------------------------------------------------------------------------
 
 
-def test_targets_are_what_the_assistant_said(tmp_path: Path) -> None:
-    data = prepared(tmp_path, MANY, "data.sampling=fifo")
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> PreparedData:
+    """`MANY`, in order."""
+    return prepared(tmp_path_factory.mktemp("many"), MANY, "data.sampling=fifo")
+
+
+def test_targets_are_what_the_assistant_said(many: PreparedData) -> None:
+    data = many
     assert (data.train.dtype, data.train.is_marked) == ("i16", True)
     tokens = stream(data)
     assert "<|im_end|>\n<|im_start|>user\n" in text_of(data, tokens)
@@ -163,16 +171,15 @@ def test_sequences_without_a_target_are_left_out(tmp_path: Path) -> None:
     assert sum("so so so so" in text_of(data, block) for block in blocks) <= 4
 
 
-def test_bigram_baseline_is_of_targets(tmp_path: Path) -> None:
-    data = prepared(tmp_path, MANY)
-    loss = bigram_baseline(data, [(data.held_out.slice(0, 16), 1)]).loss
+def test_bigram_baseline_is_of_targets(many: PreparedData) -> None:
+    loss = bigram_baseline(many, [(many.held_out.slice(0, 16), 1)]).loss
     assert loss is not None
     assert 0 < loss < 2
 
 
-def test_targets_need_a_signed_type(tmp_path: Path) -> None:
+def test_targets_need_a_signed_type(many: PreparedData) -> None:
     with pytest.raises(UserError, match="takes targets as ui16: take them as i32 or i64"):
-        next(batches(stream(prepared(tmp_path, MANY)), 1, 15, ("i32", "ui16")))
+        next(batches(stream(many), 1, 15, ("i32", "ui16")))
 
 
 # --- bad input ----------------------------------------------------------------------------------------------
@@ -204,7 +211,9 @@ def test_too_few_chats_are_refused_with_the_numbers(tmp_path: Path) -> None:
 
 
 def test_another_template_is_other_data(tmp_path: Path) -> None:
-    keys = {prepared(tmp_path, MANY, template=PLAIN[name]).key for name in ("chatml", "gemma", "mistral")}
+    source, keys = written(tmp_path / "x.jsonl", MANY), set()
+    for name in ("chatml", "gemma", "mistral"):
+        keys.add(recipe_of(config_for(source, tokenizer_folder(tmp_path / "model", PLAIN[name]))).key)
     assert len(keys) == 3
 
 

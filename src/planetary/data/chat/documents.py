@@ -45,8 +45,10 @@ class ChatDocuments:
             ResourceError: the processes cannot be started.
         """
         loop, renderer, rest = LoopThread("chat templates"), ChatRenderer(), iter(chats)
+        count = 1  # whoever shows the beginning of the data needs the first chat only
         try:
-            while some := [(where, _encodable(chat)) for where, chat in islice(rest, _AT_A_TIME)]:
+            while some := [(where, _encodable(chat)) for where, chat in islice(rest, count)]:
+                count = _AT_A_TIME
                 for (where, chat), samples in zip(some, loop.call(self._rendered(renderer, some)), strict=True):
                     if isinstance(samples, UserError):
                         raise UserError(f"{where}: the chat template fails: {samples}") from None

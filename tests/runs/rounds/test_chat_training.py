@@ -82,7 +82,7 @@ def test_run_on_chats_equals_a_plain_loop(tmp_path: Path) -> None:
     settings = tmp_path / "run.toml"
     settings.write_text(
         f'{SETTINGS}[model]\nsource = "{tmp_path / "model.py"}:build"\n'
-        f'[data]\nsource = "{tmp_path / "chats.jsonl"}"\ntokenizer = "{tokenizer}"\n'
+        f'[data]\nsource = "{tmp_path / "chats.jsonl"}"\ntokenizer = "{tokenizer}"\ndelivery = "gateway"\n'
     )
     run = KillableRun(tmp_path / "run", tmp_path / "cache", example=str(settings), overrides=())
     try:

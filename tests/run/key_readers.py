@@ -25,7 +25,9 @@ OPTIONS = {
     "optimizer": "optimizer.name",
 }
 """Field of `StepOptions` -> the key that it comes from."""
-assert set(OPTIONS) == set(StepOptions.__struct_fields__)
+OF_DATA = {"marked_targets"}
+"""Fields of `StepOptions` that the prepared data decide, not a key."""
+assert set(OPTIONS) | OF_DATA == set(StepOptions.__struct_fields__)
 
 Place = tuple[str, str]
 """A module, and a name that it defines."""

@@ -23,7 +23,7 @@ from planetary.runs.mixture.methods.acceptance import Verdict
 from planetary.runs.mixture.methods.averaging import FragmentMergeRule, PublishedParameters, merge
 from planetary.runs.mixture.methods.tiers import Tier, tier_fragments
 from planetary.runs.mixture.program.programs import composer_program, dense_specs, expert_program
-from planetary.runs.mixture.program.signature import ComposerShape, parameter_specs
+from planetary.runs.mixture.program.signature import ComposerShape, in_layer, parameter_specs
 from planetary.runs.mixture.training.composer import (
     ComposerSteps,
     install,
@@ -32,6 +32,7 @@ from planetary.runs.mixture.training.composer import (
     named_experts,
     owned_by,
 )
+from planetary.runs.mixture.training.expert_work import optimizer_step
 from planetary.runs.mixture.training.initial import initial_training
 from planetary.runs.mixture.training.participant_states import (
     ComposerState,
@@ -260,7 +261,7 @@ class MoeTrainer:
                 first = composers[0]
                 composers.append(replace(composer, dense=first.dense, dense_moments=first.dense_moments))
                 continue
-            composers.append(self.steps.update_dense(composer, state.steps, {**gradients, **mean}))
+            composers.append(update_dense(self.steps, composer, state.steps, {**gradients, **mean}))
         return composers
 
     def _update_experts(
@@ -268,7 +269,7 @@ class MoeTrainer:
     ) -> tuple[list[ComposerState], tuple[int, int], list[Verdict]]:
         if self.training.expert_optimizer.in_step:
             pairs = zip(composers, found, strict=True)
-            return [self.steps.update_experts(c, step, f) for c, f in pairs], (0, 0), []
+            return [update_experts(self.steps, c, step, f) for c, f in pairs], (0, 0), []
         sketches = [self.steps.sketches(step, number, f) for number, f in enumerate(found)]
         sketched, sent = sum(sketch.nbytes for layers in sketches for sketch in layers), 0
         verdicts: list[Verdict] = []
@@ -364,3 +365,22 @@ def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoe
     """Return the arguments of the ordinary model's program besides tokens and targets."""
     every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
     return {**dense, **named_experts(layers), **owned_by(every, config)}
+
+
+def update_dense(steps: ComposerSteps, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:
+    """Return the composer after an optimizer step of everything but the experts."""
+    rate = steps.training.dense_schedule.rate(step)
+    dense, moments = optimizer_step(steps.composer, composer.dense, composer.dense_moments, rate, gradients)
+    return replace(composer, dense=dense, dense_moments=moments)
+
+
+def update_experts(steps: ComposerSteps, composer: ComposerState, step: int, found: Tensors) -> ComposerState:
+    """Return the composer after an optimizer step of the experts on own gradients (direct ownership)."""
+    experts, moments, rate = [], [], steps.training.expert_schedule.rate(step)
+    for layer, held in enumerate(composer.experts):
+        gradients = {GRADIENT + n: found[GRADIENT + in_layer(layer, "experts", n)] for n in held}
+        new = optimizer_step(steps.expert, held, composer.expert_moments[layer], rate, gradients)
+        experts.append(new[0])
+        moments.append(new[1])
+    nothing: tuple[Tensors, ...] = tuple({} for _ in experts)
+    return replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=nothing)

@@ -33,7 +33,6 @@ from planetary.runs.mixture.training.expert_work import (
     HeldExperts,
     Improved,
     improve,
-    optimizer_step,
     refitted,
     returned,
 )
@@ -113,23 +112,6 @@ class ComposerSteps:
         in_step = self.training.expert_optimizer.in_step
         experts = composer.experts if in_step else [self._computed(layer) for layer in composer.experts]
         return {**composer.dense, **named_experts(experts), **held}
-
-    def update_dense(self, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:
-        """Return the composer after an optimizer step of everything but the experts."""
-        rate = self.training.dense_schedule.rate(step)
-        dense, moments = optimizer_step(self.composer, composer.dense, composer.dense_moments, rate, gradients)
-        return replace(composer, dense=dense, dense_moments=moments)
-
-    def update_experts(self, composer: ComposerState, step: int, found: Tensors) -> ComposerState:
-        """Return the composer after an optimizer step of the experts on own gradients (direct ownership)."""
-        experts, moments, rate = [], [], self.training.expert_schedule.rate(step)
-        for layer, held in enumerate(composer.experts):
-            gradients = {GRADIENT + n: found[GRADIENT + in_layer(layer, "experts", n)] for n in held}
-            new = optimizer_step(self.expert, held, composer.expert_moments[layer], rate, gradients)
-            experts.append(new[0])
-            moments.append(new[1])
-        nothing = tuple({} for _ in experts)
-        return replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=nothing)
 
     def sketches(self, step: int, composer: int, found: Tensors) -> list[EncodedSketch]:
         """Return the sketch of every layer of one step."""

@@ -14,7 +14,9 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError
 from planetary.core.redaction import redacted
 from planetary.core.user_code import barred
-from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
+from planetary.data.prepared_data import PreparedData
+from planetary.fleet.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fleet.gateway.parts import PreparedRun
 from planetary.fleet.protocol.events import Finish
 from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.status import RunStatus
@@ -26,6 +28,15 @@ from planetary.site.book import Growth
 from planetary.site.model_process import PreparationLimits, prepare_apart
 
 log = logging.getLogger(__name__)
+
+
+class Prepared(PreparedRun, Protocol):
+    """A prepared run, with its data."""
+
+    @property
+    def data(self) -> PreparedData | None:
+        """The prepared token files; None: nothing is trained."""
+        ...
 
 
 class Ended(Protocol):
@@ -127,7 +138,7 @@ class HostedRun:
         """The journal has grown."""
         self.growth.wake()
 
-    def _write_facts(self, prepared: PreparedRun) -> None:
+    def _write_facts(self, prepared: Prepared) -> None:
         from planetary.data.bigram import bigram_baseline
         from planetary.data.tokenizer import CharTokenizer
         from planetary.run.model.pretrained_files import keep_files

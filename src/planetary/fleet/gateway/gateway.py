@@ -22,7 +22,6 @@ from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.errors import ConflictError
-from planetary.data.fitting import changes
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.compilations import Compilations
 from planetary.fleet.gateway.invites import InviteList
@@ -306,8 +305,6 @@ class Gateway(Generic[RunT]):
             made: PreparedRun | None = await self.interruptible(asyncio.to_thread(self.setup.prepare, self))
             if made is None:
                 return self._stopped()
-            told = made.data.notes if made.data is not None else ()
-            self.notes += filter(None, (*told, changes(self.config, made.config)))
             self.config = made.config
             made = await self.setup.fit(self, made)
             if made is None:

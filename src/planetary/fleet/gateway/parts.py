@@ -13,7 +13,6 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.data.prepared_data import PreparedData
 from planetary.fleet.controller.controller import RunController
 from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.gateway.status import base_status
@@ -58,13 +57,8 @@ class PreparedRun(Protocol):
         ...
 
     @property
-    def data(self) -> PreparedData | None:
-        """The prepared token files; None: nothing is trained."""
-        ...
-
-    @property
     def config(self) -> Config:
-        """The run's configuration, fitted to the data."""
+        """The run's configuration, as preparation left it."""
         ...
 
 

@@ -18,6 +18,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.fitting import changes
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import SYNCED, Demand, Parts, Setup
 from planetary.fleet.gateway.run_files import CHECKPOINTS, PAYLOADS
@@ -119,7 +120,8 @@ class MixtureSetup(Setup[PreparedMixture, "MixtureRun"]):
         owners = owners_of_run(options.folder) if options.resume else None
         own = own_record(options, ProgramRecord)
         prepared = self._prepare(gateway.config, options.cache, gateway.set_stage, owners, own)
-        gateway.notes += filter(None, (step_news(own, prepared.record),))
+        told = (step_news(own, prepared.record), *prepared.data.notes)
+        gateway.notes += filter(None, (*told, changes(gateway.config, prepared.config)))
         return prepared
 
     def begin(self, gateway: Gateway[Any], prepared: PreparedMixture) -> Parts[MixtureRun]:

@@ -17,6 +17,7 @@ from planetary.core.configuration.ranges import RELAY
 from planetary.core.errors import ConflictError, PlanetaryError, TrustError, UserError
 from planetary.core.extension_points import OVERLAPS
 from planetary.core.tensors import TensorSpec
+from planetary.data.fitting import changes
 from planetary.data.reader import read_slices
 from planetary.fleet.gateway.compilations import compiled_event
 from planetary.fleet.gateway.gateway import Gateway
@@ -87,7 +88,8 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         own = own_record(gateway.options, StepRecord)
         prepared = self.prepare_run(gateway.config, gateway.options.cache, gateway.set_stage, own)
-        gateway.notes += filter(None, (step_news(own, prepared.record), *prepared.step.notes))
+        told = (step_news(own, prepared.record), *prepared.step.notes, *prepared.data.notes)
+        gateway.notes += filter(None, (*told, changes(gateway.config, prepared.config)))
         return prepared
 
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:

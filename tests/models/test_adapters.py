@@ -32,8 +32,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import tree_names
 from planetary.runs.rounds.preparation.options import model_of, step_options
-from planetary.runs.rounds.preparation.preparation import check_untrained
-from planetary.runs.rounds.preparation.prepared_steps import keep_record
+from planetary.runs.rounds.preparation.prepared_steps import check_untrained, keep_record
 from planetary.runs.rounds.preparation.run_step import write_record
 
 BATCH = {"batch_size": 2, "sequence_length": 8}

@@ -28,7 +28,7 @@ from planetary.runs.rl.program.program import compared_policy, policy_program
 from planetary.runs.rl.program.shape import PolicyShape
 from planetary.runs.rl.rollouts.dialogues import RolloutLimits
 from planetary.runs.rounds.preparation.options import schedule_of, step_options, with_adapters
-from planetary.runs.rounds.preparation.preparation import check_untrained
+from planetary.runs.rounds.preparation.prepared_steps import check_untrained
 from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runtime.program_runner import Program

@@ -25,12 +25,12 @@ from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
     StoredArrays,
+    check_untrained,
     files_read,
     find_record,
     first_change,
     keep_record,
 )
-from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -144,17 +144,6 @@ def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]
     if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
         return None
     return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
-
-
-def check_untrained(model: str, specs: Sequence[TensorSpec]) -> None:
-    """Raise `UserError` where the tensors that are not trained are more than a worker takes as one blob."""
-    nbytes = sum(spec.nbytes for spec in specs)
-    if nbytes > MAX_PAYLOAD_BYTES:
-        raise UserError(
-            f"the tensors of {model} that are not trained take {nbytes / GIB:.1f} GiB, and a worker gets them as one "
-            f"blob of at most {MAX_PAYLOAD_BYTES / GIB:g} GiB: take a smaller model, or one whose function makes its "
-            "parameters bfloat16"
-        )
 
 
 def _check_statistics(config: Config, spec: StepSpec) -> None:

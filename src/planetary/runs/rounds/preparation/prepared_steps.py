@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, digest_of, host_dtype
 from planetary.core.user_code import file_of_module
 from planetary.fleet.preparation.environment import PACKAGE, environment, is_installed
+from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 FORMAT = 1  # raise when the same record would mean something else
 DECIDING = (
@@ -148,6 +149,17 @@ class StoredArrays(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         """Return the number of arrays."""
         return len(self._specs)
+
+
+def check_untrained(model: str, specs: Sequence[TensorSpec]) -> None:
+    """Raise `UserError` where the tensors that are not trained are more than a worker takes as one blob."""
+    nbytes = sum(spec.nbytes for spec in specs)
+    if nbytes > MAX_PAYLOAD_BYTES:
+        raise UserError(
+            f"the tensors of {model} that are not trained take {nbytes / GIB:.1f} GiB, and a worker gets them as one "
+            f"blob of at most {MAX_PAYLOAD_BYTES / GIB:g} GiB: take a smaller model, or one whose function makes its "
+            "parameters bfloat16"
+        )
 
 
 def first_change(before: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -16,7 +16,8 @@ from planetary.data.chat.records import chat_of
 from planetary.data.chat.template import ChatTemplate
 from planetary.data.tokenizer import JsonTokenizer, load_tokenizer
 
-QWEN_3 = (Path(__file__).parent / "chat_templates" / "qwen-3-with-reasoning.jinja").read_text()
+FOLDER = Path(__file__).with_name("chat_templates")
+QWEN_3 = (FOLDER / "qwen-3-with-reasoning.jinja").read_text()
 
 
 def tokens_of(path: Path, *records: Any) -> list[np.ndarray]:
@@ -78,6 +79,14 @@ def test_a_prompt_for_a_thought_need_not_be_in_the_turn() -> None:
         "{% if add_generation_prompt %}<assistant><think>{% endif %}"
     )
     assert trained(template, said("a", "b", "c", "d")) == [["b", "d"]]
+
+
+def test_end_of_a_whole_chat_is_not_trained() -> None:
+    """Phi-3's template closes a chat that nothing is asked of; that is one text still, with its closing token."""
+    template = (FOLDER / "phi-3.jinja").read_text()
+    (sample,) = ChatTemplate(template).samples({"messages": said("a", "b", "c", "d"), "eos_token": "</s>"}, (1, 3))
+    assert [sample.text[begin:end] for begin, end in sample.spans] == ["b<|end|>\n", "d<|end|>\n"]
+    assert sample.text.endswith("d<|end|>\n</s>")
 
 
 def test_only_chosen_turns_are_trained() -> None:

@@ -96,11 +96,17 @@ class ChatTemplate:
             return [Sample(text, self._marked(text), True)]
         said = {turn: rendered(turn + 1) for turn in turns}
         begins = {turn: _beginning(said[turn], rendered(turn, True), partial(rendered, turn)) for turn in turns}
+        # Some templates close a chat that nothing is asked of; the assistant does not say that.
+        eos, chat, asked = (names.get("eos_token") or "", rendered(turns[0]), rendered(turns[0], True))
+        closing = eos if chat.endswith(eos) and not asked.startswith(chat) else ""
+        ends = {turn: len(text.removesuffix(closing)) for turn, text in said.items()}
+        if any(begins[turn] >= ends[turn] for turn in turns):
+            raise UserError("it leaves out an assistant's turn")
         found, left = [], list(turns)
         while left:
             whole = said[left[-1]]
-            inside = [turn for turn in left if whole.startswith(said[turn])]
-            found.append(Sample(whole, tuple((begins[turn], len(said[turn])) for turn in inside), False))
+            inside = [turn for turn in left if whole.startswith(said[turn][: ends[turn]])]
+            found.append(Sample(whole, tuple((begins[turn], ends[turn]) for turn in inside), False))
             left = [turn for turn in left if turn not in inside]
         return found[::-1]
 
@@ -154,18 +160,20 @@ def _beginning(said: str, asked: str, before: Callable[[], str]) -> int:
         before: gives the latter without that prompt, which need not all be in `said` (the mark of a thought, for one).
 
     Raises:
-        UserError: the turn changes the text before it, or adds nothing to it.
+        UserError: the turn changes the text before it.
     """
     begin = len(asked)
     if not said.startswith(asked):
-        begin = len(chat := before())
-        if not said.startswith(chat):
+        if not said.startswith(chat := before()):
             raise UserError("an assistant's turn changes the text before it: mark its turns by {% generation %}")
-        while begin < min(len(said), len(asked)) and said[begin] == asked[begin]:
-            begin += 1
-    if begin == len(said):
-        raise UserError("it leaves out an assistant's turn")
+        begin = max(len(chat), _common(said, asked))
     return begin
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 class _GenerationTag(Extension):

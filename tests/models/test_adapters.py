@@ -32,8 +32,9 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_folder, load_trained
 from planetary.run.model.trained_model import tree_names
 from planetary.runs.rounds.preparation.options import model_of, step_options
-from planetary.runs.rounds.preparation.prepared_steps import check_untrained, keep_record
-from planetary.runs.rounds.preparation.run_step import write_record
+from planetary.runs.rounds.preparation.preparation import check_frozen
+from planetary.runs.rounds.preparation.prepared_steps import StepRecord, check_untrained, keep_record
+from planetary.runs.rounds.preparation.run_step import record_of, write_record
 
 BATCH = {"batch_size": 2, "sequence_length": 8}
 MODELS = {
@@ -296,6 +297,23 @@ def test_adapters_are_merged_in_every_use_of_the_model(tmp_path: Path, name: str
     export_pretrained(run, tmp_path / "merged")
     merged = load_folder(tmp_path / "merged")
     np.testing.assert_array_equal(merged.logits(merged.params, TOKENS), loaded.logits(loaded.params, TOKENS))
+
+
+@pytest.mark.parametrize(("change", "refused"), [({"adapter": {"rank": 2}}, True), ({}, False)])
+def test_run_goes_on_with_its_own_base_only(tmp_path: Path, change: dict[str, Any], refused: bool) -> None:
+    """A step made again has other buffers: those of a run without adapters are tables, which a new step may change."""
+    config = config_of("gpt2", **change)
+    run, _, _ = run_of(tmp_path / "run", config)
+    own = record_of(run / "step.json", StepRecord)
+    assert own is not None
+    check_frozen(config, own, own)
+    changed = msgspec.structs.replace(own, frozen={**own.frozen, "wte.weight": "0"})
+    before = msgspec.structs.replace(own, frozen={**own.frozen, "wte.weight": "1"})
+    if refused:
+        with pytest.raises(UserError, match=r"trained with other values of 'wte\.weight', which it does not train"):
+            check_frozen(config, before, changed)
+    else:
+        check_frozen(config, before, changed)
 
 
 def test_base_beyond_a_blob_is_refused() -> None:

@@ -55,6 +55,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
     data_key: str  # identifies the prepared token files: equal keys mean equal tokens in equal order
     controller: msgspec.Raw  # JSON: the controller's own state, with the lease ledger and the token count
     random_state: dict[str, Any]  # state on which every later draw depends, e.g. the run's seed
+    base: str = ""  # digest of the parameters that are not trained, which are not in it; "": there are none
     versions: dict[str, str] = {}  # software versions of the writer; filled in when empty
 
 

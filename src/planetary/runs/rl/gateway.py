@@ -273,6 +273,7 @@ class PolicyRun:
             data_key="",
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": config.run.seed},
+            base=self._controller.desk.policy.base,
         )
         return Checkpoint(info, state.params, state.velocity, moments=state.moments)
 

@@ -194,6 +194,11 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
             f"the checkpoint of round {info.round} has other parameters than the model of the configuration; a run is "
             "resumed with the configuration it was started with"
         )
+    if info.base != prepared.base:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was trained beside other parameters that are not trained "
+            f"({info.base[:12] or 'none'}) than the model has ({prepared.base[:12] or 'none'})"
+        )
     if info.data_key != prepared.data.key:
         raise TrustError(
             f"the checkpoint of round {info.round} was trained on other data than data.source gives now: the file, the "

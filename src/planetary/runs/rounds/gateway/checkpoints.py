@@ -59,6 +59,7 @@ class RoundCheckpoints:
             data_key=self._prepared.data.key,
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": self._config.run.seed},
+            base=self._prepared.base,
         )
         return Checkpoint(info, state.params, state.velocity, self._parameters.shown, state.moments)
 

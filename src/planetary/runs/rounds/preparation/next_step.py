@@ -23,7 +23,7 @@ from planetary.core.step import StepSpec
 from planetary.fleet.gateway.roll_out import changed_config
 from planetary.fleet.preparation.compiling import PublishedArtifact, answer_of_child, answer_with
 from planetary.fleet.shell.child import end_with_parent
-from planetary.runs.rounds.preparation.preparation import Prepared, prepare_run
+from planetary.runs.rounds.preparation.preparation import Prepared, check_frozen, prepare_run
 from planetary.runs.rounds.preparation.prepared_steps import StepRecord
 
 
@@ -50,13 +50,14 @@ def in_place_of(step: Prepared, current: Prepared) -> Prepared:
     on, so a resumed run finds it.
 
     Raises:
-        UserError: the signature differs, or the step is the one the run has.
+        UserError: the signature or a frozen tensor differs, or the step is the one the run has.
     """
     if difference := signature_difference(current.step.spec, step.step.spec):
         raise UserError(
             f"the new training step cannot go on from the state of the run: {difference}. A roll-out keeps parameters "
             "and optimizer states; for another model begin another run, with model.weights"
         )
+    check_frozen(current.config, current.record, step.record)
     if step.step.spec.stablehlo_digest == current.step.spec.stablehlo_digest:
         raise UserError(
             f"the training step is the one that the run has ({step.step.spec.stablehlo_digest[:12]}): neither the "

@@ -61,6 +61,11 @@ class Prepared:
         return self.record.buffers
 
     @property
+    def base(self) -> str:
+        """Digest of the buffers that were parameters (`model.freeze`, `[adapter]`); "" without any."""
+        return self.buffers if self.config.model.freeze or self.config.adapter.rank else ""
+
+    @property
     def param_count(self) -> int:
         """Number of trained scalars."""
         return self.step.spec.param_count
@@ -82,7 +87,8 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     record = find_record(store, config, options, own)
     if record is None:
         record = _make_step(config, options, store, data, stage)
-        _check_frozen(config, own, record)
+        if own is not None:
+            check_frozen(config, own, record)
     else:
         stage("reading the training step that was prepared before")
     spec = record.spec
@@ -126,11 +132,10 @@ def _make_step(
     )
 
 
-def _check_frozen(config: Config, own: StepRecord | None, made: StepRecord) -> None:
+def check_frozen(config: Config, own: StepRecord, made: StepRecord) -> None:
     """Raise `UserError` where a run would go on with other values of tensors that it does not train."""
-    if own is None or not (config.model.freeze or config.adapter.rank):
-        return
-    if changed := first_change(own.frozen, made.frozen):
+    freezes = config.model.freeze or config.adapter.rank
+    if freezes and (changed := first_change(own.frozen, made.frozen)):
         raise UserError(
             f"the run was trained with other values of {changed!r}, which it does not train, than "
             f"{config.model.weights or config.model.source} has now. Put the first values back, or begin another run"

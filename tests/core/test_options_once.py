@@ -96,8 +96,12 @@ def test_a_group_of_keys_is_the_same_in_every_struct_that_has_it(
     assert {name: found[name] for name in fields(group)} == fields(group)
 
 
-def test_a_step_has_the_two_groups_and_the_optimizers_name() -> None:
-    assert set(fields(StepOptions)) == {*fields(ComputeOptions), *fields(UpdateOptions), "optimizer"}
+OF_THE_DATA = {"marked_targets"}
+"""Options of a step that no key has: the data decide them."""
+
+
+def test_a_step_has_the_two_groups_the_optimizer_and_the_data() -> None:
+    assert set(fields(StepOptions)) == {*fields(ComputeOptions), *fields(UpdateOptions), "optimizer", *OF_THE_DATA}
     assert fields(StepOptions)["optimizer"] == fields(OptimizerConfig)["name"]
 
 

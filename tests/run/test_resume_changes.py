@@ -32,6 +32,19 @@ def test_changed_keys_are_named_with_both_values(tmp_path: Path) -> None:
     assert f"model.weights={folder}/checkpoints/round-000003/params.safetensors" in found["set"]
 
 
+@pytest.mark.parametrize("section", [{"adapter": {"rank": 4}}, {"model": {"freeze": ["wte.*"]}}])
+def test_checkpoint_of_a_part_is_not_named_as_weights(tmp_path: Path, section: dict[str, dict[str, object]]) -> None:
+    """The command was refused: such a checkpoint has the trained tensors only."""
+    folder = _run(tmp_path / "run")
+    (folder / "config.toml").write_text(to_toml(config_from_tables({"train": {"rounds": 9}, **section})))
+    with pytest.raises(UserError) as caught:
+        resumed_run(folder, ["optimizer.learning_rate=0.25"])
+    text = str(caught.value)
+    assert "model.weights" not in text
+    words = shlex.split(text[text.index("planetary export") :].partition(", then")[0])
+    assert vars(build_parser("export").parse_args(words[1:]))["format"] == "hf"
+
+
 @pytest.mark.parametrize("harmless", ["train.rounds=20", "eval.every=5", "train.remat=blocks", "fabric.workers=3"])
 def test_other_keys_may_change(tmp_path: Path, harmless: str) -> None:
     assert resumed_run(_run(tmp_path / "run"), [harmless])[1] == tmp_path / "run"

@@ -296,9 +296,10 @@ class ChatRecords(DataFormat):
         head, stream = peeked(stream)
         found = next((kind for kind in map(kind_named, CHAT_NOTATIONS) if kind.sniff(head)), None)
         if found is None:
+            begins = f"begins with {head[:20]!r}" if head.strip() else "has none"
             raise UserError(
-                f"{file.url} is to hold chats (data.format), and begins with {head[:20]!r}: expected JSON lines, a "
-                "JSON array, or a table of Parquet or Arrow"
+                f"{file.url} is to hold chats (data.format), and {begins}: expected JSON lines, a JSON array, or a "
+                "table of Parquet or Arrow"
             )
         return found.records(stream, file)
 

@@ -114,7 +114,10 @@ def check_unchanged(before: Config, after: Config, folder: Path) -> None:
         return
     told = ", ".join(f"{key} = {_shown(new)} (it has {_shown(old)})" for key, old, new in changes)
     text = f"cannot resume {folder} with {told}: a run keeps its mathematics; more train.rounds are fine"
-    if kept:
+    if kept and (before.adapter.rank or before.model.freeze):  # its checkpoints are no whole model
+        export = command_line("export", folder, "--format", "hf", "-o", "FOLDER")
+        text += f'. A new run goes on from the whole model: {export}, then model.source = "FOLDER"'
+    elif kept:
         weights = folder / CHECKPOINTS / kept[-1].path.name / TENSOR_FILES[0]
         changed = [one for key, _, new in changes for one in ("--set", f"{key}={_shown(new)}") if new is not None]
         again = command_line("train", folder / CONFIG, "--set", f"model.weights={weights}", *changed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,32 @@ def test_calls_and_tools_reach_the_template_as_objects() -> None:
 def test_malformed_record_is_refused_with_its_line(tmp_path: Path, record: Any, why: str) -> None:
     with pytest.raises(UserError, match=rf"chats\.jsonl, line 2.*{why}|chats\.jsonl, line 2.*{why[7:]}"):
         prepared(tmp_path, [MANY[0], record])
+
+
+def _mutants(value: Any) -> Iterator[Any]:
+    """Yield a record with each of its parts replaced."""
+    yield from (None, True, 1.5, -1, "x", [], ["a"], [[]], {}, {"a": 1}, [{"a": [1]}])
+    if isinstance(value, dict):
+        yield from ({**value, key: other} for key, part in value.items() for other in _mutants(part))
+        yield from ({name: part for name, part in value.items() if name != key} for key in value)
+    if isinstance(value, list):
+        yield from ([*value[:i], other, *value[i + 1 :]] for i, part in enumerate(value) for other in _mutants(part))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [*said("a"), {"role": "assistant", "content": "b", "weight": 1, "tool_calls": [CALL]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, *said("a", "b")], "tools": [CALL]},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "s"},
+        {"prompt": said("a"), "completion": "b"},
+    ],
+)
+def test_no_value_in_a_record_is_anything_but_refused(record: dict[str, Any]) -> None:
+    chat_of(record, "line 1")
+    for mutant in _mutants(record):
+        with contextlib.suppress(UserError):
+            chat_of(mutant, "line 1")
 
 
 # --- recognition --------------------------------------------------------------------------------------------

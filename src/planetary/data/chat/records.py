@@ -100,7 +100,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     found = {name: part for name, part in value.items() if part is not None}
     if "role" not in found and "from" in found:
         speaker = found.pop("from")
-        found = {"role": _SPEAKERS.get(speaker, speaker), "content": found.pop("value", None), **found}
+        role = _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker
+        found = {"role": role, "content": found.pop("value", None), **found}
     if found.get("role") not in ROLES:
         known = f"{', '.join(ROLES)}; of ShareGPT also {', '.join(name for name in _SPEAKERS if name not in ROLES)}"
         raise UserError(f"{where} has the role {found.get('role')!r}; known: {known}")

@@ -51,9 +51,7 @@ def export_adapter(run: Path, folder: Path, *, checkpoint: Path | None = None, f
         raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
     config = load_config(run / CONFIG)
     if not config.adapter.rank:
-        raise UserError(
-            f"{run} trained all parameters, and no adapter ([adapter] rank): --format hf has the whole model"
-        )
+        raise UserError(f"{run} trained no adapter ([adapter] rank): --format hf has the whole model")
     if (folder / ADAPTER_CONFIG).exists() and not force:
         raise UserError(
             f"cannot export to {folder}: it already holds an adapter; use another, or replace it (--force, force=True)"

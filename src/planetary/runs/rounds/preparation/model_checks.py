@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -183,6 +184,9 @@ def _check_ignored(
         return float(np.count_nonzero(counts) * run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
 
     whole, parts = total(np.ones_like(is_first)), total(is_first) + total(~is_first)
+    if not math.isfinite(whole):
+        scaled = ", adapter.alpha scales them" if config.adapter.rank else ""
+        raise UserError(f"the loss of the model {config.model.source} is {whole} with its first values{scaled}")
     if not abs(whole - parts) <= SAME_LOSS * abs(whole):  # NaN is no mean either
         raise UserError(
             f"the data has tokens that are no targets (chats: what the assistant did not say), and the loss of the "

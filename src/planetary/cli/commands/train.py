@@ -143,7 +143,9 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     print(f"Trained {', '.join(parts)}.{picture}")
     config = load_config(folder / CONFIG)
     if can_generate(config):
-        print(f"Try it:   {command_line('generate', shown, '--prompt', 'def ')}")
+        knows_python = config.data.source == "stdlib"
+        tried = ("generate", shown, "--prompt", "def ") if knows_python else ("serve", shown)
+        print(f"Try it:   {command_line(*tried)}")
     longer = ("--rounds", speed.rounds * 2)
     if speed.rounds < config.train.rounds:
         longer = ("--set", f"data.max_epochs={2 * config.data.max_epochs}")

@@ -446,6 +446,18 @@ def test_a_group_that_is_too_old_is_dropped() -> None:
     assert 99 not in gradients(fabric)
 
 
+def test_groups_in_place_of_stale_ones_are_sampled_at_once() -> None:
+    """Nothing else was under way that could have had them sampled, and the run waited for ever."""
+    fabric = Fabric(policy(imitated=0, held_out=0, lag=0, ahead=0, rounds=1))
+    fabric.controller.pool.update(PromptGroup(number, version=-1, reward=0.5) for number in range(90, 90 + GROUPS))
+    actor = fabric.join("actor", ("actor",))
+    assert fabric.tasks == {}
+    fabric.join("x", ("learner",))
+    assert [record.why for record in fabric.of(GroupDropped)] == ["stale"] * GROUPS
+    assert set(fabric.tasks) == {actor}
+    fabric.run()
+
+
 def test_late_result_is_dropped_and_lost_texts_sampled_again() -> None:
     """A late result is dropped and a lost worker's texts are sampled elsewhere."""
     fabric = Fabric(policy(imitated=0, held_out=0, rounds=1))

@@ -321,6 +321,7 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         if self.round is None and not self._is_over and not self.checkpoint.pauses:
             self._open(now)
         self._learn(now)
+        self._sample(now)  # the groups in place of stale ones, which the round that was to begin has dropped
         self.checkpoint.go_on(now)
         self._write_checkpoint()
 
@@ -702,6 +703,12 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
             yield self.round.number == self.version + 1, f"round {self.round.number} after version {self.version}"
             lags = [self.version - version for share in self.round.shares for version in share.sampled]
             yield all(0 <= lag <= self.desk.policy.lag for lag in lags) or self.round.imitates, f"lags are {lags}"
+        waiting = sorted(one.number for one in groups - away)
+        idle = [one.worker for one in self._idle("actor")]
+        yield (
+            not (waiting and idle) or bool(self._numerics or self._broken),
+            f"groups {waiting} wait beside idle {idle}",
+        )
         # A group that takes part in a round is not in the pool any more.
         numbers = [group.number for group in self._groups()]
         yield len(numbers) == len(set(numbers)), "a group is there twice"

@@ -197,6 +197,7 @@ def test_checkpoint_parameters_reach_the_model(run_folder: Path) -> None:
     np.testing.assert_allclose(model.logits(model.params, tokens), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_command_prints_the_same_continuation_each_time(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for _ in range(2):

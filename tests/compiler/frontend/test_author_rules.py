@@ -106,7 +106,7 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-_SLOW = {"inv_and_det", "expm", "batched_factors", "library_rules"}
+_SLOW = {"inv_and_det", "expm", "batched_factors", "library_rules", "rule_in_a_window"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in _SLOW else ()) for n in CASES])

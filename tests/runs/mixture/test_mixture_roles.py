@@ -29,6 +29,7 @@ def owners(cluster: MixtureStage) -> set[str]:
     return {record.worker for record in of_kind(cluster, ShardGranted)}
 
 
+@pytest.mark.slow
 def test_expert_workers_and_composers_keep_their_roles(tmp_path: Path) -> None:
     """The expert worker is the first to come, and one composer more than there are shards stands by."""
     cluster = MixtureStage(tmp_path, offloaded(tmp_path))

@@ -167,8 +167,9 @@ def test_broken_ring_goes_on_as_a_star_from_its_newest_round() -> None:
     assert {r.round: r.peers for r in cluster.journal if isinstance(r, RoundClosed)}[replaced.round] == WORKERS
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 16), marks=pytest.mark.slow)], ids=["first", "rest"])
-@pytest.mark.parametrize("way", ["ring", pytest.param("overlap", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(2), range(2, 16)], ids=["first", "rest"])
+@pytest.mark.parametrize("way", ["ring", "overlap"])
 def test_rings_that_cannot_be_closed_survive_random_faults(way: str, seeds: range) -> None:
     assert sweep(seeds, checkpoint_every=3, apart=True, given=QUANTISED, **WAYS[way]).records[TopologyReplaced] >= len(
         seeds

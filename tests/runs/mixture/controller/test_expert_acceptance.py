@@ -246,6 +246,7 @@ def test_honest_worker_is_unaffected_by_impossible_state(
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_refused_update_makes_no_version(tmp_path: Path) -> None:
     """A refused update makes no version and brings composers nothing but the word."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))

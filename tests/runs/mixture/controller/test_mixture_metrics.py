@@ -58,6 +58,7 @@ def expected_age(cluster: MixtureStage, worker: Worker) -> float:
     return machine.progress - sum(others) / len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, TWICE], ids=["one owner", "two owners"])
 def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: dict) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60, **options), seed=3, grace_s=1000.0)

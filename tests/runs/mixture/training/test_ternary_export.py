@@ -128,6 +128,7 @@ def test_the_file_has_two_bits_a_weight_and_a_scale_a_matrix(exported: tuple[Pat
     assert sizes[1] == matrices * (TINY.n_latent * TINY.n_hidden // 4 + 4)
 
 
+@pytest.mark.slow
 def test_packed_weights_are_not_made_ternary_again(exported: tuple[Path, Path]) -> None:
     """A run starts from packed weights without making them ternary again."""
     plain, packed = (load_config(folder / "config.toml") for folder in exported)

@@ -129,6 +129,7 @@ def test_wrong_log_probabilities_are_found() -> None:
     assert "was sent as" in recomputation().defect(dialogues, weights(), greedy=False)
 
 
+@pytest.mark.slow
 def test_texts_of_other_weights_are_found() -> None:
     _, dialogues = taken()
     assert "was sent as" in recomputation().defect(dialogues, weights(1.2), greedy=False)

@@ -109,6 +109,7 @@ def test_a_file_that_the_model_reads_counts(folder: Folder) -> None:
     assert not folder.prepare()[1]
 
 
+@pytest.mark.slow
 def test_damaged_blobs_are_made_again(folder: Folder) -> None:
     first, _ = folder.prepare()
     store = BlobStore(folder.cache / "blobs")

@@ -40,7 +40,8 @@ def loaded(module: ModuleType, element: str = "f32") -> tuple[Device, TracedMode
     return device, model, LoadedModel(device.runner, device.shape, weights)
 
 
-@pytest.mark.parametrize("module", [nanochat, pytest.param(mamba2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [nanochat, mamba2])
 def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -> None:
     device, model, served = loaded(module)
     trial = decode_trial(encode_trial(model.trial(device.shape)), device.shape)

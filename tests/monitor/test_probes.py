@@ -55,7 +55,7 @@ def test_answering_gateway_is_healthy_and_ready_when_joinable() -> None:
     """A gateway that answers is healthy and is ready when workers can take part."""
     alive, now = [True], [status(state="preparing", stage="exporting the model")]
     with Dashboard(lambda: now[0], is_alive=lambda: alive[0]) as board:
-        assert asked(board.url + "health") == (200, '{"status":"ok"}')
+        assert asked(board.url + "health") == (200, '{"status": "ok"}')
         code, text = asked(board.url + "ready")
         assert (code, json.loads(text)["stage"]) == (503, "exporting the model")
         now[0] = status()
@@ -65,7 +65,7 @@ def test_answering_gateway_is_healthy_and_ready_when_joinable() -> None:
         assert asked(board.url + "ready")[0] == 503  # no worker answers
         now[0], alive[0] = status(state="finished"), False
         assert asked(board.url + "ready")[0] == 503
-        assert asked(board.url + "health") == (503, '{"status":"the gateway does not answer"}')
+        assert asked(board.url + "health") == (503, '{"status": "the gateway does not answer"}')
 
 
 def test_probes_need_no_token_and_metrics_do() -> None:

@@ -145,8 +145,13 @@ def json_of(answer: Any) -> bytes:
 
 
 def json_response(answer: Any, status: int = 200) -> Response:
-    """Return a JSON response of a value that `msgspec` can encode; caches may not store it."""
-    return Response(json_of(answer), status, {"cache-control": "no-store"}, "application/json")
+    """Return a JSON response of a value that `msgspec` can encode; caches may not store it.
+
+    It has a space after each comma and colon, as `json.dumps` writes it: people read answers in a terminal.
+    """
+    return Response(
+        msgspec.json.format(json_of(answer), indent=0), status, {"cache-control": "no-store"}, "application/json"
+    )
 
 
 def event_line(data: Any, *, number: int | None = None, name: str = "") -> bytes:

@@ -15,9 +15,9 @@ from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG, ADAPTER_
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
 
-_PREFIX = "base_model.model."  # of names: a model in the library's two wrappers
+_PREFIX = "base_model.model."  # beginning of every name: the library wraps a model twice
 _BASE = "planetary.base"  # entry of the header: digests of the base's tensors by stored name
-_DIGITS = 16  # of a digest: enough for an accident
+_DIGITS = 16  # hexadecimal digits of a tensor's digest; an accident is found, not an attack
 
 
 def read_adapter(folder: Path, wanted: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], dict[str, np.ndarray]]:

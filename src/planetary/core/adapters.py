@@ -15,7 +15,7 @@ import numpy as np
 
 from planetary.core.tensors import TensorSpec
 
-_SUFFIXES = (".weight", ".kernel")  # of a linear layer's matrix, in PyTorch and in Flax
+_SUFFIXES = (".weight", ".kernel")  # last part of a matrix's name: PyTorch's, Flax's
 
 
 def layer_of(name: str) -> str:

@@ -371,7 +371,7 @@ def _mathematics(config: Config) -> dict[str, Any]:
             del one["format"]
         else:
             one["format"] = re.split(r"[/\\]", one["format"])[-1]
-    if not config.model.freeze:  # as before there was this key
+    if not config.model.freeze:  # runs without frozen parameters keep their hash
         del kept["model"]["freeze"]
     if config.adapter.rank:
         kept["adapter"] = values["adapter"] | {"start": re.split(r"[/\\]", config.adapter.start)[-1]}

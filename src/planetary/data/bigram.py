@@ -55,7 +55,7 @@ def count_pairs(blocks: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _pairs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens before targets, and the targets: of those that count."""
+    """Return the targets that count, after the token before each: `(before, targets)`."""
     ids, targets = split(blocks)
     before, after = ids[:, :-1], targets[:, 1:]
     return (before, after) if targets is ids else (before[after >= 0], after[after >= 0])

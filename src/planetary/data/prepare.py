@@ -131,7 +131,7 @@ class Preparation(msgspec.Struct, frozen=True):
     train_digest: str
     held_out_count: int
     held_out_digest: str
-    target_share: float  # of the training tokens
+    target_share: float  # fraction of the training tokens that are targets
 
 
 class _Flat(msgspec.Struct, frozen=True):

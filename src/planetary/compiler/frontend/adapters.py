@@ -38,7 +38,7 @@ def adapted(model: Model, *, rank: int, alpha: float, targets: Sequence[str], se
         UserError: a target matches no trained matrix, or the rank is larger than a dimension.
     """
     with ir.new_context():
-        module = ir.parse_module(model.stablehlo)  # it lives as long as it is named
+        module = ir.parse_module(model.stablehlo)  # a name of its own: operations do not keep the module alive
         block = ir.entry_block(ir.main_function(module))
         contracted = {
             argument.name: _contracted(value)

@@ -65,7 +65,7 @@ class Model:
     example: tuple[np.ndarray, ...] = field(default=(), repr=False, compare=False)  # the batch it was exported with
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     """The author's untrained parameters in the graph, by name; only in the exporting process."""
-    adapters: tuple[Adapter, ...] = field(default=(), repr=False, compare=False)  # of `frontend.adapters.adapted`
+    adapters: tuple[Adapter, ...] = field(default=(), repr=False, compare=False)  # made by `adapters.adapted`
 
     def __repr__(self) -> str:
         tensors = len(self.manifest.of_role("param"))

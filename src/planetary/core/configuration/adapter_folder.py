@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.configuration.pretrained import LAYOUTS, Layout
+from planetary.core.configuration.pretrained import LAYOUTS, Layout, read_settings
 from planetary.core.errors import UserError
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -32,14 +31,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         UserError: there is no readable `adapter_config.json`, or the adapter has a feature the model here lacks.
     """
     path = folder / ADAPTER_CONFIG
-    try:
-        published = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read the adapter {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(published, dict) or published.get("peft_type") != "LORA":
-        kind = published.get("peft_type") if isinstance(published, dict) else None
+    published = read_settings(path, "the adapter")
+    if (kind := published.get("peft_type")) != "LORA":
         raise UserError(f"{path}: peft_type is {kind!r}: adapters here are of the type 'LORA'")
     unsupported = [name for name in _UNSUPPORTED if published.get(name)]
     unsupported += ["bias"] if published.get("bias", "none") != "none" else []

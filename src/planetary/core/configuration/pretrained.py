@@ -257,6 +257,21 @@ def is_pretrained(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file()
 
 
+def read_settings(path: Path, content: str) -> dict[str, Any]:
+    """Return the object in a JSON file of a published folder; anything else in it counts as an empty one.
+
+    Raises:
+        UserError: it cannot be read or is no JSON; `content`: of the folder, in words.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {content} {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
 def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
     """Return the layout of a folder, and the `config.json`.
 
@@ -264,13 +279,8 @@ def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
         UserError: it cannot be read, or is of another family than those in `LAYOUTS`.
     """
     path = folder / CONFIG_FILE
-    try:
-        published = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"cannot read the pretrained model {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    kind = published.get("model_type") if isinstance(published, dict) else None
+    published = read_settings(path, "the pretrained model")
+    kind = published.get("model_type")
     for layout in LAYOUTS:
         if layout.model_type == kind:
             return layout, published

@@ -99,7 +99,7 @@ class AdapterConfig(Section, frozen=True):
     # rank of the change alpha / rank x B A of each adapted matrix; 0: all parameters are trained. The folder of `start`
     # says it where it is not given
     rank: Index = 0
-    alpha: Positive = 16.0  # rank times the factor of the changes; as of rank
+    alpha: Positive = 16.0  # rank times the factor of the changes; not given: that of the folder of `start`
     # patterns of parameter names, or ends of layers' names such as "q_proj"; empty: the linear layers of numbered
     # blocks, or those that the folder of `start` names
     targets: tuple[str, ...] = ()

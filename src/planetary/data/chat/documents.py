@@ -45,7 +45,7 @@ class ChatDocuments:
             ResourceError: the processes cannot be started.
         """
         loop, renderer, rest = LoopThread("chat templates"), ChatRenderer(), iter(chats)
-        count = 1  # whoever shows the beginning of the data needs the first chat only
+        count = 1  # chats to render: a preview shows the first only
         try:
             while some := [(where, _encodable(chat)) for where, chat in islice(rest, count)]:
                 count = _AT_A_TIME

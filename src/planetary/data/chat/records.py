@@ -11,7 +11,7 @@ import msgspec
 from planetary.core.errors import UserError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_SPEAKERS = {  # of ShareGPT -> role
+_SPEAKERS = {  # speaker in ShareGPT's form -> role
     **{role: role for role in ROLES},
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "observation": "tool"},
 }

@@ -126,6 +126,7 @@ def test_gather_and_scatter_with_any_indices(data: st.DataObject) -> None:
     check(function, x, updates)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_convolution_attributes(data: st.DataObject) -> None:
@@ -148,6 +149,7 @@ def test_convolution_attributes(data: st.DataObject) -> None:
     check(function, x, k)
 
 
+@pytest.mark.slow
 @FEW
 @given(st.data())
 def test_windowed_reductions(data: st.DataObject) -> None:

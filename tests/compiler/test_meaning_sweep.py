@@ -24,6 +24,7 @@ def kinds(sweep: Any, only: str) -> dict[str, str]:
     return {one.name: f"{one.kind} {one.why}".strip() for one in sweep.sweep("jax_cases", only)}
 
 
+@pytest.mark.slow
 def test_a_layer_with_a_rule_of_its_own_is_equal(sweep: Any) -> None:
     assert kinds(sweep, "jax.nn.relu6") == {"relu6": "equal"}
 

@@ -36,6 +36,7 @@ def test_the_papers_workload_has_exactly_its_parameter_count() -> None:
     assert config.param_count == 92_274_688
 
 
+@pytest.mark.slow
 def test_the_first_loss_is_that_of_guessing() -> None:
     loss_fn, params, (tokens, targets) = nanochat.build(**TINY)
     assert float(loss_fn(params, tokens, targets)) == pytest.approx(np.log(32), abs=1e-3)

@@ -64,6 +64,7 @@ WRONG: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "text"), WRONG, ids=[text[:40] for _, text in WRONG])
 def test_a_wrong_argument_is_named_with_what_it_takes(
     call: Callable[[], object], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -121,6 +121,7 @@ def test_no_request_is_a_fault_of_the_gateway(tmp_path: Path) -> None:
     assert not faults, "\n".join(map(str, faults))
 
 
+@pytest.mark.slow
 def test_odd_name_of_a_job_is_refused_with_its_key(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         for name in filter(None, NAMES):

@@ -185,6 +185,7 @@ def test_site_goes_on_with_its_run_of_a_repeated_job(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_sites_name_is_its_machines_until_forgiven(tmp_path: Path) -> None:
     """A site's name belongs to the machine that joined with it until it is forgiven."""
     now = SystemClock().wall()

@@ -163,6 +163,7 @@ def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
 
+@pytest.mark.slow
 def test_muon_is_optax_for_matrices_and_adamw_for_the_rest(model: Model) -> None:
     run = Run(
         build_train_step(model, _options(optimizer="muon", adam_for=("emb*",), clip_norm=0.0)),

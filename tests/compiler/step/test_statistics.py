@@ -43,6 +43,7 @@ def stepped(step: TrainStep, params: dict[str, np.ndarray], batch: Any) -> tuple
     return dict(zip(params, found, strict=False)), float(found[-2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("parts", "remat"), [(1, "none"), (2, "none"), (1, "blocks")])
 def test_a_step_gives_the_statistics_of_a_plain_loop(parts: int, remat: str) -> None:
     rows = 8 // parts

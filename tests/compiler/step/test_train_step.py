@@ -48,6 +48,7 @@ def _close(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> 
     assert error <= tolerance, error
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_jax() -> None:
     options = TINY | {"n_layer": 2}
     model = export_model("planetary.models.nanochat:build", options)
@@ -204,6 +205,7 @@ def test_step_needs_no_scatter_and_one_forward_pass(model: Model) -> None:
     assert train.count("stablehlo.tanh") == 1
 
 
+@pytest.mark.slow
 def test_eval_is_the_loss_and_changes_nothing(model: Model, case: tuple) -> None:
     loss_fn, params, batch = case
     step = build_train_step(model)

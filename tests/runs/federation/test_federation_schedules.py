@@ -17,6 +17,7 @@ from planetary.runs.rounds.records import DeltaAccepted
 SEEDS, LATER_SEEDS = range(2), range(100, 124)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_tokens_count_once_and_parameters_replay(seed: int) -> None:
     SCHEDULES.run(seed, sites=2, hub_rounds=4)
@@ -42,6 +43,7 @@ def test_twenty_sites_under_faults() -> None:
     SCHEDULES.run(1000, sites=20, hub_rounds=4, most=30)
 
 
+@pytest.mark.slow
 def test_what_a_site_trained_alone_counts_when_it_returns() -> None:
     """Its tokens go on top of the version that it comes back to, and are in its next contribution."""
     federation = federation_of(7, sites=2, hub_rounds=14, every_rounds=2)
@@ -77,6 +79,7 @@ def test_a_late_site_joins_with_the_newest_version() -> None:
     assert first.version > 0
 
 
+@pytest.mark.slow
 def test_hub_regains_what_sites_trained_since_lost_versions() -> None:
     """Resumed from an older checkpoint, it lacks the tokens that only the lost versions had, and no others."""
     federation = federation_of(10, sites=2, hub_rounds=12, every_rounds=1)

@@ -198,6 +198,7 @@ def test_false_gains_change_nothing_and_end_after_three(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_disputed_updates_do_not_count_and_name_both_workers(tmp_path: Path) -> None:
     """Updates that two workers do not agree about do not count and both are named."""
     cluster = begin(tmp_path, "abvw", redundant=1.0)

@@ -171,6 +171,7 @@ def test_ternary_experts_take_two_bits_a_weight() -> None:
     assert not surrogates
 
 
+@pytest.mark.slow
 def test_offloaded_surrogates_reach_changing_composers(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": "4bit"}
     plan = make_plan(tmp_path, steps=32, fitted_by="expert-workers", **options)
@@ -306,6 +307,7 @@ def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Fo
                 check_equal(state.experts[layer], held.weights)
 
 
+@pytest.mark.slow
 def test_composers_never_wait_for_dead_expert_workers(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=40, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=8)

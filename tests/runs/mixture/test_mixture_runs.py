@@ -104,6 +104,7 @@ def test_progress_since_a_publication_is_carried_over(tmp_path: Path) -> None:
     assert {len(record.shards) for record in of_kind(cluster, FragmentAdvanced)} == {2}
 
 
+@pytest.mark.slow
 def test_killed_composer_returns_at_most_one_refresh_behind(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +143,7 @@ def test_cut_off_composer_goes_on_and_keeps_its_state(tmp_path: Path) -> None:
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_others_take_missed_steps_and_share_their_rate(tmp_path: Path) -> None:
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")
@@ -486,6 +488,7 @@ def test_composers_without_the_data_get_tokens_from_the_gateway(
     assert cluster.lines[-1].eval_loss is not None
 
 
+@pytest.mark.slow
 def test_composer_goes_on_while_its_gateway_tokens_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "AHEAD_BYTES", 0)
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40, delivery="gateway"), seed=12)

@@ -54,6 +54,7 @@ def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> N
         assert (after.syncer.start["layers.0.experts.up.2"] == after.composers[0].experts[0]["up"][2]).all()
 
 
+@pytest.mark.slow
 def test_copied_experts_are_averaged_and_single_ones_exact() -> None:
     """Of an expert with several owners the ordinary model has the mean and of one alone its bits."""
     _, states, _ = train(3, replicas=2, cadence=Cadence(backbone=2, refresh=2))

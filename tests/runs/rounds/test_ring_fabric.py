@@ -134,6 +134,7 @@ def test_report_before_its_result_is_not_reduced(way: str) -> None:
     assert [reason for reason in lost if "a false report: it has no result of task" in reason], lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_that_do_not_reach_each_other_go_on_in_a_star(way: str) -> None:
     """As behind a router that translates addresses. The third worker reaches both; no round is lost."""

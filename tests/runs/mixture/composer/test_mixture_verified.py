@@ -148,6 +148,7 @@ def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) 
     assert "of composer_gradients' is" in lacking
 
 
+@pytest.mark.slow
 def test_device_short_of_memory_can_be_an_expert_worker(offloading: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without the memory for a composer can be an expert worker."""
     invoke = offloading.device.invoke
@@ -178,6 +179,7 @@ def test_second_start_on_a_device_skips_the_check(machine: Machine) -> None:
     assert not machine.device.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["composer_gradients", "composer_update", "expert_update", "whole_evaluate"])
 def test_a_device_that_computes_something_else_gets_no_role(machine: Machine, function: str) -> None:
     machine.device.wrong = function

@@ -173,6 +173,7 @@ def test_arrivals_during_a_fit_and_the_fit_are_both_in_the_bank(pair: Pair) -> N
     assert (pair.here.traffic.bank.versions == 3).all()
 
 
+@pytest.mark.slow
 def test_a_refresh_is_skipped_while_one_is_under_way(pair: Pair) -> None:
     pair.refresh(pair.here, 0, 2)
     pair.refresh(pair.here, 0, 3)
@@ -285,6 +286,7 @@ def test_a_defect_of_an_arrival_is_raised_at_a_boundary(pair: Pair) -> None:
     assert pair.here.traffic.bank is bank
 
 
+@pytest.mark.slow
 def test_composer_pauses_while_arrivals_exceed_the_background(tmp_path: Path) -> None:
     """Each of these is as large as a shard, and would stay in memory."""
     cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=400, **COPIES), seed=5)

@@ -330,6 +330,7 @@ def test_lock_step_lags_nowhere_even_before_experts_come(tmp_path: Path) -> None
     assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
 
 
+@pytest.mark.slow
 def test_failed_work_ends_lock_step_and_is_answered_otherwise(
     tmp_path: Path,
 ) -> None:
@@ -375,6 +376,7 @@ def test_old_journal_with_refused_versions_is_read_unchanged() -> None:
         state.apply(ExpertsAdvanced(version=7, payload="after", **refused))
 
 
+@pytest.mark.slow
 def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=9)

@@ -348,6 +348,7 @@ class Schedule:
             self.send(Merged(merge.tier, merge.fragment, merge.version, failed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 2)])
 def test_versions_and_epochs_have_one_order_under_faults(block: int, replicas: int) -> None:
     """Under random faults versions and epochs have one order and everything goes on after them."""

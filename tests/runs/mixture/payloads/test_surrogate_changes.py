@@ -75,6 +75,7 @@ def test_a_low_rank_change_is_added_in_one_order_everywhere() -> None:
         expand(Delta("rank", (30, 40), (left, right)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "numbers"),
     [
@@ -185,6 +186,7 @@ def refreshed(tmp_path_factory: pytest.TempPathFactory) -> MixtureStage:
     return started(tmp_path_factory.mktemp("refreshed"), COPIES)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["shape", "type", "twice", "missing", "another's", "NaN"])
 def test_surrogates_must_be_all_experts_of_their_shard(refreshed: MixtureStage, wrong: str) -> None:
     """Surrogates that are not those of all experts of a shard are refused."""

@@ -50,6 +50,7 @@ def test_the_reports_shapes_fit_together_from_tokens_to_loss(preset: str) -> Non
     assert found.shape == ()
 
 
+@pytest.mark.slow
 def test_gates_are_a_renormalised_softmax_over_the_best() -> None:
     rng = np.random.default_rng(0)
     weight, x = rng.standard_normal((8, 5)).astype(np.float32), rng.standard_normal((30, 5)).astype(np.float32)

@@ -62,6 +62,7 @@ def in_numpy(logprobs: np.ndarray, given: Tensors, terms: LossTerms) -> float:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
 def test_the_loss_is_the_sum_of_its_terms_over_own_tokens(terms: LossTerms) -> None:
     given = data(terms)
@@ -138,6 +139,7 @@ def test_micro_batches_change_nothing_but_rounding() -> None:
     assert all(np.abs(whole[name] - parts[name]).max() < 1e-5 for name in whole)
 
 
+@pytest.mark.slow
 def test_score_returns_log_probabilities() -> None:
     given = data(ALL)
     values = {name: np.asarray(value, np.float32) for name, value in flat_names(PARAMS).items()}

@@ -124,6 +124,7 @@ def test_a_gradient_that_is_not_finite_is_an_error(here: Path) -> None:
         prepare(here, configured(here, "steep", 8))
 
 
+@pytest.mark.slow
 def test_what_passed_is_not_tried_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(here, "gather", 8)
     tried = "trying the model on the first batch"

@@ -82,6 +82,7 @@ def test_the_same_step_is_read_back_for_any_length_and_rate(folder: Folder) -> N
         assert folder.prepare(other)[1], other
 
 
+@pytest.mark.slow
 def test_changed_model_is_exported_anew_and_runs_keep_their_own(folder: Folder) -> None:
     first, _ = folder.prepare()
     assert str(folder.model) in first.record.sources
@@ -98,6 +99,7 @@ def test_changed_model_is_exported_anew_and_runs_keep_their_own(folder: Folder) 
     assert "differs from the one that this run began with" in step_news(first.record, fresh.record)
 
 
+@pytest.mark.slow
 def test_a_file_that_the_model_reads_counts(folder: Folder) -> None:
     first, _ = folder.prepare()
     assert str(folder.factor) in first.record.sources

@@ -113,6 +113,7 @@ class Device:
         return np.asarray(jax.nn.log_softmax(self.decode(self.params, text, WholeText(text))[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "changes"), MODELS)
 def test_chunks_and_tokens_give_whole_log_probabilities(module: ModuleType, changes: dict[str, Any]) -> None:
     """Chunks and single tokens give the log probabilities of the whole text."""
@@ -160,6 +161,7 @@ def check_scores(device: Device, text: list[int], whole: np.ndarray) -> None:
         np.testing.assert_allclose(found[ROW][0], rows[-1], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:
     device = Device(nanochat, {})
     context_pages = device.shape.context_sizes[0]

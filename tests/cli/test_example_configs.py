@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import importlib
 import runpy
+import shlex
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
+
+from planetary.cli.command_table import COMMANDS
 from planetary.cli.main import build_parser
 from planetary.core.config import load_config
 from planetary.data.prepare import prepare
@@ -29,3 +35,26 @@ def test_chat_example_trains_what_the_assistant_says(tmp_path: Path) -> None:
     assert "MB of chats; the first begins '<|im_start|>user\\nWhat is " in kind
     assert share == "of the training tokens 23.5% are targets: what the assistant says"
     assert (data.train.dtype, data.vocab_size) == ("i16", 258)
+
+
+class AcceptedError(Exception):
+    """A command has checked its configuration, and would begin now."""
+
+
+def _begin(*_: object, **__: object) -> NoReturn:
+    raise AcceptedError
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_first_command_of_an_example_accepts_it(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first `planetary` command that an example's comment names takes the file."""
+    comment = path.read_text().replace("\\\n#", "").splitlines()
+    words = shlex.split(next(line for line in comment if line.startswith("#     planetary "))[1:], comments=True)[1:]
+    assert f"examples/{path.name}" in words
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    monkeypatch.setattr("planetary.cli.commands.train.train_here", _begin)
+    monkeypatch.setattr("planetary.site.gateway_process.host_run", _begin)
+    args = build_parser(words[0]).parse_args(words)
+    with pytest.raises(AcceptedError):
+        importlib.import_module(COMMANDS[words[0]].module).run(args)

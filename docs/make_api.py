@@ -22,6 +22,9 @@ CALLS = (
 RECORDS = (
     "planetary.fleet.protocol.status:RunStatus",
     "planetary.fleet.protocol.status:WorkerStatus",
+    "planetary.runs.rounds.status:TrainingStatus",
+    "planetary.runs.rounds.status:TrainerStatus",
+    "planetary.runs.serve.status:ServingStatus",
     "planetary.fleet.protocol.metrics:Figure",
     "planetary.fleet.protocol.metrics:RoundMetrics",
     "planetary.runs.rl.status:PolicyMetrics",

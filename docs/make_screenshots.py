@@ -18,8 +18,8 @@ import msgspec
 from small_training import small_training
 
 from planetary.core.config import to_toml
-from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
+from planetary.runs.rounds.status import TrainingStatus
 from planetary.simulation.faults import Fault
 from planetary.simulation.rounds.cluster import SimCluster
 
@@ -29,11 +29,11 @@ TAKEN_IN_ROUND = 31
 SIZE = "1240,1330"
 
 
-def status_in_the_midst() -> RunStatus:
+def status_in_the_midst() -> TrainingStatus:
     """Return the status of a simulated run while it waits for its slow worker, as if that was now."""
     cluster = SimCluster(0, small_training(rounds=48, workers=4, inner_steps=20), 4, [Fault(60.0, "kill_worker", 2)])
     slow, usual_s = cluster.nodes[1], cluster.nodes[1].health.step_s
-    taken: list[RunStatus] = []
+    taken: list[TrainingStatus] = []
 
     def follow() -> None:
         gateway = cluster.gateway
@@ -50,7 +50,7 @@ def status_in_the_midst() -> RunStatus:
     return msgspec.structs.replace(taken[0], run="simulated", disk_free=412_000_000_000)
 
 
-def _moved(status: RunStatus, by_s: float) -> RunStatus:
+def _moved(status: TrainingStatus, by_s: float) -> TrainingStatus:
     """Move all times of a status."""
 
     def moved(t: float | None) -> float | None:

@@ -17,13 +17,13 @@ from planetary.core.errors import PeerError, UserError
 from planetary.fleet.gateway.invites import read_invites
 from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import read, verify
 from planetary.run.places import default_state_folder
 from planetary.run.results import write_results
 from planetary.run.status_source import status_source
+from planetary.runs.rounds.status import TrainingStatus
 
 
 def event(name: str, t: float, **fields: object) -> str:
@@ -100,7 +100,7 @@ def test_watch_follows_a_run_to_its_end_and_stops(ended_run: Path, capsys: pytes
 def test_watch_reads_a_dashboard(ended_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Dashboard(status_source(str(ended_run))) as dashboard:
         assert main(["watch", dashboard.url, "--json"]) == 0
-    assert msgspec.json.decode(output(capsys), type=RunStatus) == status_source(str(ended_run))()
+    assert msgspec.json.decode(output(capsys), type=TrainingStatus) == status_source(str(ended_run))()
 
 
 def test_watch_says_what_is_wrong_with_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_watch_says_what_is_wrong_with_its_source(tmp_path: Path, capsys: pytest
 
 
 def test_a_page_that_is_no_status_is_an_error() -> None:
-    def broken() -> RunStatus:
+    def broken() -> TrainingStatus:
         raise UserError("damaged")
 
     with Dashboard(broken) as dashboard, pytest.raises(PeerError, match="503"):

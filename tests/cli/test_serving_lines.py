@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.serving_lines import ServingLines, example_request
-from planetary.fleet.protocol.status import RunState, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import RunState, WorkerStatus
 from planetary.runs.serve.status import ServingStatus
 
 WAIT = "waiting for local/0 to load the model"
@@ -19,10 +19,10 @@ URL = "http://127.0.0.1:8000"
 
 def status(
     state: RunState, stage: str, *events: tuple[float, str], model: str = "stdlib", ready: bool = False
-) -> RunStatus:
-    serving = ServingStatus(endpoint=URL, model=model, version=2, running=0, waiting=0, cache_used=0.0)
+) -> ServingStatus:
+    serving = {"endpoint": URL, "model": model, "version": 2}
     worker = WorkerStatus(name="local/0", node="local", pid=1, state="ready" if ready else "fetching")
-    return RunStatus(run="serve", state=state, stage=stage, events=events, own=serving, workers=(worker,))
+    return ServingStatus(run="serve", state=state, stage=stage, events=events, workers=(worker,), **serving)
 
 
 def test_a_wait_that_becomes_an_event_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ import msgspec
 
 from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.metrics import RoundMetrics
-from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor.run_folder import RunFacts, RunHistory
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 
 PARAMS = 1000
 
@@ -112,8 +112,8 @@ def history(**changes: Any) -> RunHistory:
     return msgspec.structs.replace(whole, **changes)
 
 
-def status(**changes: Any) -> RunStatus:
-    whole = RunStatus(
+def status(**changes: Any) -> TrainingStatus:
+    whole = TrainingStatus(
         run="demo",
         state="training",
         round=7,
@@ -129,7 +129,7 @@ def status(**changes: Any) -> RunStatus:
         started_at=1000.0,
         seconds_left=72.4,
         workers=(
-            WorkerStatus(
+            TrainerStatus(
                 name="laptop/0",
                 node="laptop",
                 pid=3,
@@ -140,7 +140,7 @@ def status(**changes: Any) -> RunStatus:
                 step=18,
                 loss=2.4312,
             ),
-            WorkerStatus(
+            TrainerStatus(
                 name="laptop/1",
                 node="laptop",
                 pid=4,

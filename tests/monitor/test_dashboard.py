@@ -11,9 +11,9 @@ import pytest
 from run_story import status
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.run.status_source import status_source
+from planetary.runs.rounds.status import TrainingStatus
 
 
 def get(url: str, method: str = "GET") -> tuple[str, bytes]:
@@ -28,7 +28,7 @@ def test_it_serves_the_newest_status(tmp_path: Path) -> None:
             shown[0] = status(round=number)
             kind, body = get(board.url + "status.json")
             assert kind == "application/json"
-            assert msgspec.json.decode(body, type=RunStatus) == shown[0]
+            assert msgspec.json.decode(body, type=TrainingStatus) == shown[0]
 
 
 def test_metrics_are_served_even_before_the_first(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_anything_else_is_refused(path: str, method: str, code: int) -> None:
 
 
 def test_unreadable_run_is_reported_and_serving_goes_on() -> None:
-    def broken() -> RunStatus:
+    def broken() -> TrainingStatus:
         raise UserError("events.jsonl, line 3 is damaged")
 
     with Dashboard(broken) as board:

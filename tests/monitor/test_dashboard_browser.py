@@ -9,8 +9,8 @@ import pytest
 from run_story import status
 
 from browser import Browser, start_browser
-from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
+from planetary.runs.rounds.status import TrainingStatus
 from planetary.site.placement.status import HubSiteStatus, HubStatus, PlacedJobStatus
 
 pytestmark = pytest.mark.processes
@@ -24,7 +24,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     started.close()
 
 
-def long_run() -> RunStatus:
+def long_run() -> TrainingStatus:
     points = tuple((n, 6.0 / n + 2.0) for n in range(1, 201))
     return status(rounds=240, round=201, rounds_finished=200, loss=points, eval_loss=points[9::10], bigram_loss=2.5)
 
@@ -108,7 +108,7 @@ def test_a_hubs_page_shows_jobs_with_their_sites(browser: Browser) -> None:
         policy="all roles, patience 120 s",
         gb_today=0.25,
     )
-    hub = RunStatus(run="hub", state="waiting", own=HubStatus(hub="hub-1", sites=(site,), jobs=(job,)))
+    hub = HubStatus(run="hub", state="waiting", hub="hub-1", sites=(site,), jobs=(job,))
     with Dashboard(lambda: hub) as board:
         browser.open(board.url, "document.getElementById('placed')?.children.length === 1")
         row = browser.text("placed")

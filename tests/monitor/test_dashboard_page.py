@@ -18,6 +18,7 @@ from run_story import status
 from planetary.fleet.protocol.metrics import Figure
 from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.runs.mixture.status import MixtureMetrics, MixtureStatus, ShardMetrics
+from planetary.runs.rounds.status import TrainerStatus
 from planetary.runs.serve.status import ServerLoad, ServingStatus
 
 RUNS_THE_SCRIPT = Path(__file__).with_name("page_in_node.js")
@@ -107,13 +108,17 @@ MIXTURE = MixtureMetrics(
 )
 
 
+def as_mixture(newest: MixtureMetrics, **changes: Any) -> MixtureStatus:
+    return MixtureStatus(**{**msgspec.structs.asdict(status(**changes)), "kind": "mixture", "newest": newest})
+
+
 @pytest.fixture(scope="module")
 def mixture() -> Shown:
     workers = tuple(
-        WorkerStatus(name=f"n/{i}", node="n", pid=i, state="training", round=7, step=step)
+        TrainerStatus(name=f"n/{i}", node="n", pid=i, state="training", round=7, step=step)
         for i, step in enumerate((21, 9), 1)
     )
-    return Shown(status(own=MixtureStatus(newest=MIXTURE), workers=workers, message=""))
+    return Shown(as_mixture(MIXTURE, workers=workers, message=""))
 
 
 def test_ordinary_run_is_drawn_without_mixture_words() -> None:
@@ -141,18 +146,17 @@ def test_ordinary_run_is_drawn_without_mixture_words() -> None:
 
 
 def test_a_served_model_has_its_texts_and_no_losses() -> None:
-    serving = ServingStatus(
-        endpoint="http://127.0.0.1:8000", model="m", version=3, running=2, waiting=1, cache_used=0.125
-    )
-    shown = Shown(status(state="serving", stage="", loss=(), eval_loss=(), own=serving))
+    numbers = {"model": "m", "version": 3, "running": 2, "waiting": 1, "cache_used": 0.125}
+    serving = ServingStatus(run="m", state="serving", endpoint="http://127.0.0.1:8000", **numbers)
+    shown = Shown(serving)
     tiles = shown.text("tiles")
     assert all(text in tiles for text in ("2texts running", "1texts waiting", "13 %of the cache", "3round of the"))
     assert "loss" not in tiles
     assert "checkpoint" not in tiles
     assert [shown.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [True, True, False]
-    workers = [msgspec.structs.replace(one, state="serving") for one in status().workers]
-    loaded = msgspec.structs.replace(serving, servers={one.name: ServerLoad(2, 0.25) for one in workers})
-    (row, _) = Shown(status(state="serving", own=loaded, workers=tuple(workers))).rows("workers")
+    worker = WorkerStatus(name="n/0", node="n", pid=1, state="serving")
+    loaded = msgspec.structs.replace(serving, servers={worker.name: ServerLoad(2, 0.25)}, workers=(worker,))
+    (row,) = Shown(loaded).rows("workers")
     assert {"name", "state", "texts", "cache in use", "lost", "device", "address", "pid"} == set(row)
     assert (row["texts"], row["cache in use"]) == ("2", "25 %")
     other = Shown(status())
@@ -282,7 +286,7 @@ def test_mixture_shows_routing_merges_and_updates(mixture: Shown) -> None:
 def test_mixture_without_merges_shows_its_state() -> None:
     """A mixture before anything was compared or merged shows what there is."""
     nothing = MixtureMetrics(shards=(AWAY,), refused={}, merges={}, merge_s={})
-    shown = Shown(status(own=MixtureStatus(newest=nothing)))
+    shown = Shown(as_mixture(nothing))
     assert (shown.text("state"), shown.text("traffic")) == ("training", "")
     assert len(shown.rows("shards")) == 1
 

@@ -8,13 +8,13 @@ from rich.console import Console
 from run_story import metrics, status
 
 from planetary.fleet.protocol.metrics import Figure, KindMetrics, figures_of
-from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.status_text import status_text
 from planetary.runs.rl.status import PolicyMetrics
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 
 AT_80_COLUMNS = """\
 ╭─ planetary · demo ───────────────────────────────────────────────────────────╮
@@ -32,7 +32,7 @@ AT_80_COLUMNS = """\
 """
 
 
-def drawn(shown: RunStatus, now: float = 1065.0, width: int = 80) -> str:
+def drawn(shown: TrainingStatus, now: float = 1065.0, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, legacy_windows=False)
     console.print(render(shown, now, width))
     assert isinstance(console.file, io.StringIO)
@@ -52,7 +52,7 @@ REWARDED = """\
 """
 
 
-def rewarded() -> RunStatus:
+def rewarded() -> TrainingStatus:
     """Three rounds of reinforcement learning, of which the last was evaluated, after one of imitation."""
     groups: list[dict[int, int]] = [{}, {0: 4}, {0: 1, 1: 3}]
     policies = [PolicyMetrics(imitates=True), *(PolicyMetrics(reward=0.25 * n, staleness=groups[n]) for n in (1, 2))]
@@ -90,7 +90,7 @@ def test_no_line_exceeds_the_terminal_and_the_state_is_named(width: int, state: 
 
 
 def test_preparing_shows_the_stage_and_the_time_spent() -> None:
-    shown = RunStatus(run="demo", state="preparing", stage="compiling the step for cpu/host", started_at=1060.0)
+    shown = TrainingStatus(run="demo", state="preparing", stage="compiling the step for cpu/host", started_at=1060.0)
     text = drawn(shown)
     assert "compiling the step for cpu/host" in text
     assert "5.0 s so far" in text
@@ -108,7 +108,7 @@ def test_a_run_that_ended_shows_how_long_it_took() -> None:
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
-    worker = WorkerStatus(name="[red]n[/]", node="n", pid=1, state="ready")
+    worker = TrainerStatus(name="[red]n[/]", node="n", pid=1, state="ready")
     text = drawn(status(run="[bold]r[/]", workers=(worker,), message="[/] oops"))
     for name in ("[bold]r[/]", "[red]n[/]", "[/] oops"):
         assert name in text
@@ -116,7 +116,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
 
 def test_too_many_workers_show_the_lost_ones_first() -> None:
     workers = tuple(
-        WorkerStatus(name=f"n/{i:02}", node="n", pid=i, state="lost" if i == 29 else "ready") for i in range(30)
+        TrainerStatus(name=f"n/{i:02}", node="n", pid=i, state="lost" if i == 29 else "ready") for i in range(30)
     )
     shown, hidden = workers_shown(workers, 12)
     assert (len(shown), hidden) == (12, 18)
@@ -133,7 +133,7 @@ def test_progress_counts_the_open_round_once() -> None:
 
 def test_a_status_survives_json() -> None:
     shown = status()
-    assert msgspec.json.decode(msgspec.json.encode(shown), type=RunStatus) == shown
+    assert msgspec.json.decode(msgspec.json.encode(shown), type=TrainingStatus) == shown
 
 
 # --- plain lines
@@ -192,17 +192,17 @@ def test_plain_lines_pass_over_the_moment_between_two_rounds() -> None:
 
 
 def test_plain_lines_tell_how_long_a_stage_took() -> None:
-    exporting = RunStatus(run="demo", state="preparing", stage="exporting", stage_since=100.0)
-    compiling = RunStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=103.6)
-    training = RunStatus(run="demo", state="training", stage_since=115.6)
+    exporting = TrainingStatus(run="demo", state="preparing", stage="exporting", stage_since=100.0)
+    compiling = TrainingStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=103.6)
+    training = TrainingStatus(run="demo", state="training", stage_since=115.6)
     assert plain_lines(exporting, compiling)[-2:] == ["exporting: took 3.6 s", "waiting: compiling for cpu:host"]
     assert "compiling for cpu:host: took 12 s" in plain_lines(compiling, training)
-    quick = RunStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=100.4)
+    quick = TrainingStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=100.4)
     assert not [line for line in plain_lines(exporting, quick) if "took" in line]
 
 
 def test_the_display_counts_the_seconds_of_a_stage() -> None:
-    shown = RunStatus(run="demo", state="preparing", stage="exporting", stage_since=1060.0, started_at=1050.0)
+    shown = TrainingStatus(run="demo", state="preparing", stage="exporting", stage_since=1060.0, started_at=1050.0)
     assert "exporting, 12 s" in drawn(shown, now=1072.0)
 
 
@@ -305,7 +305,7 @@ def test_sparkline_keeps_to_its_width_and_order() -> None:
 
 
 def test_what_the_data_made_smaller_is_said_once() -> None:
-    before = RunStatus(run="r", state="preparing", rounds=6)
+    before = TrainingStatus(run="r", state="preparing", rounds=6)
     after = msgspec.structs.replace(before, rounds=5, notes=("fitted to the data: train.rounds is 5 instead of 6",))
     line = "note: fitted to the data: train.rounds is 5 instead of 6"
     assert line in plain_lines(before, after)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from run_story import status
 
+from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.runs.serve.status import ServingStatus
 
@@ -53,15 +54,15 @@ def test_prometheus_reads_the_run_and_its_workers() -> None:
 
 def test_answering_gateway_is_healthy_and_ready_when_joinable() -> None:
     """A gateway that answers is healthy and is ready when workers can take part."""
-    alive, now = [True], [status(state="preparing", stage="exporting the model")]
+    alive: list[bool] = [True]
+    now: list[RunStatus] = [status(state="preparing", stage="exporting the model")]
     with Dashboard(lambda: now[0], is_alive=lambda: alive[0]) as board:
         assert asked(board.url + "health") == (200, '{"status": "ok"}')
         code, text = asked(board.url + "ready")
         assert (code, json.loads(text)["stage"]) == (503, "exporting the model")
         now[0] = status()
         assert asked(board.url + "ready")[0] == 200
-        serving = ServingStatus(endpoint="", model="m", version=0, running=0, waiting=0, cache_used=0.0)
-        now[0] = status(state="waiting", own=serving)
+        now[0] = ServingStatus(run="m", state="waiting")
         assert asked(board.url + "ready")[0] == 503  # no worker answers
         now[0], alive[0] = status(state="finished"), False
         assert asked(board.url + "ready")[0] == 503

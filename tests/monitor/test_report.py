@@ -23,6 +23,7 @@ from planetary.monitor.run_folder import (
 )
 from planetary.monitor.screen import plain_lines
 from planetary.runs.mixture.status import MixtureMetrics, MixtureReport, MixtureStatus, ShardMetrics
+from planetary.runs.rounds.status import TrainingStatus
 
 
 def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
@@ -353,10 +354,11 @@ def test_mixture_report_has_rates_and_composers_last_words() -> None:
     began = [{**EVENTS[0], "kind": "mixture"}, *EVENTS[1:3]]
     found = build_report(history(events=began, metrics=lines)).own
     assert isinstance(found, MixtureReport)
-    ended = status_of(history(events=began, metrics=lines)).own  # which the page of a run that has ended shows
+    ended = status_of(history(events=began, metrics=lines))  # which the page of a run that has ended shows
     newest = msgspec.structs.replace(rounds[0], routing_overlap=0.75, routing_divergence=0.75)
-    assert ended == MixtureStatus(newest=newest)
-    assert status_of(history()).own is None
+    assert isinstance(ended, MixtureStatus)
+    assert (ended.kind, ended.newest, ended.rounds) == ("mixture", newest, 3)
+    assert type(status_of(history())) is TrainingStatus
     assert found.updates_per_s == {"accepted": 3.0, "stale": 0.5}
     assert found.refused_sketches == {"stale": 4}
     assert found.mixed_losses == found.surrogate_losses == (1.5, 1.5)

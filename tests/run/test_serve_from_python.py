@@ -18,7 +18,6 @@ import pytest
 import planetary
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, CompileError, TrustError, UserError
-from planetary.fleet.protocol.status import RunStatus
 from planetary.run import serve as module
 from planetary.run.processes.announcement import Announcement
 from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
@@ -33,8 +32,8 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
-        serving = ServingStatus(endpoint=url, model="noise", version=1, running=0, waiting=0, cache_used=0.0)
-        self._answer(200, msgspec.json.encode(RunStatus(run="x", state="serving", own=serving)))
+        serving = ServingStatus(run="x", state="serving", endpoint=url, model="noise", version=1)
+        self._answer(200, msgspec.json.encode(serving))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

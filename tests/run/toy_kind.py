@@ -24,6 +24,7 @@ from planetary.fleet.protocol.policy import FabricPolicy
 from planetary.fleet.protocol.records import AnyRecord, EndKind, RunStarted
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
+from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.worker.role import Roles
 from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
@@ -59,7 +60,7 @@ class ToyState(RunFold):
             self.names.append(record.name)
 
 
-READER = KindReader(name="toy", records=AnyRecord | Answered, fold=ToyState)
+READER = KindReader(name="toy", records=AnyRecord | Answered, fold=ToyState, status=RunStatus)
 
 
 class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):

@@ -106,6 +106,14 @@ class Running:
 
         await self.until(holds)
 
+    async def until_begun(self, name: str) -> None:
+        """Wait until the run of a job is prepared, and takes workers."""
+
+        async def holds() -> bool:
+            return name in self.site.runs and self.site.runs[name].gateway.parts is not None
+
+        await self.until(holds)
+
     def join(self, name: str, *, answers: bool = False, roles: tuple[str, ...] = ()) -> None:
         """Start a worker that dials again whenever its connection ends."""
         self.workers[name] = asyncio.ensure_future(self._work(name, answers=answers, roles=roles))

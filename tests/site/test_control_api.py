@@ -308,7 +308,7 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
     async def test(site: Running) -> None:
         await site.submit()
         assert (await site.post("/v1/jobs/nothing/steps")).status_code == 404
-        await site.until_open("toy")
+        await site.until_begun("toy")
         for path in ("/v1/jobs/toy/steps", "/v1/jobs/toy/steps/rollback"):
             refused = await site.post(path)
             assert (refused.status_code, code_of(refused)) == (409, "step_fixed")
@@ -515,9 +515,9 @@ def test_metrics_are_json_and_for_prometheus(tmp_path: Path) -> None:
         await site.until_open("toy-serve")
         assert set((await site.get("/v1/metrics")).json()["runs"]) == {"toy", "toy-serve"}
         text = (await site.get("/v1/metrics?format=prometheus")).text
-        assert text.count("# TYPE planetary_rounds_finished_total") == 1
-        assert 'planetary_rounds_finished_total{run="toy"}' in text
-        assert 'planetary_rounds_finished_total{run="toy-serve"}' in text
+        assert text.count("# TYPE planetary_sent_bytes_total") == 1
+        assert 'planetary_sent_bytes_total{run="toy"}' in text
+        assert 'planetary_sent_bytes_total{run="toy-serve"}' in text
         assert (await site.get("/v1/metrics?format=xml")).status_code == 400
         page = await site.get("/?job=toy")
         assert page.headers["content-type"].startswith("text/html")

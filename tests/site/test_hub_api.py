@@ -111,7 +111,7 @@ def test_jobs_are_managed_over_the_api_of_the_hub(tmp_path: Path) -> None:
             await found.submit("toy")
             waiting = await found.until("toy-2", state="waiting")
             assert "paris: its controller training has 1 jobs and runs 1 at once" in waiting["why"]
-            page = (await found.hub.get("/status.json")).json()["own"]
+            page = (await found.hub.get("/status.json")).json()
             assert [(one["job_id"], one["site"]) for one in page["jobs"]] == [("toy", "paris"), ("toy-2", "")]
             assert page["sites"][0]["jobs"] == ["toy"]
             listed = (await found.hub.get(f"{PATH}?state=waiting")).json()["jobs"]

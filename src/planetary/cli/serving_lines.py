@@ -54,8 +54,8 @@ class ServingLines:
                 self._told = t
                 self._print(text)
         ready = status.state == "serving"
-        if ready and not self._ready and isinstance(status.own, ServingStatus):
-            url, name = status.own.endpoint, status.own.model
+        if ready and not self._ready and isinstance(status, ServingStatus):
+            url, name = status.endpoint, status.model
             count = sum(worker.state in {"ready", "serving"} for worker in status.workers)
             self._print(f"serving at {url}/v1 with {count} worker{'' if count == 1 else 's'}. Try it:")
             self._print(example_request(url, name, self._keys))

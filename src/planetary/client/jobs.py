@@ -21,6 +21,7 @@ from planetary.client.connection import client_of
 from planetary.core.errors import ClosedError, CompileError, PeerError, PlanetaryError, TrustError, UserError
 from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.status import RunStatus
+from planetary.run.status_source import status_in
 from planetary.site.api.views import CheckpointView, JobView, SiteView, StepHistory
 from planetary.site.placement.status import PlacedJobStatus
 from planetary.version import __version__
@@ -205,7 +206,7 @@ class Jobs:
 
     def status(self, job: str) -> RunStatus:
         """Return the status of a job's run: state, round, losses, workers."""
-        return self._get(f"/v1/jobs/{_quoted(job)}/status", RunStatus)
+        return status_in(self._get(f"/v1/jobs/{_quoted(job)}/status", dict[str, Any]), self.url)
 
     def metrics(self, job: str) -> tuple[RoundMetrics, ...]:
         """Return the metrics of every finished round of a job's run."""

@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from planetary.core.errors import PlanetaryError, ResourceError, UserError
 from planetary.core.redaction import redacted_toml
-from planetary.fleet.protocol.status import KindStatus, RunState, RunStatus, WorkerState
+from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_local_name
 from planetary.web.access import Access, Scope
 from planetary.web.api_errors import json_response
@@ -35,18 +35,6 @@ from planetary.web.application import application
 from planetary.web.browser_guard import BrowserGuard
 from planetary.web.http_server import ThreadServer
 from planetary.web.router import HTML, JSON, TEXT, Media, operation
-
-# Metrics of a worker: field of `WorkerStatus`, name, help
-_OF_WORKERS = (
-    ("round", "worker_round", "Round that the worker works on."),
-    ("step", "worker_step", "Inner steps finished in the worker's task."),
-    ("loss", "worker_loss", "Training loss of the worker's newest inner step, nats per token."),
-    ("step_s", "worker_step_seconds", "Seconds of an inner step in the worker's newest contribution."),
-    ("transfer_s", "worker_transfer_seconds", "Seconds of transfers of the worker's newest contribution."),
-    ("share", "worker_round_share", "Part of its round that the newest contribution took."),
-    ("version_lag", "worker_version_lag", "Versions that the worker's parameters are behind the newest."),
-    ("last_contribution_at", "worker_last_contribution_timestamp_seconds", "Unix time of its newest contribution."),
-)
 
 
 def exposition(*statuses: RunStatus) -> bytes:
@@ -84,21 +72,11 @@ def _families(status: RunStatus) -> Iterator[Any]:
             yield family
 
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
-    yield from one(gauge, "rounds_planned", "Rounds that the run is to have.", status.rounds)
-    yield from one(counter, "rounds_finished", "Finished rounds.", status.rounds_finished)
-    yield from one(gauge, "loss", "Training loss of the last round, nats per token.", _last(status.loss))
-    yield from one(gauge, "eval_loss", "Held-out loss, nats per token.", _last(status.eval_loss))
-    yield from one(counter, "tokens", "Target tokens trained on.", status.tokens_total)
-    yield from one(gauge, "tokens_per_second", "Target tokens a second in the last rounds.", status.tokens_per_s)
+    yield from one(counter, "tokens", "Target tokens trained on, or tokens generated.", status.tokens_total)
+    yield from one(gauge, "tokens_per_second", "Tokens a second of late.", status.tokens_per_s)
     yield from one(counter, "received_bytes", "Bytes from workers to the gateway.", status.bytes_up)
     yield from one(counter, "sent_bytes", "Bytes from the gateway to workers.", status.bytes_down)
     yield from one(gauge, "start_timestamp_seconds", "Unix time of the gateway's start.", status.started_at)
-    yield from one(gauge, "waiting_for_workers", "Workers that the open round waits for.", len(status.waiting_for))
-    yield from one(gauge, "checkpoint_round", "Round of the newest checkpoint; 0: none.", status.checkpoint_round)
-    written = "Unix time at which the newest checkpoint was written."
-    yield from one(gauge, "checkpoint_timestamp_seconds", written, status.checkpoint_at)
-    yield from one(gauge, "checkpoint_bytes", "Size of a checkpoint.", status.checkpoint_bytes)
-    yield from one(gauge, "disk_free_bytes", "Free on the gateway's disk after the last checkpoint.", status.disk_free)
     states = gauge("planetary_run_state", "1 for the state that the run is in.", labels=["run", "state"])
     for state in get_args(RunState):
         states.add_metric([status.run, state], float(state == status.state))
@@ -107,43 +85,17 @@ def _families(status: RunStatus) -> Iterator[Any]:
     for state in get_args(WorkerState):
         counts.add_metric([status.run, state], sum(worker.state == state for worker in status.workers))
     yield counts
-    yield from _of_workers(status)
-    if status.own is not None:
-        yield from _of_kind(status.run, status.own)
-
-
-def _of_kind(run: str, own: KindStatus) -> Iterator[Any]:
-    from prometheus_client.core import GaugeMetricFamily
-
-    for one in own.gauges():
-        family = GaugeMetricFamily(f"planetary_{one.name}", one.text, labels=["run", *one.labels])
-        for labels, value in one.values.items():
-            family.add_metric([run, *labels], value)
-        yield family
-
-
-def _of_workers(status: RunStatus) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    labels = ["run", "worker"]
-    for field, name, text in _OF_WORKERS:
-        family = GaugeMetricFamily(f"planetary_{name}", text, labels=labels)
-        for worker in status.workers:
-            value = getattr(worker, field)
-            if value is not None:
-                family.add_metric([status.run, worker.name], value)
-        yield family
-    slow = GaugeMetricFamily("planetary_worker_slow", "1 for a worker that is slower than the others.", labels=labels)
-    lost = CounterMetricFamily("planetary_worker_losses", "How often the worker was lost.", labels=labels)
+    lost = counter("planetary_worker_losses", "How often the worker was lost.", labels=["run", "worker"])
     for worker in status.workers:
-        slow.add_metric([status.run, worker.name], float(bool(worker.slow)))
         lost.add_metric([status.run, worker.name], worker.lost_count)
-    yield slow
     yield lost
-
-
-def _last(points: tuple[tuple[int, float], ...]) -> float | None:
-    return points[-1][1] if points else None
+    for number in status.gauges():
+        family = (counter if number.counts else gauge)(
+            f"planetary_{number.name}", number.text, labels=["run", *number.labels]
+        )
+        for labels, value in number.values.items():
+            family.add_metric([status.run, *labels], value)
+        yield family
 
 
 LINES = "application/x-ndjson"
@@ -235,7 +187,7 @@ class PageOperations:
             return json_response({"status": "not ready" if why else "ok", "why": why}, 503 if why else 200)
         with _unavailable():
             status = await self._read_status(job)
-        taking = (status.own or KindStatus()).takes_part(status.state)
+        taking = status.takes_part
         answer = {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
         return json_response(answer, 200 if taking else 503)
 

@@ -1,4 +1,4 @@
-"""The live display: one `RunStatus` as a rich renderable. Pure: same status, time and width, same picture."""
+"""The live display: one status as a rich renderable. Pure: same status, time and width, same picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus, training_of
 
 MAX_WIDTH = 100
 """Wider terminals get a panel of this many columns: longer lines are no easier to read."""
@@ -42,8 +43,9 @@ WORKER_STYLE = {
 _MAX_WORKERS_SHOWN = 12  # more than that, and only those in need of attention come first
 
 
-def render(status: RunStatus, now: float, width: int = 80) -> RenderableType:
+def render(seen: RunStatus, now: float, width: int = 80) -> RenderableType:
     """Return the picture of a run at Unix time `now` (seconds) for a terminal of `width` columns."""
+    status = training_of(seen)
     width = min(width, MAX_WIDTH)
     inside = width - 4
     parts: list[RenderableType] = [_progress(status, now, inside)]
@@ -67,7 +69,7 @@ def render(status: RunStatus, now: float, width: int = 80) -> RenderableType:
     )
 
 
-def fraction_done(status: RunStatus) -> float:
+def fraction_done(status: TrainingStatus) -> float:
     """Share of the run that is done, between 0 and 1: whole rounds plus the mean progress in the open one.
 
     A round that is being reduced while the next one is trained counts as whole.
@@ -82,7 +84,7 @@ def fraction_done(status: RunStatus) -> float:
     return max(0.0, min(1.0, (trained + min(in_round, 1.0)) / status.rounds))
 
 
-def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
+def _progress(status: TrainingStatus, now: float, width: int) -> RenderableType:
     elapsed = human.duration(max(0.0, (status.ended_at or now) - status.started_at)) if status.started_at else "-"
     if status.state in FINAL_STATES:
         right = f"took {elapsed}"
@@ -119,7 +121,7 @@ def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
     return row
 
 
-def _numbers(status: RunStatus, width: int) -> RenderableType:
+def _numbers(status: TrainingStatus, width: int) -> RenderableType:
     grid = Table.grid(padding=(0, 1, 0, 0), expand=True)
     names = max([10, *(len(figure.name) for figure in status.figures)])
     spark = max(8, width - 43 - names)
@@ -151,7 +153,7 @@ def _numbers(status: RunStatus, width: int) -> RenderableType:
     return grid
 
 
-def _workers(status: RunStatus) -> RenderableType:
+def _workers(status: TrainingStatus) -> RenderableType:
     shown, hidden = workers_shown(status.workers, _MAX_WORKERS_SHOWN)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="dim")
     table.add_column("worker", ratio=1, no_wrap=True, overflow="ellipsis")
@@ -178,7 +180,7 @@ def _workers(status: RunStatus) -> RenderableType:
     return Group(table, *below) if below else table
 
 
-def workers_shown(workers: tuple[WorkerStatus, ...], limit: int) -> tuple[list[WorkerStatus], int]:
+def workers_shown(workers: tuple[TrainerStatus, ...], limit: int) -> tuple[list[TrainerStatus], int]:
     """Return the workers to list and how many are left out: lost and slow ones first when there are too many."""
     if len(workers) <= limit:
         return list(workers), 0

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fleet.protocol.metrics import RoundMetrics
 from planetary.fleet.protocol.news import LastingNews
-from planetary.fleet.protocol.progress import ended_as, with_progress, workers_of_fold
 from planetary.fleet.protocol.records import RoundFinished, RunFinished, RunStarted
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import MOST_EVENTS, RunState, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import MOST_EVENTS, RunStatus
 from planetary.machine.journal import Record, replay
 from planetary.monitor.run_folder import RunHistory
+from planetary.runs.rounds.status import TrainingStatus
 
 
 def status_of(history: RunHistory) -> RunStatus:
@@ -25,41 +24,22 @@ def status_of(history: RunHistory) -> RunStatus:
     Raises:
         UserError: a line of the journal is damaged, or cannot follow the lines before it.
     """
-    metrics, reader = history.metrics, history.reader
-    status = RunStatus(
-        run=history.facts.run if history.facts else history.name,
-        state="preparing",
-        stage="starting",
-        inner_steps=_inner_steps(history),
-        bytes_up=sum(line.bytes_up for line in metrics),
-        bytes_down=sum(line.bytes_down for line in metrics),
-        bigram_loss=history.facts.bigram_loss if history.facts else None,
-    )
+    facts, reader = history.facts, history.reader
     if reader is None:
-        return status
+        return RunStatus(run=facts.run if facts else history.name, state="preparing", stage="starting")
     records = history.records
     fold: RunFold = replay(records, reader.fold(), "events.jsonl")
-    ended = fold.ended
-    state: RunState = ended_as(ended) or ("training" if fold.opened else "waiting")
-    status = with_progress(status, fold, metrics, max(0, fold.rounds - fold.round))
-    return msgspec.structs.replace(
-        status,
-        state=state,
-        stage="waiting for workers" if state == "waiting" else "",
-        round=max(fold.opened, fold.round),
-        reducing=fold.reducing,
+    status = msgspec.structs.replace(
+        reader.status_of_files(fold, history.metrics),
         started_at=fold.times.started,
-        ended_at=None if ended is None else ended.t,
-        seconds_left=status.seconds_left if ended is None else None,
-        workers=tuple(_with_pace(worker, metrics) for worker in workers_of_fold(fold)),
+        ended_at=None if fold.ended is None else fold.ended.t,
         message=_message(records),
-        own=reader.status_after(metrics),
         notes=_notes(records),
         events=_told(records),
-        checkpoint_round=fold.checkpoint_round,
-        checkpoint_at=fold.times.checkpoint,
-        step=fold.step,
     )
+    if facts is None or not isinstance(status, TrainingStatus):
+        return status
+    return msgspec.structs.replace(status, inner_steps=facts.inner_steps, bigram_loss=facts.bigram_loss)
 
 
 def _message(records: Sequence[Record]) -> str:
@@ -81,19 +61,3 @@ def _notes(records: Sequence[Record]) -> tuple[str, ...]:
     for record in records:
         told += [*record.notes, lasting.of(record)] if isinstance(record, RunStarted) else [lasting.of(record)]
     return tuple(note for note in told if note)
-
-
-def _with_pace(worker: WorkerStatus, metrics: Sequence[RoundMetrics]) -> WorkerStatus:
-    """Add the speed from the newest line of metrics with a contribution of the worker."""
-    for line in reversed(metrics):
-        for own in line.contributions:
-            if own.worker == worker.name and own.seconds is not None:
-                steps = max(1, line.inner_steps)
-                return msgspec.structs.replace(worker, step_s=own.seconds / steps, share=own.share)
-    return worker
-
-
-def _inner_steps(history: RunHistory) -> int:
-    if history.facts:
-        return history.facts.inner_steps
-    return history.metrics[-1].inner_steps if history.metrics else 0

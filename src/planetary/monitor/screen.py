@@ -11,12 +11,13 @@ from planetary.core.clock import Clock, SystemClock
 from planetary.core.printable import one_line
 from planetary.fleet.protocol.status import FINAL_STATES, Leave, RunStatus
 from planetary.monitor import human_numbers as human
+from planetary.runs.rounds.status import TrainingStatus, training_of
 
 _LEFT = frozenset(get_args(Leave))
 _PRESENT = frozenset({"ready", "training", "evaluating", "serving"})
 
 
-def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+def plain_lines(before: TrainingStatus | None, after: TrainingStatus) -> list[str]:
     """Return the lines that tell how `before` (None: nothing was seen yet) became `after`, oldest news
     first.
     """
@@ -57,7 +58,7 @@ def _state_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     return [f"{after.state}: {after.stage}" if after.stage else after.state]
 
 
-def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+def _worker_lines(before: TrainingStatus | None, after: TrainingStatus) -> list[str]:
     known = {worker.name: worker for worker in before.workers} if before else {}
     lines = []
     for worker in after.workers:
@@ -79,7 +80,7 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     return lines
 
 
-def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+def _round_lines(before: TrainingStatus | None, after: TrainingStatus) -> list[str]:
     told = {number for number, _ in before.loss} if before else set()
     held_out, figures = dict(after.eval_loss), [(one.name, dict(one.points)) for one in after.figures]
     told_held_out = {number for number, _ in before.eval_loss} if before else set()
@@ -147,13 +148,14 @@ class PlainScreen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._last: RunStatus | None = None
+        self._last: TrainingStatus | None = None
 
     def show(self, status: RunStatus) -> None:
         """Print the news since the last status."""
-        for line in plain_lines(self._last, status):
+        after = training_of(status)
+        for line in plain_lines(self._last, after):
             print(line, file=self._stream, flush=True)
-        self._last = status
+        self._last = after
 
     def close(self) -> None:
         """Nothing to give back."""

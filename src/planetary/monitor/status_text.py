@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
+from planetary.fleet.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus, training_of
 
 _COLUMNS = ("worker", "state", "round", "step", "loss", "a step", "transfers", "share", "last result", "lost", "device")
 _NUMBERS = frozenset(_COLUMNS[2:10])
 
 
-def status_text(status: RunStatus, now: float) -> str:
+def status_text(seen: RunStatus, now: float) -> str:
     """Return the view of a run at Unix time `now`, in lines that end with a newline."""
-    lines = [_headline(status, now), *_numbers(status, now)]
+    status = training_of(seen)
+    lines = [_headline(status, now), *_numbers(status, seen.lines, now)]
     if status.workers:
         lines += ["", *_table([_COLUMNS, *(_row(worker, status, now) for worker in status.workers)])]
     lines += [f"{worker.name} is slow: {worker.slow}" for worker in status.workers if worker.slow]
@@ -25,7 +27,7 @@ def status_text(status: RunStatus, now: float) -> str:
     return "".join(one_line(line) + "\n" for line in lines)
 
 
-def _headline(status: RunStatus, now: float) -> str:
+def _headline(status: TrainingStatus, now: float) -> str:
     parts = [f"run {status.run}: {status.state}"]
     if status.rounds:
         parts.append(f"round {status.round} of {status.rounds}")
@@ -39,7 +41,7 @@ def _headline(status: RunStatus, now: float) -> str:
     return ", ".join(parts)
 
 
-def _numbers(status: RunStatus, now: float) -> list[str]:
+def _numbers(status: TrainingStatus, own: list[str], now: float) -> list[str]:
     lines = []
     if status.loss:
         held_out = f", held-out loss {human.loss(status.eval_loss[-1][1])}" if status.eval_loss else ""
@@ -49,7 +51,7 @@ def _numbers(status: RunStatus, now: float) -> list[str]:
         speed = f", {human.count(status.tokens_per_s)} tokens/s" if status.tokens_per_s else ""
         traffic = f", up {human.size(status.bytes_up)}, down {human.size(status.bytes_down)}"
         lines.append(f"{human.count(status.tokens_total)} tokens{speed}{traffic}")
-    lines += [] if status.own is None else status.own.lines
+    lines += own
     if status.checkpoint_round:
         age = ""
         if status.checkpoint_at is not None:
@@ -59,7 +61,7 @@ def _numbers(status: RunStatus, now: float) -> list[str]:
     return lines
 
 
-def _row(worker: WorkerStatus, status: RunStatus, now: float) -> tuple[str, ...]:
+def _row(worker: TrainerStatus, status: TrainingStatus, now: float) -> tuple[str, ...]:
     busy = worker.state == "training"
     last = worker.last_contribution_at
     return (

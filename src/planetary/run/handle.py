@@ -20,7 +20,6 @@ from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_ch
 from planetary.core.config import Config, load_config
 from planetary.core.errors import PeerError, ResourceError, UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
-from planetary.fleet.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_events, read_metrics
 from planetary.run.choice import resumed_run, settings
@@ -29,6 +28,7 @@ from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import STOP_LIMIT_S, LocalRun, LocalRunOptions, Outcome
 from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
+from planetary.runs.rounds.status import TrainingStatus, training_of
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.scheduling.sampling import USUAL, USUAL_TOKENS, SamplingOptions
 
@@ -162,7 +162,7 @@ class Run:
         if not (self.folder / EVENTS).exists():
             return f"Run({shown!r}): preparing"
         try:
-            status = status_source(str(self.folder))()
+            status = training_of(status_source(str(self.folder))())
         except UserError as error:
             return f"Run({shown!r}): {error}"
         return f"Run({shown!r}): {status.state}, {status.rounds_finished} of {status.rounds} rounds"
@@ -175,15 +175,15 @@ class Run:
         return load_config(self.folder / CONFIG)
 
     @property
-    def status(self) -> RunStatus:
+    def status(self) -> TrainingStatus:
         """The run now: state, round, losses, workers; steps in progress only if this program carries the run."""
         dashboard = self._observer.dashboard if self._observer is not None else ""
         if dashboard:
             with contextlib.suppress(PeerError):  # it may end just now; then the folder knows
-                return status_source(dashboard)()
+                return training_of(status_source(dashboard)())
         if not (self.folder / EVENTS).exists():
-            return RunStatus(run=self.folder.name, state="preparing", stage="starting")
-        return status_source(str(self.folder))()
+            return TrainingStatus(run=self.folder.name, state="preparing", stage="starting")
+        return training_of(status_source(str(self.folder))())
 
     @property
     def metrics(self) -> Metrics:

@@ -61,7 +61,7 @@ class _Readiness:
 
     def __init__(self) -> None:
         self.ready: concurrent.futures.Future[ServingStatus] = concurrent.futures.Future()
-        self.status = RunStatus(run="", state="preparing", stage="starting")
+        self.status = ServingStatus(run="", state="preparing", stage="starting")
         self._read: Callable[[], RunStatus] | None = None
 
     def listening(self, announcement: Announcement) -> None:
@@ -73,9 +73,11 @@ class _Readiness:
         if self._read is None:
             return
         with contextlib.suppress(PeerError):  # a busy gateway may answer late; the next look shows more
-            self.status = await asyncio.to_thread(self._read)
-        if self.status.state == "serving" and isinstance(self.status.own, ServingStatus) and not self.ready.done():
-            self.ready.set_result(self.status.own)
+            status = await asyncio.to_thread(self._read)
+            if isinstance(status, ServingStatus):
+                self.status = status
+        if self.status.state == "serving" and not self.ready.done():
+            self.ready.set_result(self.status)
 
     async def ended(self) -> None: ...
 
@@ -135,8 +137,8 @@ class Server:
         return self._serving().model
 
     @property
-    def status(self) -> RunStatus:
-        """The gateway a moment ago: state, stage, workers, events; `status.own` has texts and the served round."""
+    def status(self) -> ServingStatus:
+        """The gateway a moment ago: state, stage, workers, events, texts and the served round."""
         return self._readiness.status
 
     def wait(self, timeout: float | None = None) -> Server:

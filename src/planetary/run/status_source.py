@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import PeerError, UserError
-from planetary.fleet.protocol.status import RunStatus
+from planetary.fleet.protocol.status import RunStatus, read_status
 from planetary.monitor.folder_status import status_of
 from planetary.monitor.run_folder import EVENTS, METRICS, load_history
 from planetary.net.http_opener import opener_for
@@ -78,6 +78,6 @@ def _fetch(place: str) -> RunStatus:
 def status_in(answer: Any, url: str) -> RunStatus:
     """Return the status a page or gateway answered with, parsed. Raises `UserError`; `url` is for the error's text."""
     try:
-        return msgspec.convert(answer, type=RunStatus)
+        return read_status(answer)
     except msgspec.ValidationError as error:
         raise UserError(f"{url} is not the status of a run: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planetary.fleet.controller.desk import Desk, SessionT
 from planetary.fleet.protocol.policy import FabricPolicy
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
 
 
-def base_status(host: Gateway[Any]) -> RunStatus:
-    """Return the part of the status that all kinds of run have, as of a run that is being prepared."""
-    return RunStatus(
+StatusT = TypeVar("StatusT", bound=RunStatus)
+WorkerT = TypeVar("WorkerT", bound=WorkerStatus)
+
+
+def base_status(host: Gateway[Any], status: type[StatusT] = RunStatus, **own: Any) -> StatusT:
+    """Return the status of a run that is being prepared; `own` has fields of the kind's `status`."""
+    return status(
         run=host.config.run.name,
         state="preparing",
         stage=host.stage,
@@ -35,21 +39,22 @@ def base_status(host: Gateway[Any]) -> RunStatus:
         bytes_up=host.traffic.up,
         bytes_down=host.traffic.down,
         ended_at=host.ended_at,
+        **own,
     )
 
 
 def workers_seen(
-    desk: Desk[FabricPolicy, RunFold, SessionT], describe: Callable[[SessionT], WorkerStatus]
-) -> tuple[WorkerStatus, ...]:
+    desk: Desk[FabricPolicy, RunFold, SessionT], status: type[WorkerT], describe: Callable[[SessionT], WorkerT]
+) -> tuple[WorkerT, ...]:
     """Return every worker by name: lost, gone in good order, known from the supervisor only, or connected."""
-    found: dict[str, WorkerStatus] = {}
+    found: dict[str, WorkerT] = {}
     losses, left = desk.state.losses, desk.state.left
     for name in {**losses, **left}:
         how: WorkerState = left.get(name, "lost")
-        found[name] = WorkerStatus(name=name, node="", pid=0, state=how, lost_count=losses.get(name, 0))
+        found[name] = status(name=name, node="", pid=0, state=how, lost_count=losses.get(name, 0))
     for supervisor in desk.supervisors.values():
         state: WorkerState = "starting" if supervisor.restart_expected else "stopped"
-        found[supervisor.worker] = WorkerStatus(
+        found[supervisor.worker] = status(
             name=supervisor.worker,
             node=supervisor.node,
             pid=supervisor.child_pid,
@@ -80,9 +85,11 @@ def message_of(host: Gateway[Any], why: str) -> str:
     return host.news if host.compiling[0] else why or host.news
 
 
-def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> WorkerStatus:
-    """Return a connected worker without tasks; `lost`: number of earlier losses."""
-    return WorkerStatus(
+def connected_worker(
+    worker: WorkerSession, state: WorkerState, lost: int, status: type[WorkerT] = WorkerStatus, **own: Any
+) -> WorkerT:
+    """Return a connected worker; `lost`: number of earlier losses, `own`: fields of the kind's `status`."""
+    return status(
         name=worker.worker,
         node=worker.node,
         pid=worker.pid,
@@ -94,4 +101,5 @@ def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> Wo
         verified=worker.verified,
         lost_count=lost,
         address=worker.address,
+        **own,
     )

@@ -2,7 +2,7 @@
 
 The gateway builds a `RunStatus` for every request; the live display, the dashboard and `planetary watch` only read it.
 It is plain JSON (`msgspec.json`); a number that is not known, or not finite, is `None` and never NaN, which JSON does
-not have. `metrics.py` beside it has the metrics of a training's rounds.
+not have. A kind of run derives from the classes here, with fields of its own.
 
 "Up" is from the workers to the gateway and "down" from the gateway to the workers, in bytes on the wire.
 """
@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from planetary.fleet.protocol.kind_table import read_part
-from planetary.fleet.protocol.metrics import Figure, KindMetrics
+from planetary.fleet.protocol.kind_table import view_of
+from planetary.fleet.protocol.metrics import KindMetrics
 
 RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "finished", "failed", "stopped"]
-"""preparing: data, export, compilation; waiting: too few workers for a round; training: a round is open;
-finishing: last evaluation and pictures; finished, failed and stopped are final."""
+"""preparing: data, export, compilation; waiting: too few workers; training, serving: workers have tasks;
+finishing: the last results and pictures; finished, failed and stopped are final."""
 
 Loss = Literal["", "crashed", "silent", "disconnected", "stuck", "refused", "banned", "replaced", "ended"]
 """How a worker was lost. crashed: the process ended; silent: nothing came from it for too long; disconnected: the
@@ -37,7 +37,7 @@ Departure = Literal[Loss, Leave]
 
 WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "serving", "lost", "stopped", Leave]
 """starting: the process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may come back;
-stopped: it ended on purpose; the others: see `Leave`."""
+stopped: it ended on purpose; three name its task; the others: see `Leave`."""
 
 MOST_EVENTS = 100  # limit of events in a status
 
@@ -59,18 +59,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""  # device name from the driver
     chosen: str = ""  # reason of the machine's choice of the backend, in words; "": the operator chose
     verified: str = ""  # result of the step's check on this device, in words
-    round: int = 0  # round under work; 0: none yet
-    step: int = 0  # finished inner steps of the task, or since the previous round's end
-    loss: float | None = None  # loss of that inner step
     lost_count: int = 0  # how often it was lost in this run
     address: str = ""  # address of the worker
-    # Of the newest contribution; None before the first, and where the kind of run does not measure it
-    last_contribution_at: float | None = None  # Unix time in seconds
-    step_s: float | None = None  # seconds of an inner step
-    transfer_s: float | None = None  # time for the parameters to leave the gateway, and for the result to arrive
-    share: float | None = None  # fraction of the round's time in inner steps and transfers
-    version_lag: int | None = None  # staleness of the parameters, in versions
-    slow: str = ""  # why it is slower than the others; "": it is not
 
 
 class Gauge(msgspec.Struct, frozen=True):
@@ -81,29 +71,14 @@ class Gauge(msgspec.Struct, frozen=True):
         text: meaning, as a sentence.
         labels: names of the labels.
         values: by the values of these labels.
+        counts: whether it never falls while the gateway lives: a counter.
     """
 
     name: str
     text: str
     labels: tuple[str, ...]
     values: dict[tuple[str, ...], float]
-
-
-class KindStatus(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """The part of a status that one kind of run has; the tag is the kind's name."""
-
-    @property
-    def lines(self) -> list[str]:
-        """The part as lines of text."""
-        return []
-
-    def gauges(self) -> Iterator[Gauge]:
-        """Yield the numbers for Prometheus."""
-        yield from ()
-
-    def takes_part(self, state: RunState) -> bool:
-        """Whether clients or workers are served in this state; a training that waits takes workers in."""
-        return state in READY
+    counts: bool = False
 
 
 class KindReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
@@ -117,56 +92,59 @@ class KindView:
     Attributes:
         name: of the kind.
         metrics: type of `RoundMetrics.own`; None: the kind has none.
-        status: type of `RunStatus.own`; None: the kind has none.
+        status: type of its status.
     """
 
     name: str
     metrics: type[KindMetrics] | None = None
-    status: type[KindStatus] | None = None
+    status: type[RunStatus]
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as the gateway sees it."""
+    """One run, as the gateway sees it; a kind of run has more fields."""
 
+    kind: str = ""  # name of the kind of run, by which `read_status` finds the fields; "": these alone
     run: str
     state: RunState
     stage: str = ""  # the activity, for users, while the state is preparing, waiting or finishing
     stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
-    round: int = 0  # the open round, or the last finished one when none is open; 1-based
-    reducing: int = 0  # overlap: previous round during the reduction of its results; 0: none
-    rounds: int = 0  # planned rounds; 0: the length of the run is not known yet
-    rounds_finished: int = 0
-    inner_steps: int = 0  # per round and worker
-    loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
-    eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
-    figures: tuple[Figure, ...] = ()  # figures of this kind of run beside losses, as rewards
-    tokens_total: int = 0
+    tokens_total: int = 0  # target tokens trained on, or tokens generated
     tokens_per_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
     started_at: float = 0.0  # Unix time in seconds
     ended_at: float | None = None  # Unix time in seconds; None while it goes on
-    seconds_left: float | None = None
     workers: tuple[WorkerStatus, ...] = ()  # workers by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # decisions and warnings, oldest first, each once
     events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, text), oldest first; the newest ones
-    learning_rate: float | None = None  # learning rate of the inner optimizer at the start of the open round
-    bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
-    checkpoint_round: int = 0  # round of the newest checkpoint; 0: there is none
-    checkpoint_at: float | None = None  # Unix time in seconds at which it was written; None: not known
-    checkpoint_bytes: int | None = None  # size of one; None: not known
-    disk_free: int | None = None  # bytes that were free after the newest was written; None: not known
-    waiting_for: tuple[str, ...] = ()  # workers without whose results the open round does not go on
-    waiting_since: float = 0.0  # Unix time in seconds: when the others were done
-    step: str = ""  # sha256 of the training step in use; "": none is known
-    roll_out: str = ""  # state of the last replacement step: "preparing", "verified", "in use", "refused"
-    if TYPE_CHECKING:
-        own: KindStatus | None = None  # part of the kind of run; None: it has none
-    else:  # msgspec alone would read it as the empty base of all parts
-        own: Any = None
 
-    def __post_init__(self) -> None:
-        """Read the kind's part of an answer."""
-        if isinstance(self.own, dict):
-            msgspec.structs.force_setattr(self, "own", read_part(self.own, "status"))
+    @property
+    def progress(self) -> str:
+        """How far the run is, in words; "": the kind does not say."""
+        return ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The kind's numbers as lines of text."""
+        return []
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Yield the kind's numbers for Prometheus."""
+        yield from ()
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether clients or workers are served now; a training that waits takes workers in."""
+        return self.state in READY
+
+
+def read_status(answer: dict[str, Any]) -> RunStatus:
+    """Return the status of whatever kind of run, from the mapping that its JSON is.
+
+    Raises:
+        UserError: the kind is not known here.
+        msgspec.ValidationError: it is no status.
+    """
+    kind = answer.get("kind", "")
+    return msgspec.convert(answer, view_of(str(kind)).status if kind else RunStatus)

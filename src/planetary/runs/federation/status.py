@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -12,9 +13,22 @@ from planetary.runs.federation.messages import SiteTerms
 from planetary.runs.federation.records import SiteRoundsRecord, SiteState
 from planetary.runs.rounds.records import RoundsRecord
 from planetary.runs.rounds.state import ControllerState
+from planetary.runs.rounds.status import TrainingStatus, status_of_files
 
-HUB_READER = KindReader(name="hub", records=RoundsRecord, fold=ControllerState)
-SITE_READER = KindReader(name="site", records=SiteRoundsRecord, fold=SiteState)
+HUB_READER = KindReader(
+    name="hub",
+    records=RoundsRecord,
+    fold=ControllerState,
+    status=TrainingStatus,
+    status_of_files=partial(status_of_files, kind="hub"),
+)
+SITE_READER = KindReader(
+    name="site",
+    records=SiteRoundsRecord,
+    fold=SiteState,
+    status=TrainingStatus,
+    status_of_files=partial(status_of_files, kind="site"),
+)
 
 
 class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):

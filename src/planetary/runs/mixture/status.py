@@ -10,8 +10,9 @@ import msgspec
 
 from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.fleet.protocol.metrics import KindMetrics, RoundMetrics
-from planetary.fleet.protocol.status import KindReport, KindStatus
+from planetary.fleet.protocol.status import KindReport
 from planetary.runs.mixture.records import MixtureRecord, MixtureState
+from planetary.runs.rounds.status import TrainingStatus, status_of_files
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +65,11 @@ class MixtureMetrics(KindMetrics, frozen=True, kw_only=True, tag="mixture"):
         yield "mixture/routing_divergence", self.routing_divergence
 
 
-class MixtureStatus(KindStatus, frozen=True, kw_only=True, tag="mixture"):
-    """A mixture after its newest rounds: see `newest_mixture`."""
+class MixtureStatus(TrainingStatus, frozen=True, kw_only=True):
+    """One training of a mixture, as the gateway sees it."""
 
-    newest: MixtureMetrics
+    kind: str = "mixture"
+    newest: MixtureMetrics | None = None  # state after the newest rounds: see `newest_mixture`
 
 
 def mixture_metrics(metrics: Sequence[RoundMetrics]) -> list[MixtureMetrics]:
@@ -116,10 +118,9 @@ class MixtureReport(KindReport, frozen=True, kw_only=True, tag="mixture"):
     routing_divergence: float | None  # KL, nats
 
 
-def mixture_part(metrics: Sequence[RoundMetrics]) -> MixtureStatus | None:
-    """Return a mixture's part of the status after these rounds; None before the first one."""
-    newest = newest_mixture(metrics)
-    return None if newest is None else MixtureStatus(newest=newest)
+def _status_of_files(fold: MixtureState, metrics: Sequence[RoundMetrics]) -> MixtureStatus:
+    seen = status_of_files(fold, metrics, "mixture", MixtureStatus)
+    return msgspec.structs.replace(seen, newest=newest_mixture(metrics))
 
 
 def _report_of(metrics: Sequence[RoundMetrics]) -> MixtureReport | None:
@@ -155,6 +156,6 @@ READER = KindReader(
     status=MixtureStatus,
     records=MixtureRecord,
     fold=MixtureState,
-    status_after=mixture_part,
+    status_of_files=_status_of_files,
     report_of=_report_of,
 )

@@ -25,7 +25,7 @@ from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifa
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fleet.protocol.status import RunState, WorkerState
 from planetary.fleet.shell.shell import TensorSource
 from planetary.runs.rl.config import RlConfig
 from planetary.runs.rl.controller import ReinforcementController, ReinforcementDesk
@@ -54,9 +54,11 @@ from planetary.runs.rl.rollouts.dialogues import Dialogue, Rollouts, outcome_of
 from planetary.runs.rl.rollouts.packing import pack
 from planetary.runs.rl.rollouts.recomputation import Recomputation
 from planetary.runs.rl.start import PolicyStart, begin_policy, keep_reference
+from planetary.runs.rl.status import READER
 from planetary.runs.rounds import events as e
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 from planetary.sync.contributions import check_contribution
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -87,8 +89,8 @@ class PolicySetup(Setup[PreparedPolicy, "PolicyRun"]):
     compiles = "the policy's functions"
     synced = (*SYNCED, RoundClosed)
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
-        return training_status(gateway, None)
+    def status(self, gateway: Gateway[Any]) -> TrainingStatus:
+        return training_status(gateway, READER.name, None)
 
     def __init__(
         self, prepare: Prepare, *, compile_for: CompileFor = compile_policy, make_judges: MakeJudges = JudgeProcesses
@@ -185,19 +187,19 @@ class PolicyRun:
             BatchesOf: lambda payload: constant(self._batches_of(payload)),
         }
 
-    def status(self) -> RunStatus:
+    def status(self) -> TrainingStatus:
         """Return the run as it is now. Called on the event loop."""
         gateway, controller = self._gateway, self._controller
         state = controller.desk.state
         run_state: RunState = ended_as(state.ended) or ("training" if controller.desk.ready_workers() else "waiting")
         stage, since = stage_of(gateway, run_state, controller.stalls.why)
         return msgspec.structs.replace(
-            training_status(gateway, state),
+            training_status(gateway, READER.name, state),
             state=run_state,
             stage=stage,
             stage_since=since,
             round=min(state.round + 1, gateway.config.train.rounds),
-            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
+            workers=workers_seen(controller.desk, TrainerStatus, lambda worker: _seen(worker, controller)),
         )
 
     # --- messages of workers ----------------------------------------------------------------------------------
@@ -344,9 +346,9 @@ class PolicyRun:
         return [one for one, number in zip(dialogues, drawn.tolist(), strict=True) if number < share * 2**32]
 
 
-def _seen(worker: WorkerSession, controller: ReinforcementController) -> WorkerStatus:
+def _seen(worker: WorkerSession, controller: ReinforcementController) -> TrainerStatus:
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
     for loan in controller.board.loans(worker.session):
         state = "training" if loan.kind == "learn" else "evaluating"
-    seen = connected_worker(worker, state, controller.desk.state.losses.get(worker.worker, 0))
-    return msgspec.structs.replace(seen, round=controller.version + 1)
+    lost = controller.desk.state.losses.get(worker.worker, 0)
+    return connected_worker(worker, state, lost, TrainerStatus, round=controller.version + 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.fleet.protocol.metrics import KindMetrics, KindPicture
 from planetary.runs.rl.records import ReinforcementRecord, ReinforcementState
+from planetary.runs.rounds.status import TrainingStatus, status_of_files
 
 
 class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement"):
@@ -44,6 +47,8 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement")
 READER = KindReader(
     name="reinforcement",
     metrics=PolicyMetrics,
+    status=TrainingStatus,
+    status_of_files=partial(status_of_files, kind="reinforcement"),
     records=ReinforcementRecord,
     fold=ReinforcementState,
     picture=KindPicture(

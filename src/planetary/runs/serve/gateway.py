@@ -30,7 +30,7 @@ from planetary.fleet.protocol.kind_reader import FORMAT
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.records import RunStarted
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RunStatus, WorkerState, WorkerStatus
+from planetary.fleet.protocol.status import WorkerState, WorkerStatus
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.controller import (
     MOST_EXTRA_STEPS,
@@ -220,9 +220,11 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         for number, reader in self._readers.items():
             reader.put_nowait(SequenceOutput(number, (), "error"))
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
+    def status(self, gateway: Gateway[Any]) -> ServingStatus:
         controller = self.controller
-        serving = ServingStatus(
+        status = base_status(
+            gateway,
+            ServingStatus,
             endpoint=gateway.endpoint,
             model="" if self.model is None else self.model.name,
             version=0 if self.model is None else self.model.version,
@@ -232,9 +234,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             servers=_loads(controller),
         )
         if controller is None:
-            return msgspec.structs.replace(base_status(gateway), own=serving)
-        state = controller.desk.state
-        status, now = base_status(gateway), gateway.clock.monotonic()
+            return status
+        state, now = controller.desk.state, gateway.clock.monotonic()
         self._samples = [one for one in self._samples if now - one[0] < RATE_S] + [(now, controller.tokens)]
         began, before = self._samples[0]
         seconds = now - began
@@ -242,10 +243,9 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             status,
             state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
             stage=self.why_not_ready or f"{gateway.endpoint}: {self.running} texts are continued, {self.waiting} wait",
-            workers=workers_seen(controller.desk, lambda worker: _seen(worker, controller)),
+            workers=workers_seen(controller.desk, WorkerStatus, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
             tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
-            own=serving,
         )
 
     def prepare(self, gateway: Gateway[Any]) -> PreparedServing:

@@ -7,7 +7,7 @@ import msgspec
 from planetary.fleet.protocol.kind_reader import KindReader
 from planetary.fleet.protocol.records import AnyRecord
 from planetary.fleet.protocol.run_fold import RunFold
-from planetary.fleet.protocol.status import KindStatus, RunState
+from planetary.fleet.protocol.status import RunStatus
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
@@ -22,15 +22,17 @@ class ServerLoad(msgspec.Struct, frozen=True):
     cache_used: float
 
 
-class ServingStatus(KindStatus, frozen=True, kw_only=True, tag="serving"):
+class ServingStatus(RunStatus, frozen=True, kw_only=True):
     """A served model, as the gateway sees it."""
 
-    endpoint: str  # URL of the HTTP interface and the chat page
-    model: str  # model name in requests; "": not loaded yet
-    version: int  # the round the parameters are of; 0: they are of no run
-    running: int  # texts a worker continues
-    waiting: int  # texts without a worker
-    cache_used: float  # part of the workers' caches that texts use, 0 to 1
+    kind: str = "serving"
+
+    endpoint: str = ""  # URL of the HTTP interface and the chat page; "": it does not listen yet
+    model: str = ""  # model name in requests; "": not loaded yet
+    version: int = 0  # the round the parameters are of; 0: they are of no run
+    running: int = 0  # texts a worker continues
+    waiting: int = 0  # texts without a worker
+    cache_used: float = 0.0  # part of the workers' caches that texts use, 0 to 1
     servers: dict[str, ServerLoad] = msgspec.field(default_factory=dict)  # load of each worker, by name
 
     @property
@@ -38,9 +40,10 @@ class ServingStatus(KindStatus, frozen=True, kw_only=True, tag="serving"):
         used = f"{100 * self.cache_used:.0f} %"
         return [f"{self.running} texts running, {self.waiting} waiting, {used} of the cache in use at {self.endpoint}"]
 
-    def takes_part(self, state: RunState) -> bool:
+    @property
+    def takes_part(self) -> bool:
         """A served model without a worker answers nothing."""
-        return state == "serving"
+        return self.state == "serving"
 
 
 READER = KindReader(name="serving", status=ServingStatus, records=AnyRecord, fold=RunFold)

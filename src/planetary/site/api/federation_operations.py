@@ -9,6 +9,7 @@ import msgspec
 from planetary.fleet.protocol.status import WorkerStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.status import FederationStanding, InFederation
+from planetary.runs.rounds.status import training_of
 from planetary.site.api.group import SiteGroup
 from planetary.site.hosted_run import HostedRun
 from planetary.site.placed_work import PlacedWork
@@ -104,6 +105,6 @@ def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
         role=role,
         hub=config.of(FederationConfig).hub if role == "site" else "",
         site=(config.of(FederationConfig).site or config.run.name) if role == "site" else "",
-        round=run.status().rounds_finished,
+        round=training_of(run.status()).rounds_finished,
         standing=standing,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planetary.core.printable import one_line
-from planetary.fleet.protocol.status import RunStatus
 from planetary.site.config import ANY_DATA, SitePolicy
 from planetary.site.placement.job_hub import JobHub
 from planetary.site.placement.messages import WorkerGroup
@@ -12,7 +11,7 @@ from planetary.site.placement.status import HubSiteStatus, HubStatus, PlacedJobS
 from planetary.site.site import Site
 
 
-def hub_run_status(site: Site) -> RunStatus:
+def hub_run_status(site: Site) -> HubStatus:
     """Return the status the hub's page shows."""
     hub = site.hub
     assert hub is not None
@@ -20,12 +19,14 @@ def hub_run_status(site: Site) -> RunStatus:
     sites = tuple(site_status(hub, one) for one in hub.policies)
     waiting = sum(job.state == PlacementState.WAITING for job in jobs)
     here = sum(one.connected for one in sites)
-    return RunStatus(
+    return HubStatus(
         run=site.options.name,
         state="waiting",
         stage=f"places jobs: {here} of {len(sites)} sites are here, jobs that wait for a site: {waiting}",
         events=tuple(hub.events),
-        own=HubStatus(hub=hub.book.hub, sites=sites, jobs=jobs),
+        hub=hub.book.hub,
+        sites=sites,
+        jobs=jobs,
     )
 
 
@@ -71,9 +72,7 @@ def _progress_of(site: Site, job: PlacedJob) -> str:
     if run is None or not job.parts:
         return ""
     status = run.status()
-    loss = f", loss {status.loss[-1][1]:.3f}" if status.loss else ""
-    rounds = f"round {status.rounds_finished} of {status.rounds}{loss}" if status.rounds else status.state
-    return "; ".join(filter(None, (rounds, status.stage)))
+    return "; ".join(filter(None, (status.progress or status.state, status.stage)))
 
 
 def site_status(hub: JobHub, policy: SitePolicy) -> HubSiteStatus:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from planetary.fleet.protocol.status import Gauge, KindStatus, KindView
+from planetary.fleet.protocol.status import Gauge, KindView, RunStatus
 
 PLACED_STATES = ("waiting", "offered", "placed", "cancelling", "finished", "failed", "cancelled")
 """Of a hub's job. waiting: no site has it; offered: a site was asked; placed: a site has it; the others end it."""
@@ -54,9 +54,10 @@ class HubSiteStatus(msgspec.Struct, frozen=True, kw_only=True):
     gb_today: float  # traffic of the site's line today
 
 
-class HubStatus(KindStatus, frozen=True, kw_only=True, tag="placement"):
+class HubStatus(RunStatus, frozen=True, kw_only=True):
     """A hub that places jobs on sites."""
 
+    kind: str = "placement"
     hub: str  # identity of the hub, by which sites know it
     sites: tuple[HubSiteStatus, ...]
     jobs: tuple[PlacedJobStatus, ...]  # jobs in the order of submission

@@ -9,13 +9,13 @@ import pytest
 from mixture_checks import of_kind
 from mixture_stage import MixtureStage, Worker, make_plan
 
-from planetary.fleet.protocol.status import WorkerStatus
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.gateway.gateway import worker_status
 from planetary.runs.mixture.methods.acceptance import Policy
 from planetary.runs.mixture.methods.tiers import Tier
 from planetary.runs.mixture.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.runs.mixture.training.replicas import held_shards
+from planetary.runs.rounds.status import TrainerStatus
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_fitted_surrogates_are_as_old_as_their_sketches(tmp_path: Path) -> None:
     }
 
 
-def shown(cluster: MixtureStage, worker: Worker) -> WorkerStatus:
+def shown(cluster: MixtureStage, worker: Worker) -> TrainerStatus:
     return worker_status(cluster.controller, cluster.controller.desk.workers[worker.session])
 
 

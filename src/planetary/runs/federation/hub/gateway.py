@@ -16,7 +16,6 @@ from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.gateway.roll_out import StepWanted
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fleet.protocol.status import RunStatus, WorkerStatus
 from planetary.fleet.shell.shell import TensorSource
 from planetary.fleet.shell.system import System
 from planetary.runs.federation.hub.controller import HubController, PublishedOf
@@ -28,6 +27,7 @@ from planetary.runs.rounds.gateway.status import status_of
 from planetary.runs.rounds.gateway.topology import StarGateway
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 from planetary.sync.outer import published_params
 
 HUB = "hub"  # folder in the run folder
@@ -53,8 +53,8 @@ class HubSetup(Setup[Prepared, "HubRun"]):
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         return self._rounds.prepare(gateway)
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
-        return self._rounds.status(gateway)
+    def status(self, gateway: Gateway[Any]) -> TrainingStatus:
+        return self._rounds.status(gateway, HUB_READER.name)
 
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         return await self._rounds.fit(gateway, prepared)
@@ -99,11 +99,11 @@ class HubRun:
         """The federation's parameters."""
         return self.rounds.parameters
 
-    def status(self) -> RunStatus:
+    def status(self) -> TrainingStatus:
         """A site of the configuration that has not come is listed, too."""
-        status = status_of(self.rounds)
+        status = status_of(self.rounds, HUB_READER.name)
         absent = self._policy.sites.keys() - {worker.name for worker in status.workers}
-        awaited = [WorkerStatus(name=name, node=name, pid=0, state="starting") for name in absent]
+        awaited = [TrainerStatus(name=name, node=name, pid=0, state="starting") for name in absent]
         workers = sorted([*status.workers, *awaited], key=lambda worker: worker.name)
         return msgspec.structs.replace(status, workers=tuple(workers))
 

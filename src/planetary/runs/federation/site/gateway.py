@@ -15,7 +15,6 @@ from planetary.core.token_slice import Slice
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Parts, Setup
 from planetary.fleet.protocol import events as e
-from planetary.fleet.protocol.status import RunStatus
 from planetary.runs.federation.config import FederationConfig
 from planetary.runs.federation.facts import facts_of
 from planetary.runs.federation.site import events as s
@@ -27,6 +26,7 @@ from planetary.runs.federation.status import SITE_READER, FederationStanding
 from planetary.runs.rounds.gateway.gateway import RoundsRun, RoundsSetup
 from planetary.runs.rounds.preparation.parameters import ParameterVersions
 from planetary.runs.rounds.preparation.preparation import Prepared
+from planetary.runs.rounds.status import TrainingStatus
 from planetary.runs.rounds.worker.events import TrainingDone
 
 
@@ -42,8 +42,8 @@ class SiteSetup(Setup[Prepared, "SiteRun"]):
     def prepare(self, gateway: Gateway[Any]) -> Prepared:
         return self._rounds.prepare(gateway)
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
-        return self._rounds.status(gateway)
+    def status(self, gateway: Gateway[Any]) -> TrainingStatus:
+        return self._rounds.status(gateway, SITE_READER.name)
 
     async def fit(self, gateway: Gateway[Any], prepared: Prepared) -> Prepared | None:
         return await self._rounds.fit(gateway, prepared)

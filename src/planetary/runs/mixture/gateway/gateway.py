@@ -34,7 +34,7 @@ from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.records import Mark
 from planetary.fleet.protocol.sessions import Phase, WorkerSession
-from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fleet.protocol.status import RunState, WorkerState
 from planetary.fleet.shell.shell import TensorSource
 from planetary.runs.mixture import messages as mm
 from planetary.runs.mixture.composer.data import tokens_payload
@@ -68,9 +68,10 @@ from planetary.runs.mixture.plan import OwnerMap
 from planetary.runs.mixture.preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.runs.mixture.records import MixtureStarted, ShardGranted
 from planetary.runs.mixture.start import begin_mixture, owners_of_run
-from planetary.runs.mixture.status import mixture_part
+from planetary.runs.mixture.status import READER, MixtureStatus, newest_mixture
 from planetary.runs.rounds.preparation.run_step import own_record, step_news
 from planetary.runs.rounds.progress import training_status
+from planetary.runs.rounds.status import TrainerStatus
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
 
@@ -100,8 +101,8 @@ class MixtureSetup(Setup[PreparedMixture, "MixtureRun"]):
     # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
     synced = (*SYNCED, MixtureStarted, ShardGranted)
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
-        return training_status(gateway, None)
+    def status(self, gateway: Gateway[Any]) -> MixtureStatus:
+        return training_status(gateway, READER.name, None, status=MixtureStatus)
 
     def __init__(
         self,
@@ -299,19 +300,19 @@ def _payload(tensors: Tensors) -> Packed:
     return tensors["payload"].data.toreadonly() if "payload" in tensors else b""
 
 
-def mixture_status(gateway: Gateway[Any], controller: MixtureController) -> RunStatus:
+def mixture_status(gateway: Gateway[Any], controller: MixtureController) -> MixtureStatus:
     """Build the status."""
     state, run_state = controller.state, _run_state(controller)
     finishing = "evaluating the last round's model" if run_state == "finishing" else ""
     stage, since = stage_of(gateway, run_state, controller.stalls.why or finishing)
     return msgspec.structs.replace(
-        training_status(gateway, state),
+        training_status(gateway, READER.name, state, status=MixtureStatus),
         state=run_state,
         stage=stage,
         stage_since=since,
         round=min(state.round + 1, gateway.config.train.rounds),
-        workers=workers_seen(controller.desk, lambda worker: worker_status(controller, worker)),
-        own=mixture_part(gateway.metrics),
+        workers=workers_seen(controller.desk, TrainerStatus, lambda worker: worker_status(controller, worker)),
+        newest=newest_mixture(gateway.metrics),
         message=message_of(gateway, controller.stalls.why),
     )
 
@@ -325,7 +326,7 @@ def _run_state(controller: MixtureController) -> RunState:
     return "training" if controller.composing else "waiting"
 
 
-def worker_status(controller: MixtureController, worker: WorkerSession) -> WorkerStatus:
+def worker_status(controller: MixtureController, worker: WorkerSession) -> TrainerStatus:
     """Describe a connected worker.
 
     A round is a number of steps of the run and not of a composer: one that is faster than others takes more than their
@@ -344,5 +345,5 @@ def worker_status(controller: MixtureController, worker: WorkerSession) -> Worke
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
     if controller.rounds.evaluates(worker.session):
         state = "evaluating"
-    seen = connected_worker(worker, state, controller.state.losses.get(worker.worker, 0))
-    return msgspec.structs.replace(seen, round=round_, step=step, loss=loss)
+    lost = controller.state.losses.get(worker.worker, 0)
+    return connected_worker(worker, state, lost, TrainerStatus, round=round_, step=step, loss=loss)

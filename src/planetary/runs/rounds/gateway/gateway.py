@@ -27,7 +27,6 @@ from planetary.fleet.gateway.run_files import STEPS
 from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.kind_reader import KindReader
-from planetary.fleet.protocol.status import RunStatus
 from planetary.fleet.shell.shell import TensorSource
 from planetary.net.authority import Authority
 from planetary.runs.rounds import events as e
@@ -50,7 +49,7 @@ from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.records import RoundClosed, StepReplaced
 from planetary.runs.rounds.start import RoundsStart, begin
 from planetary.runs.rounds.state import ControllerState
-from planetary.runs.rounds.status import READER
+from planetary.runs.rounds.status import READER, TrainingStatus
 from planetary.runs.rounds.traffic import RoundTraffic
 from planetary.sync.outer_optimizers import optimizer_of
 from planetary.wire.limits import MIB, Limits
@@ -112,8 +111,8 @@ class RoundsSetup(Setup[Prepared, "RoundsRun"]):
         gateway.config, prepared = fitted
         return prepared
 
-    def status(self, gateway: Gateway[Any]) -> RunStatus:
-        status = training_status(gateway, None)
+    def status(self, gateway: Gateway[Any], kind: str = "rounds") -> TrainingStatus:
+        status = training_status(gateway, kind, None)
         return msgspec.structs.replace(status, rounds=0) if is_fitted_here(gateway) else status
 
     def begin(self, gateway: Gateway[Any], prepared: Prepared) -> Parts[RoundsRun]:

@@ -16,9 +16,10 @@ from planetary.fleet.gateway.status import (
 )
 from planetary.fleet.protocol.progress import ended_as
 from planetary.fleet.protocol.sessions import Phase
-from planetary.fleet.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fleet.protocol.status import RunState, WorkerState
 from planetary.runs.rounds.progress import training_status
 from planetary.runs.rounds.sessions import Trainer
+from planetary.runs.rounds.status import TrainerStatus, TrainingStatus
 
 if TYPE_CHECKING:
     from planetary.fleet.gateway.gateway import Gateway
@@ -27,21 +28,21 @@ if TYPE_CHECKING:
     from planetary.runs.rounds.gateway.gateway import RoundsRun
 
 
-def status_of(run: RoundsRun) -> RunStatus:
-    """Build the status of a run in rounds."""
+def status_of(run: RoundsRun, kind: str = "rounds") -> TrainingStatus:
+    """Build the status of a run in rounds, or of a `kind` derived from that."""
     gateway, controller = run.gateway, run.controller
     state = controller.state
     waiting_for, waiting_since = controller.training.leases.waited_for()
     run_state = _run_state(controller)
     stage, since = stage_of(gateway, run_state, controller.stalls.why or _finishing(controller))
     return msgspec.structs.replace(
-        training_status(gateway, state, controller.desk.rounds_left),
+        training_status(gateway, kind, state, controller.desk.rounds_left),
         state=run_state,
         stage=stage,
         stage_since=since,
         round=state.open.round if state.open is not None else state.round,
         reducing=state.closing.round if state.closing is not None else 0,
-        workers=workers_seen(controller.desk, partial(_worker, gateway, controller)),
+        workers=workers_seen(controller.desk, TrainerStatus, partial(_worker, gateway, controller)),
         learning_rate=_learning_rate(controller),
         checkpoint_round=state.durable_round,
         checkpoint_at=run.room.written_at,
@@ -75,7 +76,7 @@ def _run_state(controller: Controller) -> RunState:
     return "finishing" if controller.is_trained else "waiting"
 
 
-def _worker(gateway: Gateway[Any], controller: Controller, worker: Trainer) -> WorkerStatus:
+def _worker(gateway: Gateway[Any], controller: Controller, worker: Trainer) -> TrainerStatus:
     train, run = worker.train, controller.state
     latest = controller.training.leases.pace.latest.get(worker.worker)
     version = train.version if train is not None else worker.version
@@ -87,8 +88,11 @@ def _worker(gateway: Gateway[Any], controller: Controller, worker: Trainer) -> W
     elif worker.evaluate is not None:
         state = "evaluating"
     loss = train.loss if train is not None else None
-    return msgspec.structs.replace(
-        connected_worker(worker, state, run.losses.get(worker.worker, 0)),
+    return connected_worker(
+        worker,
+        state,
+        run.losses.get(worker.worker, 0),
+        TrainerStatus,
         round=train.round if train is not None else 0,
         step=train.step if train is not None else 0,
         loss=loss if loss is not None and math.isfinite(loss) else None,

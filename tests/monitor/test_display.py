@@ -44,11 +44,12 @@ def test_the_panel_at_80_columns() -> None:
 
 
 REWARDED = """\
-│ train loss      2.4400 █▄▂▁▁▁                 tokens   369k · 12.3k tok/s    │
-│ eval loss       2.4500 █▄▁                    traffic  ↑ 157 MB ↓ 184 MB     │
-│ sampled reward   0.625 ▁▆█                                                   │
-│ greedy reward    0.500 ▁                                                     │
-│ staleness        0.750 ▁█                                                    │
+│ train loss       2.4400 █▄▂▁▁▁                tokens   369k · 12.3k tok/s    │
+│ eval loss        2.4500 █▄▁                   traffic  ↑ 157 MB ↓ 184 MB     │
+│ sampled reward    0.625 ▁▆█                                                  │
+│ held-out reward   0.400 ▁                                                    │
+│ greedy reward     0.500 ▁                                                    │
+│ staleness         0.750 ▁█                                                   │
 """
 
 
@@ -56,7 +57,7 @@ def rewarded() -> TrainingStatus:
     """Three rounds of reinforcement learning, of which the last was evaluated, after one of imitation."""
     groups: list[dict[int, int]] = [{}, {0: 4}, {0: 1, 1: 3}]
     policies = [PolicyMetrics(imitates=True), *(PolicyMetrics(reward=0.25 * n, staleness=groups[n]) for n in (1, 2))]
-    policies.append(PolicyMetrics(reward=0.625, held_out_reward=0.5))
+    policies.append(PolicyMetrics(reward=0.625, held_out_reward=0.5, held_out_sampled=0.4))
     lines = [msgspec.structs.replace(metrics(n, 2.0), own=policy) for n, policy in enumerate(policies, 3)]
     return status(figures=figures_of(reversed(lines)))
 
@@ -153,9 +154,11 @@ def test_plain_lines_tell_each_thing_once() -> None:
 def test_plain_lines_tell_the_figures_of_a_round() -> None:
     after = rewarded()
     before = msgspec.structs.replace(after, loss=after.loss[:-1])
-    told = "round 6/12: train loss 2.4400, eval loss 2.4500, sampled reward 0.625, greedy reward 0.500, 369k tokens"
+    told = "round 6/12: train loss 2.4400, eval loss 2.4500, sampled reward 0.625, held-out reward 0.400, greedy reward"
     assert plain_lines(before, after)[0].startswith(told)
-    assert ", sampled reward 0.625, greedy reward 0.500, staleness 0.750\n" in status_text(after, 1065.0)
+    assert ", sampled reward 0.625, held-out reward 0.400, greedy reward 0.500, staleness 0.750\n" in status_text(
+        after, 1065.0
+    )
 
 
 def test_plain_lines_tell_a_late_held_out_loss() -> None:

@@ -87,8 +87,12 @@ def test_example_of_the_page_of_rl_runs(fake: type[FakeRun], tmp_path: Path) -> 
 
 def test_rewards_are_those_of_rounds_that_sampled() -> None:
     lines = [metrics(1, 3.0), metrics(2, 2.0)]
-    lines.append(msgspec.structs.replace(lines[1], round=3, own=PolicyMetrics(reward=0.25, held_out_reward=0.5)))
-    assert rewards_of(lines) == (planetary.RoundRewards(3, 0.25, 0.5),)
+    lines.append(
+        msgspec.structs.replace(
+            lines[1], round=3, own=PolicyMetrics(reward=0.25, held_out_reward=0.5, held_out_sampled=0.4)
+        )
+    )
+    assert rewards_of(lines) == (planetary.RoundRewards(3, 0.25, 0.5, 0.4),)
 
 
 def test_a_name_and_files_are_taken_as_they_are(fake: type[FakeRun], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ class RoundRewards(msgspec.Struct, frozen=True):
     round: int
     sampled: float | None  # of sampled completions of training prompts; None: the round trained on answers
     greedy: float | None  # of the likeliest completions of held-out prompts after it; None: they were not evaluated
+    held_out: float | None  # of held-out prompts' completions drawn at temperature 1; None: they were not evaluated
 
 
 def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[RoundRewards, ...]:
@@ -24,7 +25,7 @@ def rewards_of(metrics: Iterable[RoundMetrics]) -> tuple[RoundRewards, ...]:
     from planetary.runs.rl.status import PolicyMetrics
 
     return tuple(
-        RoundRewards(line.round, line.own.reward, line.own.held_out_reward)
+        RoundRewards(line.round, line.own.reward, line.own.held_out_reward, line.own.held_out_sampled)
         for line in metrics
         if isinstance(line.own, PolicyMetrics)
     )

@@ -111,7 +111,8 @@ def check_each_round_has_its_metrics(cluster: PolicyCluster) -> None:
         assert line.own.imitates == (number <= imitated) == (line.own.reward is None)
     last = metrics[policy.rounds].own
     assert last is not None
-    assert last.held_out_reward == cluster.controller.desk.state.held_out[policy.rounds]
+    judged = cluster.controller.desk.state.held_out[policy.rounds]
+    assert (last.held_out_reward, last.held_out_sampled) == judged
 
 
 def imitated_rounds(cluster: PolicyCluster) -> int:

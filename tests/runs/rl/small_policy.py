@@ -324,8 +324,10 @@ class SmallPolicy:
 
     def _sampled(self, policy: LoadedPolicy, texts: Rollouts, group: int) -> dict[str, np.ndarray]:
         starts = [
-            RolloutStart(tuple(one.tokens), seed, most)
-            for one, seed, most in zip(texts.going_on(False, (group,)), *texts.drawings(False, (group,)), strict=True)
+            RolloutStart(tuple(one.tokens), seed, most, temperature)
+            for one, seed, most, temperature in zip(
+                texts.going_on(False, (group,)), *texts.drawings(False, (group,)), strict=True
+            )
         ]
         found = sample(policy.sampling, self.prepared.shape.serving, VOCABULARY, starts, ends=(END,))
         return {

@@ -201,7 +201,7 @@ class Fabric:
             self.post(RolloutsJudged(one.task, **more))  # type: ignore[arg-type]
             return
         outcomes = tuple(
-            GroupOutcome(number, rewards=(rewards or {}).get(number, (1.0,) if one.held_out else (1.0, 0.0)))
+            GroupOutcome(number, rewards=(rewards or {}).get(number, (1.0, 0.5) if one.held_out else (1.0, 0.0)))
             for number in one.groups
         )
         self.post(RolloutsJudged(one.task, outcomes, tokens=10 * len(outcomes)))
@@ -271,7 +271,8 @@ def test_a_worker_imitates_samples_and_trains_by_turns() -> None:
     assert [record.version for record in fabric.of(HeldOutJudged)] == [1, 2, 4, 6]
     last = fabric.metrics[6].own
     assert last is not None
-    assert (last.reward, last.held_out_reward, last.staleness) == (0.5, 1.0, {0: GROUPS})
+    assert (last.reward, last.staleness) == (0.5, {0: GROUPS})
+    assert (last.held_out_reward, last.held_out_sampled) == (1.0, 0.5)
 
 
 def test_rate_falls_from_the_imitations_end_to_the_last_round() -> None:
@@ -523,7 +524,7 @@ def test_no_worker_is_stuck_while_weights_are_in_flight() -> None:
 
 
 def test_the_goal_ends_the_run_with_a_checkpoint_of_its_version() -> None:
-    fabric = Fabric(policy(goal=0.9, checkpoint_every=100))
+    fabric = Fabric(policy(goal=0.5, checkpoint_every=100))
     fabric.join("a")
     fabric.run()
     assert fabric.finish is not None
@@ -590,7 +591,7 @@ def test_random_schedules_use_every_gradient_once(seed: int) -> None:
             fabric.judge(defect="it lies")
         elif choice < 0.5 and fabric.judging:
             rewards = {
-                number: tuple(float(x) for x in rng.integers(0, 2, 1 if fabric.judging[0].held_out else COMPLETIONS))
+                number: tuple(float(x) for x in rng.integers(0, 2, 2 if fabric.judging[0].held_out else COMPLETIONS))
                 for number in fabric.judging[0].groups
             }
             fabric.judge(rewards)

@@ -65,20 +65,22 @@ ROUNDS_OF_A_MEAN = 10
 
 
 def _rewards(history: RunHistory) -> list[str]:
-    """Return a line for sampled completions and a line for greedy ones; a run may have neither."""
+    """Return a line for the training prompts and one for held-out prompts; a run may have neither."""
     from planetary.run.metrics import rewards_of
 
     rewards = rewards_of(history.metrics)
     sampled = [one.sampled for one in rewards if one.sampled is not None]
-    greedy = [one.greedy for one in rewards if one.greedy is not None]
+    held_out = [(one.held_out, one.greedy) for one in rewards if one.held_out is not None]
     lines = []
     if sampled:
         count = min(ROUNDS_OF_A_MEAN, len(sampled))
         first, now = sum(sampled[:count]) / count, sum(sampled[-count:]) / count
         lines.append(f"Reward of sampled completions: {first:.3f} at first, {now:.3f} now (means of {count} rounds)")
-    if greedy:
-        prompts = "of greedy completions, held-out prompts"
-        lines.append(f"Reward {prompts}: {greedy[0]:.3f} at first, {greedy[-1]:.3f} now")
+    if held_out:
+        (first, _), (now, greedy) = held_out[0], held_out[-1]
+        lines.append(
+            f"The same of held-out prompts: {first:.3f} at first, {now:.3f} now; greedy completions: {greedy:.3f}"
+        )
     return lines
 
 

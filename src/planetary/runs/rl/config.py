@@ -39,8 +39,8 @@ class RlConfig(KindSection, frozen=True):
     learning_rate: Positive = 3e-4  # learning rate after the imitation; `[optimizer]` has the imitation's
     decay: ScheduleName = "constant"  # decay of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
-    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every
-    # `imitation_every` rounds; 0: none does
+    # mean reward of held-out prompts' likeliest answers that ends the imitation before `imitated_rounds`, looked at
+    # every `imitation_every` rounds; 0: none does
     imitation_goal: Fraction = 0.0
     imitation_every: Index = 0  # rounds between two evaluations of the imitation; 0: `eval.every`
     lag: Index = 2  # largest policy lag: how many versions old the sampling weights may be
@@ -53,7 +53,7 @@ class RlConfig(KindSection, frozen=True):
     kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
     teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
     held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
-    goal: Fraction = 0.0  # mean reward of held-out prompts that ends the run; 0: none does
+    goal: Fraction = 0.0  # mean reward of held-out prompts' sampled answers that ends the run; 0: none does
     judges: Count = 2  # processes that run the environment
     judge_seconds: Positive = 5.0  # time limit of the environment for one completion
     judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB

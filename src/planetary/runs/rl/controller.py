@@ -42,7 +42,7 @@ from planetary.runs.rl.messages import (
     RolloutsSampled,
     SampleRollouts,
 )
-from planetary.runs.rl.prompt_groups import PolicyRound, PromptGroup, Share
+from planetary.runs.rl.prompt_groups import HELD_OUT_ANSWERS, PolicyRound, PromptGroup, Share
 from planetary.runs.rl.records import (
     GroupDropped,
     GroupSampled,
@@ -242,6 +242,8 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         group.reward = sum(known) / len(known) if known else None
         group.equal = len(known) < 2 or all(reward == known[0] for reward in known)
         if group.held_out:
+            # An answer without a reward is not right.
+            group.held_out_rewards = tuple(reward or 0.0 for reward in outcome.rewards)
             return
         self.desk.append(
             GroupSampled(
@@ -310,8 +312,8 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
 
     def _go_on(self, now: float) -> None:
         # A gateway may have died between the record of an evaluation and the line of its round.
-        if (reward := self.desk.state.held_out.get(self.version)) is not None:
-            self._write_evaluated(reward)
+        if (rewards := self.desk.state.held_out.get(self.version)) is not None:
+            self._write_evaluated(*rewards)
         if self._numerics or self._broken:
             return
         self._merge()
@@ -365,7 +367,7 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
     def _sample(self, now: float) -> None:
         """Give waiting rollouts to idle workers that may sample, held-out ones first."""
         policy = self.desk.policy
-        for held_out, each in ((True, 1), (False, policy.completions)):
+        for held_out, each in ((True, HELD_OUT_ANSWERS), (False, policy.completions)):
             waiting = [one for one in self._groups(held_out=held_out) if self.board.phase(one) is TaskPhase.WAITING]
             idle = self._idle("actor")
             if not idle or not waiting:
@@ -382,9 +384,7 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         self.rollouts[loan.number] = RolloutTask(worker, groups, held_out, self.version)
         numbers = tuple(group.number for group in groups)
         policy = self.desk.policy
-        message = SampleRollouts(
-            task=loan.number, version=self.version, greedy=held_out, ends=policy.ends, vocabulary=policy.vocabulary
-        )
+        message = SampleRollouts(task=loan.number, version=self.version, ends=policy.ends, vocabulary=policy.vocabulary)
         self._send_task(loan, message, RolloutsOf(loan.number, held_out, numbers))
 
     def _send_task(self, loan: Loan[PromptGroup | Share], message: m.Message, payload: e.Payload) -> None:
@@ -585,22 +585,25 @@ class ReinforcementController(RunController[ReinforcementDesk, WorkerSession]):
         groups = self._groups(held_out=True)
         if not groups or any(self.board.phase(group) is not None for group in groups):
             return
-        # Without a reward it is not right.
-        reward = sum(group.reward or 0.0 for group in groups) / len(groups)
-        self.desk.append(HeldOutJudged(version=self.version, reward=reward, prompts=len(groups)))
+        greedy, sampled = (
+            sum(rewards) / len(groups) for rewards in zip(*(g.held_out_rewards for g in groups), strict=True)
+        )
+        self.desk.append(HeldOutJudged(version=self.version, reward=greedy, sampled=sampled, prompts=len(groups)))
         self._forget(groups)
-        self._write_evaluated(reward)
-        self._end_imitation(reward)
+        self._write_evaluated(greedy, sampled)
+        self._end_imitation(greedy)
         goal = self.desk.policy.goal
-        if 0 < goal <= reward and self.version >= self._imitated:
-            self._goal = f"held-out reward {reward:.3f} (greedy) has reached rl.goal = {goal:g} in round {self.version}"
+        if 0 < goal <= sampled and self.version >= self._imitated:
+            self._goal = (
+                f"held-out reward {sampled:.3f} (sampled) has reached rl.goal = {goal:g} in round {self.version}"
+            )
 
-    def _write_evaluated(self, reward: float) -> None:
-        """Write the line of the evaluated round again, with the held-out reward."""
+    def _write_evaluated(self, greedy: float, sampled: float) -> None:
+        """Write the line of the evaluated round again, with the held-out rewards."""
         line = self._metrics
         policy = None if line is None else line.own
         if line is not None and isinstance(policy, PolicyMetrics) and policy.held_out_reward is None:
-            policy = msgspec.structs.replace(policy, held_out_reward=reward)
+            policy = msgspec.structs.replace(policy, held_out_reward=greedy, held_out_sampled=sampled)
             self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(line, own=policy)))
             self._metrics = None
 

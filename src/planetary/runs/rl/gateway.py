@@ -319,7 +319,7 @@ class PolicyRun:
         if chosen:
 
             def find_defect() -> str:
-                return self._recomputation.defect(chosen, self._prepared.whole(weights), greedy=held_out)
+                return self._recomputation.defect(chosen, self._prepared.whole(weights))
 
             async with self._rollouts_turn:
                 defect = await asyncio.to_thread(find_defect)

@@ -49,11 +49,13 @@ class RolloutStart:
         tokens: so far.
         seed: of the draws.
         most: tokens to generate at most.
+        temperature: of the draws; 0: always the likeliest token.
     """
 
     tokens: tuple[int, ...]
     seed: int
     most: int
+    temperature: float
 
 
 @dataclass
@@ -71,17 +73,16 @@ def sample(
     starts: Sequence[RolloutStart],
     *,
     ends: Collection[int],
-    greedy: bool = False,
 ) -> list[Completion]:
     """Continue all rollouts and return their completions, in order.
 
-    Tokens are drawn from the whole distribution at temperature 1, so a token's log-probability is that with which it
-    was drawn. The ending token is the last of the completion.
+    Tokens are drawn from the whole distribution; a token's log-probability is that of temperature 1. The ending token
+    is the last of the completion.
     """
     rollouts = LocalSequences(model, shape, vocabulary)
     found = [Completion() for _ in starts]
     for number, start in enumerate(starts):
-        options = SamplingOptions(temperature=0.0 if greedy else 1.0, seed=start.seed)
+        options = SamplingOptions(temperature=start.temperature, seed=start.seed)
         rollouts.submit(SequenceRequest(number=number, prompt=start.tokens, most=start.most, options=options))
     for output in rollouts.tokens():
         completion = found[output.sequence]

@@ -69,12 +69,12 @@ class PolicyWeights(m.RoleMessage, frozen=True, kw_only=True):
 class SampleRollouts(m.RoleMessage, frozen=True, kw_only=True):
     """Continue rollouts with the newest weights; answer with `RolloutsSampled`. The rollouts follow as tensors.
 
-    They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` u32 and `most` i32, one a rollout.
+    They are `tokens` i32 of all rollouts one after the other, `lengths` i32, `seeds` u32, `most` i32 and
+    `temperatures` f32 (0: always the likeliest token), one a rollout.
     """
 
     task: int
     version: int  # version of the newest weights
-    greedy: bool  # always the likeliest token, in place of a draw
     ends: tuple[int, ...]  # tokens after which a rollout has ended; the last of its completion
     vocabulary: int  # tokens below it can be drawn
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from planetary.runs.rl.messages import RolloutsLearned
 
+HELD_OUT_ANSWERS = 2
+"""Completions of a held-out prompt: the likeliest tokens, and tokens drawn at temperature 1."""
+
 
 @dataclass(eq=False)
 class PromptGroup:
@@ -18,6 +21,7 @@ class PromptGroup:
         newest: of the newest.
         equal: whether all rewards are equal.
         reward: mean reward; None: no rewards.
+        held_out_rewards: of a held-out prompt's answers, the likeliest first; empty before.
     """
 
     number: int
@@ -26,6 +30,7 @@ class PromptGroup:
     newest: int = -1
     equal: bool = False
     reward: float | None = None
+    held_out_rewards: tuple[float, ...] = ()
 
 
 @dataclass(eq=False)

@@ -63,15 +63,17 @@ class RolloutsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
 
 
 class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
-    """The mean reward of the likeliest completions of held-out prompts."""
+    """The mean rewards of held-out prompts."""
 
     version: int
-    reward: float
+    reward: float  # of the likeliest completions
+    sampled: float  # of completions drawn at temperature 1, one a prompt
     prompts: int
 
     @property
     def news(self) -> str:
-        return f"reward of greedy completions, held-out prompts: {self.reward:.3f} after round {self.version}"
+        rewards = f"{self.sampled:.3f} sampled, {self.reward:.3f} greedy"
+        return f"reward of held-out prompts: {rewards}, after round {self.version}"
 
 
 class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
@@ -103,14 +105,14 @@ class ReinforcementState(RunFold):
         next_group: number of the next group; none is sampled twice, also after a resume.
         next_task: number of the next task.
         refusals: rounds in which rollouts were refused, by worker.
-        held_out: mean reward of held-out prompts, by version.
+        held_out: mean rewards of held-out prompts by version: of the likeliest completions, and of drawn ones.
         imitation_ended: version with which the imitation reached the goal; None: not yet.
     """
 
     next_group: int = 1
     next_task: int = 1
     refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
-    held_out: dict[int, float] = msgspec.field(default_factory=dict)
+    held_out: dict[int, tuple[float, float]] = msgspec.field(default_factory=dict)
     imitation_ended: int | None = None
 
     def _apply_own(self, record: Record) -> None:
@@ -126,7 +128,7 @@ class ReinforcementState(RunFold):
                 self.refusals.setdefault(record.worker, []).append(record.round)
                 self.next_task = max(self.next_task, record.task + 1)
             case HeldOutJudged():
-                self.held_out[record.version] = record.reward
+                self.held_out[record.version] = record.reward, record.sampled
             case ImitationEnded():
                 self.imitation_ended = record.version
             case RunResumed():

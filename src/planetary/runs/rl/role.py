@@ -123,11 +123,13 @@ class PolicyRole:
         borders = np.cumsum(arrays["lengths"])[:-1]
         rollouts = np.split(arrays["tokens"], borders)
         starts = [
-            RolloutStart(tuple(int(token) for token in rollout), int(seed), int(most))
-            for rollout, seed, most in zip(rollouts, arrays["seeds"], arrays["most"], strict=True)
+            RolloutStart(tuple(int(token) for token in rollout), int(seed), int(most), float(temperature))
+            for rollout, seed, most, temperature in zip(
+                rollouts, arrays["seeds"], arrays["most"], arrays["temperatures"], strict=True
+            )
         ]
         model, shape = self._policy.sampling, self._policy.shape.serving
-        found = sample(model, shape, message.vocabulary, starts, ends=message.ends, greedy=message.greedy)
+        found = sample(model, shape, message.vocabulary, starts, ends=message.ends)
         results = {
             "tokens": np.array([token for one in found for token in one.tokens], np.int32),
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),

@@ -18,6 +18,7 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement")
     imitates: bool = False  # it trained on answers: there are no rewards
     reward: float | None = None  # mean over the completions the round was composed of
     held_out_reward: float | None = None  # mean reward of held-out prompts' likeliest completions, after the round
+    held_out_sampled: float | None = None  # the same of completions drawn at temperature 1
     staleness: dict[int, int] = msgspec.field(
         default_factory=dict
     )  # how many groups were sampled by weights of how many versions ago
@@ -35,6 +36,7 @@ class PolicyMetrics(KindMetrics, frozen=True, kw_only=True, tag="reinforcement")
         groups = sum(self.staleness.values())
         return {
             "sampled reward": self.reward,
+            "held-out reward": self.held_out_sampled,
             "greedy reward": self.held_out_reward,
             "staleness": sum(age * count for age, count in self.staleness.items()) / groups if groups else None,
         }
@@ -55,7 +57,7 @@ READER = KindReader(
         file="reward.png",
         axis="mean reward",
         each_round=("sampled reward", "sampled completions, training prompts (mean of the round)"),
-        held_out=("greedy reward", "greedy completions, held-out prompts"),
+        held_out=("held-out reward", "sampled completions, held-out prompts"),
         shaded="imitation of answers",
     ),
 )

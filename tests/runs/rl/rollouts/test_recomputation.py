@@ -70,14 +70,16 @@ def texts() -> Rollouts:
     return Rollouts(Words(), Letters(), LIMITS, seed=3, completions=3)
 
 
-def answered(arrays: Tensors, *, greedy: bool = False) -> dict[str, np.ndarray]:
+def answered(arrays: Tensors) -> dict[str, np.ndarray]:
     """What an honest worker sends for what it was asked."""
     parts = np.split(arrays["tokens"], np.cumsum(arrays["lengths"])[:-1])
     starts = [
-        RolloutStart(tuple(part.tolist()), int(seed), int(most))
-        for part, seed, most in zip(parts, arrays["seeds"], arrays["most"], strict=True)
+        RolloutStart(tuple(part.tolist()), int(seed), int(most), float(temperature))
+        for part, seed, most, temperature in zip(
+            parts, arrays["seeds"], arrays["most"], arrays["temperatures"], strict=True
+        )
     ]
-    found = sample(model(), SERVING, VOCABULARY, starts, ends=(END,), greedy=greedy)
+    found = sample(model(), SERVING, VOCABULARY, starts, ends=(END,))
     return {
         "tokens": np.array([token for one in found for token in one.tokens], np.int32),
         "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
@@ -98,20 +100,29 @@ def taken(changed: dict[str, np.ndarray] | None = None) -> tuple[Rollouts, list[
 
 @pytest.mark.slow
 def test_honest_texts_are_found_right_and_carry_their_version() -> None:
-    held, dialogues = taken()
+    _, dialogues = taken()
     assert len(dialogues) == 6
-    assert recomputation().defect(dialogues, weights(), greedy=False) == ""
+    assert recomputation().defect(dialogues, weights()) == ""
     for one in dialogues:
         turn = one.turns[0]
         assert one.own == [False] * turn.start + [True] * turn.count
         assert [version for version in one.versions if version >= 0] == [4] * turn.count
         assert turn.count == LIMITS.most or one.tokens[-1] == END
     assert len({tuple(one.tokens) for one in dialogues}) > 4  # each has noise of its own
-    sampled = held.to_sample(True, (0,))
-    greedy = answered(sampled, greedy=True)
-    held_out = held.take(True, (0,), 4, greedy)
-    assert recomputation().defect(held_out, weights(), greedy=True) == ""
-    assert recomputation().defect(held_out, weights(), greedy=False) != ""
+
+
+@pytest.mark.slow
+def test_held_out_answers_are_the_likeliest_and_a_draw() -> None:
+    """Each is computed again as what it has to be, so a worker cannot send one in place of the other."""
+    held = texts()
+    asked = held.to_sample(True, (0,))
+    assert asked["temperatures"].tolist() == [0.0, 1.0]
+    dialogues = held.take(True, (0,), 4, answered(asked))
+    assert recomputation().defect(dialogues, weights()) == ""
+    for temperatures in ([1.0, 1.0], [0.0, 0.0]):
+        other = texts()
+        sent = answered(asked | {"temperatures": np.array(temperatures, np.float32)})
+        assert "not drawn" in recomputation().defect(other.take(True, (0,), 4, sent), weights())
 
 
 @pytest.mark.slow
@@ -126,13 +137,13 @@ def test_wrong_log_probabilities_are_found() -> None:
     sent = answered(texts().to_sample(False, (1, 2)))
     sent["logprobs"][3] -= 0.05
     _, dialogues = taken(sent)
-    assert "was sent as" in recomputation().defect(dialogues, weights(), greedy=False)
+    assert "was sent as" in recomputation().defect(dialogues, weights())
 
 
 @pytest.mark.slow
 def test_texts_of_other_weights_are_found() -> None:
     _, dialogues = taken()
-    assert "was sent as" in recomputation().defect(dialogues, weights(1.2), greedy=False)
+    assert "was sent as" in recomputation().defect(dialogues, weights(1.2))
 
 
 def test_copied_completion_is_found_by_its_seed() -> None:
@@ -149,7 +160,7 @@ def test_copied_completion_is_found_by_its_seed() -> None:
     lengths[1] = lengths[0]
     assert sent["tokens"][first].tolist() != sent["tokens"][second].tolist()
     _, dialogues = taken({**parts, "lengths": lengths})
-    assert "not drawn with the seed" in recomputation().defect(dialogues, weights(), greedy=False)
+    assert "not drawn with the seed" in recomputation().defect(dialogues, weights())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +202,7 @@ def test_dialogue_goes_on_after_a_reply_with_own_tokens_only() -> None:
     if short:
         sent = answered(held.to_sample(False, (1, 2)))
         held.take(False, (1, 2), 5, sent)
-        assert recomputation().defect(short, weights(), greedy=False) == ""
+        assert recomputation().defect(short, weights()) == ""
         one = short[0]
         assert one.own[one.turns[1].start - 1] is False
         assert {version for version in one.versions if version >= 0} == {4, 5}

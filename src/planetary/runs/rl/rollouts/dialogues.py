@@ -16,6 +16,7 @@ from planetary.runs.rl.environments.judge_process import Case
 from planetary.runs.rl.environments.judging import Judged
 from planetary.runs.rl.environments.problems import Problems
 from planetary.runs.rl.environments.tasks import Problem
+from planetary.runs.rl.prompt_groups import HELD_OUT_ANSWERS
 from planetary.runs.rl.rollouts.packing import TrainedRollout
 
 
@@ -39,11 +40,12 @@ class RolloutLimits(msgspec.Struct, frozen=True):
 
 @dataclass
 class Turn:
-    """Tokens generated at once: `count` from the position `start` on, drawn with `seed`."""
+    """Tokens generated at once: `count` from the position `start` on, drawn with `seed` at `temperature`, 0 or 1."""
 
     start: int
     count: int
     seed: int
+    temperature: float
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Rollouts:
         if key not in self._groups:
             problem = self._problems.held_out(number) if held_out else self._problems.train(number)
             tokens = self._encoded_prompt(problem)
-            count = 1 if held_out else self._completions
+            count = HELD_OUT_ANSWERS if held_out else self._completions
             self._groups[key] = [Dialogue(problem, list(tokens)) for _ in range(count)]
         return self._groups[key]
 
@@ -117,25 +119,27 @@ class Rollouts:
         """Return the dialogues of groups that have not ended, in order."""
         return [one for number in numbers for one in self.group(held_out, number) if not one.ended]
 
-    def drawings(self, held_out: bool, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the seed of each rollout that goes on, and how many tokens it may get, in order."""
-        seeds, most = [], []
+    def drawings(self, held_out: bool, numbers: Sequence[int]) -> tuple[list[int], list[int], list[float]]:
+        """Return seed, most tokens and temperature of each rollout that goes on, in order."""
+        seeds, most, temperatures = [], [], []
         for number in numbers:
             for member, one in enumerate(self.group(held_out, number)):
                 if not one.ended:
                     seeds.append(self._seed_of(held_out, number, member, len(one.turns)))
                     most.append(self._room(one))
-        return seeds, most
+                    temperatures.append(_temperature(held_out, member))
+        return seeds, most, temperatures
 
     def to_sample(self, held_out: bool, numbers: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the rollouts that are to be continued, as `SampleRollouts` describes them."""
         rollouts = [one.tokens for one in self.going_on(held_out, numbers)]
-        seeds, most = self.drawings(held_out, numbers)
+        seeds, most, temperatures = self.drawings(held_out, numbers)
         return {
             "tokens": np.array([token for rollout in rollouts for token in rollout], np.int32),
             "lengths": np.array([len(rollout) for rollout in rollouts], np.int32),
             "seeds": np.array(seeds, np.uint32),
             "most": np.array(most, np.int32),
+            "temperatures": np.array(temperatures, np.float32),
         }
 
     def take(self, held_out: bool, numbers: Sequence[int], version: int, arrays: Tensors) -> list[Dialogue]:
@@ -173,7 +177,7 @@ class Rollouts:
         members = [(n, i) for n in numbers for i, one in enumerate(self.group(held_out, n)) if not one.ended]
         for (one, own, values), (number, member) in zip(parts, members, strict=True):
             seed = self._seed_of(held_out, number, member, len(one.turns))
-            one.turns.append(Turn(len(one.tokens), len(own), seed))
+            one.turns.append(Turn(len(one.tokens), len(own), seed, _temperature(held_out, member)))
             shown = own[:-1] if own[-1] in self._limits.ends else own
             one.completions.append(self._tokenizer.decode(shown.tolist()).decode("utf-8", "replace"))
             one.extend(own.tolist(), values.tolist(), version, own=True)
@@ -252,6 +256,10 @@ class Rollouts:
     def _seed_of(self, held_out: bool, number: int, member: int, turn: int) -> int:
         text = f"{self._seed} {held_out} {number} {member} {turn}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def _temperature(held_out: bool, member: int) -> float:
+    return 0.0 if held_out and member == 0 else 1.0
 
 
 def outcome_of(dialogues: Sequence[Dialogue]) -> Mapping[str, object]:

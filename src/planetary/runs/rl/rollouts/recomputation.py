@@ -52,7 +52,7 @@ class Recomputation:
         self._length, self._vocabulary, self._tolerance, self._rows = length, vocabulary, tolerance, rows
         self._distributions = _distributions_of(decode)
 
-    def defect(self, dialogues: Sequence[Dialogue], weights: Tensors, *, greedy: bool) -> str:
+    def defect(self, dialogues: Sequence[Dialogue], weights: Tensors) -> str:
         """Return the proof that the newest turns of dialogues were not drawn from these weights; "": there is none."""
         params = jax.tree.unflatten(self._tree, [weights[name] for name in self._names])
         for start in range(0, len(dialogues), self._rows):
@@ -62,11 +62,11 @@ class Recomputation:
                 tokens[i, : len(one.tokens) - 1] = one.tokens[:-1]
             rows = np.asarray(self._distributions(params, tokens))
             for i, one in enumerate(part):
-                if defect := self._defect_of(one, rows[i], greedy=greedy):
+                if defect := self._defect_of(one, rows[i]):
                     return defect
         return ""
 
-    def _defect_of(self, one: Dialogue, rows: np.ndarray, *, greedy: bool) -> str:
+    def _defect_of(self, one: Dialogue, rows: np.ndarray) -> str:
         turn = one.turns[-1]
         for position in range(turn.start, turn.start + turn.count):
             row, token = rows[position - 1].astype(np.float64), one.tokens[position]
@@ -77,7 +77,7 @@ class Recomputation:
                     f"{row[token]:.4f} (accepted: {self._tolerance:g})"
                 )
             scores = row[: self._vocabulary]
-            if not greedy:
+            if turn.temperature:
                 scores = scores + gumbel(turn.seed, position, self._vocabulary)
             # Two tokens whose scores are as close as the tolerance may be either.
             if scores.max() - scores[token] > 2 * self._tolerance:

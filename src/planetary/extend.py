@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from planetary.data.files import SourceFile
     from planetary.data.formats import Document
     from planetary.data.kinds import DataFormat
+    from planetary.data.metrics import Metric, ScoredRows
     from planetary.monitor.sinks.sink import Sink
     from planetary.runs.rl.environments.tasks import Problem, Task
     from planetary.runs.rounds.controller.overlap import LeaseStart, Overlap
@@ -35,11 +36,13 @@ _HOMES = {
     "Document": "planetary.data.formats",
     "InnerOptimizer": "planetary.compiler.step.inner_optimizers",
     "Judge": "planetary.sync.judgement",
+    "ScoredRows": "planetary.data.metrics",
     "SourceFile": "planetary.data.files",
     "Sink": "planetary.monitor.sinks.sink",
     "Table": "planetary.sync.deltas",
     "LeaseStart": "planetary.runs.rounds.controller.overlap",
     "MergeRule": "planetary.sync.merge",
+    "Metric": "planetary.data.metrics",
     "Need": "planetary.core.configuration.needs",
     "OuterOptimizer": "planetary.sync.outer_optimizers",
     "Problem": "planetary.runs.rl.environments.tasks",
@@ -69,12 +72,14 @@ __all__ = [
     "Judge",
     "LeaseStart",
     "MergeRule",
+    "Metric",
     "Need",
     "OuterOptimizer",
     "OuterState",
     "Overlap",
     "Problem",
     "ProtocolError",
+    "ScoredRows",
     "Sink",
     "SourceFile",
     "Table",

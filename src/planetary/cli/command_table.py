@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "dashboard": Command(_IN + "dashboard", "show a run folder as a page in the browser", "run"),
     "generate": Command(_IN + "generate", "continue a text with a trained model", "run"),
+    "evaluate": Command(_IN + "evaluate", "evaluate a trained or published model on held-out data", "run"),
     "serve": Command(_IN + "serve", "serve a trained model over HTTP, as OpenAI's interface", "run"),
     "gateway": Command(
         "planetary.cli.commands.roles.gateway", "coordinate a run that workers on other machines join", "roles"

@@ -56,6 +56,10 @@ TASKS: Registry[Any] = Registry(
     apart=True,
 )
 
+METRICS: Registry[Any] = Registry(
+    "metric", "planetary.metrics", "planetary.data.metrics:Metric", ["planetary.data.metrics"]
+)
+
 FORMATS: Registry[Any] = Registry(
     "data format", "planetary.data_formats", "planetary.data.kinds:DataFormat", ["planetary.data.kinds"]
 )

@@ -23,6 +23,7 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
+from planetary.data.formats import Document
 from planetary.data.prepared_data import PreparedData
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
@@ -330,24 +331,31 @@ def _write_source(
     config: Config, part: RecipePart, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter
 ) -> int:
     """Write the tokens of a source and return the number of documents."""
-    if part.dtype is not None:
-        for piece in tokens(part.contents):
-            train.write(piece)
-        return 1
-    assert tokenizer is not None
     count, many = 0, part.contents.has_many_documents
+    for document, piece in encoded(part, tokenizer):
+        is_held = document is not None and many and is_held_out(document.name, config.data.held_out_fraction)
+        (held if is_held else train).write(piece)
+        count += document is not None and document.last
+    return count if part.dtype is None else 1
+
+
+def encoded(part: RecipePart, tokenizer: Tokenizer | None) -> Iterator[tuple[Document | None, np.ndarray]]:
+    """Yield the tokens of a source in pieces [n], in order, each with its document; None: the source has tokens.
+
+    Tokens that are no targets are complements.
+    """
+    if part.dtype is not None:
+        yield from ((None, piece) for piece in tokens(part.contents))
+        return
+    assert tokenizer is not None
+    end = tokenizer.end_of_document if part.contents.has_many_documents else None
     for document in part.documents():
-        out = held if many and is_held_out(document.name, config.data.held_out_fraction) else train
         if document.trained is not None:  # a chat ends as its template says
             assert isinstance(tokenizer, JsonTokenizer)
-            out.write(tokenizer.encode_marked(document))
-            count += 1
+            yield document, tokenizer.encode_marked(document)
             continue
-        out.write(tokenizer.encode(document.text))
-        count += document.last
-        if many and document.last and tokenizer.end_of_document is not None:
-            out.write(np.array([tokenizer.end_of_document], np.uint32))
-    return count
+        ids = tokenizer.encode(document.text)
+        yield document, ids if end is None or not document.last else np.append(ids, np.uint32(end))
 
 
 def _write_blocks(

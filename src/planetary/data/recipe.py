@@ -103,7 +103,7 @@ def recipe_of(config: Config) -> Recipe:
         UserError: a source or the tokenizer is not usable, or they do not fit together.
     """
     data = config.data
-    parts = tuple(_part(one, data.tokenizer) for one in data.parts)
+    parts = tuple(part_of(one, data.tokenizer) for one in data.parts)
     first = parts[0]
     texts = [part for part in parts if part.dtype is None]
     if texts and len(texts) < len(parts):
@@ -144,7 +144,8 @@ def recipe_of(config: Config) -> Recipe:
     return Recipe(key, parts, tokenizer, characters, least)
 
 
-def _part(one: DataSource, tokenizer: str) -> RecipePart:
+def part_of(one: DataSource, tokenizer: str) -> RecipePart:
+    """Read a source to its end and return it; `tokenizer`: as of `data.tokenizer`. Raises as `recipe_of`."""
     declared = FORMATS.pin(one.format) if one.format else ""
     if tokenizer == U16_TOKENS and not declared:
         declared = _declared_by_tokenizer(one.source)

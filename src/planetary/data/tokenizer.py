@@ -44,6 +44,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def special(self) -> frozenset[int]:
+        """Ids that stand for no text."""
+        ...
+
+    @property
     def digest(self) -> str:
         """Identity of the tokenizer: equal digests encode equally."""
         ...
@@ -75,6 +80,7 @@ class ByteTokenizer:
 
     vocab_size = BYTE_VALUES
     end_of_document = 0
+    special = frozenset({0})
     added = ((), ())
     digest = BYTE_TOKENIZER
 
@@ -101,6 +107,7 @@ class CharTokenizer:
     """A token is one of the characters the data has, in the order of their code points."""
 
     end_of_document = None
+    special: frozenset[int] = frozenset()
     added = ((), ())
 
     def __init__(self, characters: str) -> None:
@@ -249,6 +256,12 @@ class JsonTokenizer:
     def end_of_document(self) -> int | None:
         """Found by name."""
         return next((self._vocab[name] for name in END_OF_DOCUMENT_NAMES if name in self._vocab), None)
+
+    @property
+    def special(self) -> frozenset[int]:
+        """The added tokens declared as such."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
 
     @property
     def added(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

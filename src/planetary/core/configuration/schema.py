@@ -356,6 +356,8 @@ class EvalConfig(Section, frozen=True):
 
     every: Count = 1  # rounds
     batches: Count = 8  # fixed batches of held-out tokens
+    patience: Index = 0  # evaluations in a row without a gain after which the run ends; 0: it never ends early
+    least_gain: NotNegative = 0.0  # smallest gain, in nats per token below the best held-out loss
 
 
 SectionT = TypeVar("SectionT", bound=KindSection)

@@ -111,5 +111,6 @@ SITE = HonouredKeys(
     kind="site",
     keys=(*SECTIONS, "federation.*", "sinks"),
     without=_FEDERATED
+    | dict.fromkeys(("eval.patience", "eval.least_gain"), "the hub ends a federation, and has these keys, too")
     | dict.fromkeys(("federation.sites", "federation.every_rounds", "federation.parts"), "it is a key of the hub"),
 )

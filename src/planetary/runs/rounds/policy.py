@@ -59,6 +59,8 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     locate: Callable[[int], Slice]  # lease -> place of the tokens
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
+    patience: int = 0  # evaluations without a gain; see `controller.early_stopping`
+    least_gain: float = 0.0  # nats per token
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
     outer: OuterOptimizer = optimizer_of(_OUTER)

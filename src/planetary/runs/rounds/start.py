@@ -243,6 +243,8 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
             for piece, count in prepared.data.eval_chunks(config, chunk)
         ),
         eval_every=config.eval.every,
+        patience=config.eval.patience,
+        least_gain=config.eval.least_gain,
         gateway_delivers=config.data.delivery == "gateway",
         outer=optimizer_of(config.outer),
         merge=MERGE_RULES.pin(config.outer.merge),

@@ -23,6 +23,7 @@ from planetary.runs.rounds import events as e
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.checkpointing import Checkpointing
 from planetary.runs.rounds.controller.desk import RoundsDesk
+from planetary.runs.rounds.controller.early_stopping import why_stopped
 from planetary.runs.rounds.controller.evaluation import Evaluation
 from planetary.runs.rounds.controller.guard import Guard
 from planetary.runs.rounds.controller.leases import Leases
@@ -387,6 +388,8 @@ class Controller(RunController[RoundsDesk, Trainer]):
             what = f"all {done} rounds are trained, but the result of the last one could not be kept"
             return "resource", f"{what}; round {kept} is the newest that is: {self.training.checkpoint.unkept}"
         reason = f"all {length.most_rounds} rounds are done"
+        if self.desk.stops_early:
+            return "done", why_stopped(self.state.evals, self.policy.patience, self.policy.least_gain)
         if done < length.most_rounds:
             reason = f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds"
         return "done", "; ".join(filter(None, (reason, self.guard.rise())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fleet.controller.desk import Desk
+from planetary.runs.rounds.controller.early_stopping import has_stopped_improving
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.sessions import Trainer
 from planetary.runs.rounds.state import ControllerState, OpenRound
@@ -26,9 +27,19 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState, Trainer]):
     # --- how far the run is -----------------------------------------------------------------------------------
 
     @property
+    def stops_early(self) -> bool:
+        """Whether no round follows the one under way, because held-out losses stopped improving.
+
+        If none is under way and the newest parameters are in no checkpoint, one more round follows.
+        """
+        policy, state = self.policy, self.state
+        is_kept = state.open is not None or state.durable_round >= state.round
+        return is_kept and has_stopped_improving(state.evals, policy.patience, policy.least_gain)
+
+    @property
     def has_lease(self) -> bool:
         """Whether a lease is free that the run still trains."""
-        return self.policy.length.has_lease(self.state.ledger.peek())
+        return self.policy.length.has_lease(self.state.ledger.peek()) and not self.stops_early
 
     def free_leases(self, count: int) -> tuple[int, ...]:
         """Return up to `count` free leases of the run, in the order of the data."""
@@ -52,6 +63,8 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState, Trainer]):
     def rounds_left(self) -> int:
         """How many more rounds are expected with the workers that are here, the open one included."""
         state, length = self.state, self.policy.length
+        if self.stops_early:
+            return 0 if state.open is None else state.open.round - state.round
         opened = 0 if state.open is None else state.open.trained
         return length.rounds_left(
             state.round, state.ledger.trained - opened, len(self.ready_workers()) or length.workers
@@ -72,8 +85,9 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState, Trainer]):
         return bool(self.policy.held_out) and version > 0 and self._is_due(version, self.policy.eval_every)
 
     def checkpoint_due(self, round_: int) -> bool:
-        """Whether a checkpoint is written after `round_`."""
-        return self._is_due(round_, self.policy.checkpoint_every)
+        """Whether a checkpoint is written after `round_`; of a run that may stop early, of each evaluated version."""
+        is_due = self._is_due(round_, self.policy.checkpoint_every)
+        return is_due or (self.policy.patience > 0 and self.eval_due(round_))
 
     def _is_due(self, number: int, every: int) -> bool:
         return self.is_last(number) or (every > 0 and number % every == 0)

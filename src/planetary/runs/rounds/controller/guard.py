@@ -99,12 +99,14 @@ class Guard:
         self._failed.clear()
 
     def protected(self) -> tuple[int, ...]:
-        """Return the versions whose checkpoints must stay: the best held-out loss, and the newest that is sane."""
-        sane = self._sane()
-        if not sane:
-            return ()
-        evals = self._desk.state.evals
-        return tuple(sorted({min(sane, key=lambda version: evals[version]), max(sane)}))
+        """Return the versions whose checkpoints must stay: the best held-out loss, and the newest that is sane.
+
+        Of a run that may stop early, those whose evaluation may go on, too: each may be the best.
+        """
+        sane, evals, round_ = self._sane(), self._desk.state.evals, self._desk.state.round
+        newest = (round_ - 1, round_) if self._desk.policy.patience else ()
+        stay = {version for version in newest if version > 0 and version not in evals}
+        return tuple(sorted(stay | ({min(sane, key=lambda version: evals[version]), max(sane)} if sane else set())))
 
     def rise(self) -> str:
         """Say for people that the last held-out loss is higher than the best, or ""."""

@@ -140,7 +140,7 @@ def key_of(artifact: str, reference: str, backend: str, device: str, functions: 
         functions: of a program, those that are checked.
     """
     where = f"{backend} {device} {runtime_identity(backend)}"
-    return " ".join(["checked on device 3", artifact, reference, *sorted(functions), where])
+    return " ".join(["checked on device 4", artifact, reference, *sorted(functions), where])
 
 
 def step_milliseconds(executor: StepRunner, batches: Iterable[Sequence[np.ndarray]]) -> list[float]:

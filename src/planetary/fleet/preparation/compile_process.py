@@ -94,7 +94,9 @@ def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
 def _published(request: StepRequest | ProgramRequest, folder: Path) -> PublishedArtifact:
     portable, cache = (folder / MODULE).read_bytes(), Path(request.cache)
     if isinstance(request, ProgramRequest):
-        return program_compiling.compile_and_verify(portable, request.spec, request.target, cache)
+        return program_compiling.compile_and_verify(
+            portable, request.spec, request.target, cache, compares=request.compares
+        )
     return compile_and_verify(
         portable,
         request.spec,

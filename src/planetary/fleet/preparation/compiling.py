@@ -78,6 +78,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, tag="program"):
     target: CompileTarget
     spec: ProgramSpec
     cache: str
+    compares: bool = True  # on random numbers, with XLA; otherwise workers compare it with something of their own
 
 
 class CompileAnswer(msgspec.Struct, frozen=True):
@@ -140,7 +141,7 @@ async def compile_apart(prepared: StepToCompile, target: CompileTarget, cache: P
 
 
 async def compile_program_apart(
-    program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path
+    program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path, *, compares: bool = True
 ) -> PublishedArtifact:
     """Compile and verify a program for a worker's target in a child process. Raises as `compile_apart`.
 
@@ -150,9 +151,10 @@ async def compile_program_apart(
         integers_below: bounds of integer arguments, for checks on random numbers.
         target: to compile for.
         cache: where artifacts and references are kept.
+        compares: with XLA, on random numbers; False: workers compare it with something of their own.
     """
     spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest, program.weights)
-    return await _published_once(ProgramRequest(target, spec, str(cache)), program.portable)
+    return await _published_once(ProgramRequest(target, spec, str(cache), compares), program.portable)
 
 
 async def _published_once(
@@ -171,7 +173,8 @@ async def _published_once(
     target, cache = request.target, Path(request.cache)
     check_target(target)
     store = BlobStore(cache / "blobs")
-    key = _published_key(store, request.spec.stablehlo_digest, target)
+    compares = isinstance(request, StepRequest) or request.compares
+    key = _published_key(store, request.spec.stablehlo_digest, target, compares=compares)
     known = await asyncio.to_thread(_known, store, key)
     if known is not None:
         return known
@@ -186,7 +189,7 @@ async def _published_once(
     return published
 
 
-def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> str:
+def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget, *, compares: bool) -> str:
     """Return the key of the artifact published for a module and target.
 
     Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags
@@ -199,8 +202,9 @@ def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> s
         "pipeline": PIPELINE_VERSION,
         "packages": environment(),
         "flags": store.resolve(LATEST_CHOICE),
+        "compares": compares,
     }
-    return "published 2 " + json.dumps(parts, sort_keys=True)
+    return "published 3 " + json.dumps(parts, sort_keys=True)
 
 
 def _known(store: BlobStore, key: str) -> PublishedArtifact | None:

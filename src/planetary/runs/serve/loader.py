@@ -12,7 +12,7 @@ class ServingLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         assert isinstance(job, ServingJob)
-        return job.artifact, job.reference, job.weights, *([job.trial] if job.trial else [])
+        return job.artifact, job.weights, job.trial
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         from planetary.runs.serve.role import load

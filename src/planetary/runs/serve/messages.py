@@ -22,13 +22,12 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
         weights: sha256 of the packed parameters.
         params: of the model, in the order in which functions take them.
         trial: sha256 of a sequence with the results of the whole forward pass with these weights, for comparison with
-            the worker's results (`runs.serve.program.trial`); "": the functions were compared with other weights of the
-            model, which is enough.
+            the worker's results (`runs.serve.program.trial`).
     """
 
     weights: str
     params: tuple[TensorSpec, ...]
-    trial: str = ""
+    trial: str
 
     @property
     def loads(self) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from planetary.runs.serve.program.shape import (
     IDS,
     PAGE,
     ROW,
+    SCORE_IDS,
+    SCORE_VALUES,
     SCORES,
     VALUES,
     CallSize,
@@ -60,6 +62,25 @@ class _Found:
         if known:
             errors = np.abs(found[:known] - expected[:known])
             self._note(function, start + int(np.argmax(errors)), float(np.max(errors)))
+
+    def add_likeliest(self, function: str, start: int, ids: np.ndarray, values: np.ndarray) -> None:
+        """Compare the likeliest tokens, i32 and f32 [places, L], after each place from `start` on.
+
+        Raises:
+            CompileError: a log-probability or a token is another one.
+        """
+        known_ids, known = (array[start : start + len(ids)] for array in self.trial.likeliest)
+        last = ids.shape[1] - 1
+        for place, (chosen, row, scores) in enumerate(zip(ids, known_ids, known, strict=True), start):
+            score_of = dict(zip(row.tolist(), scores.tolist(), strict=True))
+            of_chosen = np.array([score_of.get(token, -np.inf) for token in chosen.tolist()])
+            errors = np.abs(values[place - start] - scores[: last + 1])
+            self._note(function, place, float(np.max(errors)))
+            if not (np.all(of_chosen >= scores[last] - 2 * self.trial.accepted) and len(set(chosen.tolist())) > last):
+                raise CompileError(
+                    f"{function} finds {chosen.tolist()} the likeliest tokens after {place + 1} tokens, and the whole "
+                    f"forward pass {row[: last + 1].tolist()}, with these parameters"
+                )
 
     def add_hidden(self, function: str, start: int, count: int, found: np.ndarray) -> None:
         """Compare the sum of the hidden states of `count` places. Raises `CompileError`."""
@@ -118,41 +139,77 @@ def _take(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
         found.add(size.name, end - 1, result, 0)
         if size.scores:
             found.add_scores(size.name, start, end - start, result[SCORES][0])
+            likeliest = (result[name][0, : end - start] for name in (SCORE_IDS, SCORE_VALUES))
+            found.add_likeliest(size.name, start, *likeliest)
             if shape.hidden:
                 found.add_hidden(size.name, start, end - start, result[HIDDEN][0])
 
 
 def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
-    """Continue sequences by a token with one function, each of another length."""
-    tokens = found.trial.tokens
-    chunk = shape.chunks[0]
-    longest = min(len(tokens), chunk, size.context_pages * PAGE if shape.cache_kind.is_shared else shape.window) - 1
+    """Continue sequences by tokens with one function, each of another length.
+
+    A second token reads the first one from the copy of the pages. Where there are pages, a repeated call reads it from
+    them: for a repeated position the copy is made anew.
+    """
+    tokens, chunk, shared = found.trial.tokens, shape.chunks[0], shape.cache_kind.is_shared
+    room = min(len(tokens), chunk + 1, size.context_pages * PAGE if shared else shape.window)
+    longest = room - 2
     ends = [longest - (5 * row) % longest for row in range(size.batch)]
-    prefill = next(one for one in shape.calls if one.name == prefill_name(chunk, size.context_pages))
-    for row in range(size.batch):
-        # Pages of sequences that begin alike can be the same ones; a state cannot.
-        if row == 0 or not shape.cache_kind.is_shared:
-            run(_call(prefill.name, shape, [(tokens, 0, ends[row])], first=row))
-    result = run(_call(size.name, shape, [(tokens, end, end + 1) for end in ends]))
-    for row, end in enumerate(ends):
-        found.add(size.name, end, result, row)
+    prefill = prefill_name(chunk, shape.context_sizes[-1])
+    if not shared:
+        firsts = range(1, 1 + size.batch)
+        for end, first in zip(ends, firsts, strict=True):
+            run(_call(prefill, shape, [(tokens, 0, end)], [first]))
+        _add_tokens(run, shape, size, found, ends=ends, firsts=firsts, steps=(0, 1))
+        return
+    # Every second sequence reads the pages of another text, and is not compared: no sequence may read those of others.
+    other = 1 + shape.pages_for(room)
+    run(_call(prefill, shape, [(tokens, 0, longest)]))
+    apart = size.batch > 1 and shape.pages >= 2 * other - 1
+    if apart:
+        run(_call(prefill, shape, [(tokens[::-1], 0, longest)], [other]))
+    for parity in (0, 1) if apart else (0,):
+        firsts = [other if apart and row % 2 != parity else 1 for row in range(size.batch)]
+        _add_tokens(run, shape, size, found, ends=ends, firsts=firsts, steps=(0, 1, 1))
+
+
+def _add_tokens(
+    run: Run,
+    shape: ServingShape,
+    size: CallSize,
+    found: _Found,
+    *,
+    ends: Sequence[int],
+    firsts: Sequence[int],
+    steps: Sequence[int],
+) -> None:
+    """Add the tokens `steps` places behind `ends` to sequences with these first pages, one after the other.
+
+    Sequences whose pages are those of the first one, or have a state, are compared.
+    """
+    for step in steps:
+        sequences = [(found.trial.tokens, end + step, end + step + 1) for end in ends]
+        result = run(_call(size.name, shape, sequences, firsts))
+        for row, (end, first) in enumerate(zip(ends, firsts, strict=True)):
+            if first == 1 or not shape.cache_kind.is_shared:
+                found.add(size.name, end + step, result, row)
 
 
 def _call(
     function: str,
     shape: ServingShape,
     sequences: Sequence[tuple[Sequence[int], int, int]],
+    firsts: Sequence[int] = (1,),
     *,
     scores: bool = False,
-    first: int = 0,
 ) -> ComputeCall:
-    """Return the call that takes tokens of sequences, each from a place to another; `first`: number of the first
-    sequence.
+    """Return the call that takes tokens of sequences, each from a place to another.
+
+    `firsts` are the first pages of the sequences.
     """
-    pages = []
-    for row, (_, _, end) in enumerate(sequences):
-        begin = 1 if shape.cache_kind.is_shared else 1 + first + row
-        pages.append(tuple(range(begin, begin + shape.pages_for(end))))
+    pages = [
+        tuple(range(first, first + shape.pages_for(end))) for first, (_, _, end) in zip(firsts, sequences, strict=True)
+    ]
     return ComputeCall(
         call=0,
         function=function,

@@ -50,17 +50,13 @@ Send = Callable[[m.Message, Tensors | None], None]
 
 def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
-    program = CheckedProgram(job, job.functions, place)
-    run, report = program.run, program.check(job.functions)
+    run = CheckedProgram(job, job.functions, place).run
     _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
     model = LoadedModel(run, job.shape, weights)
-    if job.trial:
-        trial = decode_trial(place.store.get(job.trial), job.shape)
-        check = partial(check_model, model.compute, job.shape, trial, run.device_name)
-        report = place.checked(job.artifact, f"{job.weights} {job.trial}", run.device_name, check)
-    ready = ServingReady(
-        artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary if report else ""
-    )
+    trial = decode_trial(place.store.get(job.trial), job.shape)
+    check = partial(check_model, model.compute, job.shape, trial, run.device_name)
+    report = place.checked(job.artifact, f"{job.weights} {job.trial}", run.device_name, check)
+    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
     return ServingRole(model, ready, place.send)
 
 

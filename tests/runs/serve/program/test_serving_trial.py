@@ -17,7 +17,7 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import mamba2, nanochat
 from planetary.runs.serve.messages import ComputeCall
 from planetary.runs.serve.model_check import check_model
-from planetary.runs.serve.program.shape import HIDDEN, ROW, VALUES
+from planetary.runs.serve.program.shape import CACHE, HIDDEN, ROW, SCORE_IDS, VALUES
 from planetary.runs.serve.program.traced_model import TracedModel
 from planetary.runs.serve.program.trial import decode_trial, encode_trial
 from planetary.runs.serve.role import LoadedModel
@@ -74,6 +74,34 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
             return found
 
         with pytest.raises(CompileError, match=f"{defect} is .* nats away"):
+            check_model(wrong, device.shape, trial, "this CPU")
+
+
+@pytest.mark.slow
+def test_decoding_that_writes_or_reads_wrong_pages_is_found() -> None:
+    device, model, served = loaded(nanochat)
+    trial = model.trial(device.shape)
+
+    def lost(message: ComputeCall) -> Mapping[str, np.ndarray]:
+        before = served.resident.get([CACHE])[CACHE].copy()
+        found = served.compute(message)
+        if message.function.startswith("decode"):
+            served.resident.put({CACHE: before})  # the copy of the pages has the token
+        return found
+
+    def swapped(message: ComputeCall) -> Mapping[str, np.ndarray]:
+        if message.function.startswith("decode_b2"):
+            message = msgspec.structs.replace(message, page_tables=message.page_tables[::-1])
+        return served.compute(message)
+
+    def scored(message: ComputeCall) -> Mapping[str, np.ndarray]:
+        found = dict(served.compute(message))
+        if SCORE_IDS in found:
+            found[SCORE_IDS] = found[SCORE_IDS][..., ::-1] + 1
+        return found
+
+    for wrong in (lost, swapped, scored):
+        with pytest.raises(CompileError, match="the served model is wrong on this CPU"):
             check_model(wrong, device.shape, trial, "this CPU")
 
 

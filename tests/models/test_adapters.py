@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from planetary.artifacts.adapter_folder import read_adapter
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.store import BlobStore
+from planetary.compiler import ir
 from planetary.compiler.check.meaning import check_meaning
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.adapters import adapted
@@ -50,7 +52,7 @@ def config_of(name: str, **sections: Any) -> Config:
     return config_from_tables({"model": model, "train": BATCH, "data": {"source": "stdlib"}, **sections})
 
 
-def small_model() -> Model:
+def small_model(loss: Callable[..., jax.Array] | None = None) -> Model:
     """Return a model with an embedding, two numbered blocks with [in, out] and [out, in] matrices, and a head."""
     rng = np.random.default_rng(0)
 
@@ -62,7 +64,7 @@ def small_model() -> Model:
         "blocks": [{"up": {"kernel": drawn(6, 9), "bias": drawn(9)}, "down": drawn(6, 9)} for _ in range(2)],
         "head": drawn(6, 11),
     }
-    return export_loss(small_loss, params, (TOKENS % 11, TOKENS % 11), name="small")
+    return export_loss(loss or small_loss, params, (TOKENS % 11, TOKENS % 11), name="small")
 
 
 def small_loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
@@ -71,6 +73,12 @@ def small_loss(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
         x = x + jnp.tanh(x @ block["up"]["kernel"] + block["up"]["bias"]) @ block["down"].T
     chosen = jax.nn.log_softmax(x @ params["head"])
     return -jnp.mean(jnp.take_along_axis(chosen, targets[..., None], -1))
+
+
+def every_operation(function: Any) -> list[Any]:
+    found: list[Any] = []
+    ir.walk(function, found.append)
+    return found
 
 
 def trained(model: Model, steps: int) -> tuple[dict[str, np.ndarray], list[float]]:
@@ -132,6 +140,24 @@ def test_adapters_train_as_in_a_plain_jax_loop() -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
         assert not np.array_equal(found[name], start[name]), name
+
+
+def test_no_gradient_of_a_whole_matrix_is_computed() -> None:
+    """Products have an adapted matrix's shape only where a called function takes the matrix."""
+
+    def called(params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        whole = jax.jit(lambda up: jnp.tanh(params["wte"]["weight"][tokens] @ up), inline=False)
+        return jnp.mean(whole(params["blocks"][0]["up"]["kernel"])) + small_loss(params, tokens, targets)
+
+    for loss, whole_matrix in ((small_loss, False), (called, True)):
+        changed = adapted(small_model(loss), rank=2, alpha=6.0, targets=(), seed=3)
+        assert check_meaning(changed).author == "framework"
+        step = build_train_step(changed, PLAIN)
+        with ir.new_context():
+            module = ir.parse_module(step.portable)
+            operations = [op for function in ir.functions(module).values() for op in every_operation(function)]
+            shapes = [ir.shape_of(op.results[0]) for op in operations if op.name == "stablehlo.dot_general"]
+        assert any(shape in {(6, 9), (9, 6)} for shape in shapes) == whole_matrix
 
 
 def test_adapters_start_as_in_peft_and_change_nothing() -> None:

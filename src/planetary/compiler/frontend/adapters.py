@@ -168,19 +168,75 @@ def _with_changes(
             matrix = block.arguments[position[one.target]]
             element = ir.f64() if one.a.dtype == "f64" else ir.f32()
             a, b = (ir.add_argument(main, ir.tensor(spec.shape, element)) for spec in (one.a, one.b))
-            with ir.insert_before(ir.operations(block)[0]):
-                x, y = (a, b) if one.inputs_first else (b, a)
-                contract = ([0], [1]) if one.inputs_first else ([1], [0])
-                change = ops.dot_general(x, y, contract=contract)
-                change = ops.multiply(change, ops.full_like(change, one.scale))
-                total = ops.add(matrix, ops.convert(change, ir.element_of(matrix)))
-            ir.replace_uses(matrix, total)
-            addition = ir.defining_op(total)
-            assert addition is not None
-            addition.operands[0] = matrix
+            products = _products(matrix) if one.is_linear else None
+            if products is None:
+                _change_matrix(one, matrix, a, b, ir.operations(block)[0])
+            else:
+                for product in products:
+                    _change_product(one, *product, a, b)
         ir.refresh_function_type(main)
         ir.verify(module)
         return written(module)
+
+
+def _change_matrix(one: Adapter, matrix: Value, a: Value, b: Value, first: Any) -> None:
+    """Put W + scale · B A in place of W, before the operation `first`."""
+    with ir.insert_before(first):
+        x, y = (a, b) if one.inputs_first else (b, a)
+        contract = ([0], [1]) if one.inputs_first else ([1], [0])
+        change = ops.dot_general(x, y, contract=contract)
+        change = ops.multiply(change, ops.full_like(change, one.scale))
+        total = ops.add(matrix, ops.convert(change, ir.element_of(matrix)))
+    ir.replace_uses(matrix, total)
+    addition = ir.defining_op(total)
+    assert addition is not None
+    addition.operands[0] = matrix
+
+
+def _change_product(one: Adapter, product: Any, side: int, a: Value, b: Value) -> None:
+    """Add scale · B (A x) to a product of W with a layer's inputs x: no gradient of the size of W is ever computed.
+
+    Args:
+        one: of the matrix W.
+        product: the operation, which sums over one dimension.
+        side: operand of the product that is W.
+        a: of the adapter, [rank, inputs].
+        b: of the adapter, [outputs, rank].
+    """
+    numbers = ir.dot_numbers(product)
+    summed = (numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions)[1 - side][0]
+    with ir.insert_after(product):
+        x = ops.convert(product.operands[1 - side], ir.element_of(a))
+        if side == 1:
+            inner = ops.dot_general(x, a, contract=([summed], [1]))
+            inner = ops.multiply(inner, ops.full_like(inner, one.scale))
+            change = ops.dot_general(inner, b, contract=([len(ir.shape_of(inner)) - 1], [1]))
+        else:
+            inner = ops.dot_general(a, x, contract=([1], [summed]))
+            inner = ops.multiply(inner, ops.full_like(inner, one.scale))
+            change = ops.dot_general(b, inner, contract=([1], [0]))
+        result = product.results[0]
+        total = ops.add(result, ops.convert(change, ir.element_of(result)))
+    ir.replace_uses(result, total)
+    addition = ir.defining_op(total)
+    assert addition is not None
+    addition.operands[0] = result
+
+
+def _products(value: Value) -> list[tuple[Any, int]] | None:
+    """Return the products that take a matrix, each with the operand that it is; None: a called function takes it."""
+    found: list[tuple[Any, int]] = []
+    for op, operand in ir.uses_of(value):
+        if op.name == "stablehlo.dot_general":
+            found.append((op, operand))
+        elif op.name == "stablehlo.transpose" or op.name in _UNCHANGED:
+            inner = _products(op.results[0 if op.name == "stablehlo.transpose" else operand])
+            if inner is None:
+                return None
+            found += inner
+        else:
+            return None
+    return found
 
 
 def _with_locations(module: ir.Module) -> bytes:

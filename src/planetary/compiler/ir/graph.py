@@ -22,6 +22,11 @@ def insert_before(op: Operation) -> mlir.InsertionPoint:
     return mlir.InsertionPoint(op)
 
 
+def insert_after(op: Operation) -> mlir.InsertionPoint:
+    """Context manager: builders insert just after `op`, in the order in which they are called."""
+    return mlir.InsertionPoint.after(op)
+
+
 def located(op: Operation) -> Location:
     """Context manager: builders carry the location of `op`."""
     return op.location

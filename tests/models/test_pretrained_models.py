@@ -96,9 +96,11 @@ def write_checkpoint_without(run: Path, params: dict[str, np.ndarray], frozen: s
     write_checkpoint(run / "checkpoints", Checkpoint(info, kept, kept), keep=1)
 
 
-def from_folder(folder: Path) -> tuple[Config, Model]:
+def from_folder(folder: Path, **batch: int) -> tuple[Config, Model]:
     """Return the configuration and the model, with its weights, that a run with this folder has."""
-    config = config_from_tables({"model": {"source": str(folder)}, "train": BATCH, "data": {"source": "stdlib"}})
+    config = config_from_tables(
+        {"model": {"source": str(folder)}, "train": {**BATCH, **batch}, "data": {"source": "stdlib"}}
+    )
     model = export_model(config.model.source, builder_options(config, config.model.source))
     return config, given_weights(model, config.model)
 

@@ -9,7 +9,7 @@ import pytest
 from stablehlo_interpreter import interpret
 
 from planetary.compiler.frontend.export import find_builder
-from planetary.models import convnet, layers, llama, mamba2, moe, vit
+from planetary.models import convnet, layers, mamba2, moe, rope, vit
 from planetary.models.zoo import ZOO
 
 RNG = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_the_cross_entropy_survives_large_logits() -> None:
 
 def test_rotation_turns_pairs_by_position_and_keeps_lengths() -> None:
     x = np.tile(normal(1, 1, 1, 6), (1, 4, 1, 1))
-    turned = np.asarray(jax.jit(llama.rotate, static_argnums=2)(x, jnp.arange(4.0), 100.0))[0, :, 0]
+    turned = np.asarray(jax.jit(rope.rotate, static_argnums=2)(x, jnp.arange(4.0), 100.0))[0, :, 0]
     as_complex = (x[0, 0, 0, :3] + 1j * x[0, 0, 0, 3:]) * np.exp(
         1j * np.arange(4)[:, None] * 100.0 ** (-np.arange(3) / 3)
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from planetary.artifacts.safetensors_file import read_safetensors
+from planetary.core.configuration.families import Family
 from planetary.core.configuration.pretrained import read_published
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
@@ -25,18 +26,64 @@ def read_pretrained(folder: Path) -> tuple[tuple[TensorSpec, ...], Mapping[str, 
         TrustError: a file is not well formed or was cut.
         OSError: a file cannot be read.
     """
-    layout, _ = read_published(folder)
+    family, _ = read_published(folder)
     specs: list[TensorSpec] = []
     tensors: dict[str, np.ndarray] = {}
     for file in _files(folder):
         found, values = read_safetensors(folder / file)
-        for spec in found:
-            name = layout.own_name(spec.name)
+        specs += found
+        for name, value in values.items():
             if name in tensors:
-                raise UserError(f"{folder}: {spec.name!r} is there twice")
-            specs.append(TensorSpec(name, spec.dtype, spec.shape))
-            tensors[name] = values[spec.name]
-    return tuple(specs), tensors
+                raise UserError(f"{folder}: {name!r} is there twice")
+            tensors[name] = value
+    return own_tensors(family, specs, tensors, where=str(folder))
+
+
+def own_tensors(
+    family: Family, specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray], *, where: str
+) -> tuple[tuple[TensorSpec, ...], dict[str, np.ndarray]]:
+    """Return specs and arrays under own names, with stacked tensors put together.
+
+    Raises:
+        UserError: two have the same name, or a stack has gaps or parts of several types or shapes; `where`: their
+            origin.
+    """
+    parts: dict[str, dict[int | None, TensorSpec]] = {}
+    for spec in specs:
+        name, place = family.own_place(spec.name)
+        if place in parts.setdefault(name, {}):
+            raise UserError(f"{where}: {spec.name!r} is there twice")
+        parts[name][place] = spec
+    found: dict[str, np.ndarray] = {}
+    own: list[TensorSpec] = []
+    for name, places in parts.items():
+        first = next(iter(places.values()))
+        if None in places:
+            shape, found[name] = first.shape, tensors[first.name]
+        else:
+            if set(places) != set(range(len(places))) or any(
+                (spec.dtype, spec.shape) != (first.dtype, first.shape) for spec in places.values()
+            ):
+                raise UserError(f"{where}: the tensors like {first.name!r} are no whole stack of equal ones")
+            found[name] = np.stack([tensors[places[place].name] for place in range(len(places))])
+            if name.endswith(family.turned):
+                found[name] = np.ascontiguousarray(np.swapaxes(found[name], -1, -2))
+            shape = found[name].shape
+        own.append(TensorSpec(name, first.dtype, shape))
+    return tuple(own), found
+
+
+def stored_tensors(family: Family, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return own tensors under the names of the published files, stacks taken apart."""
+    found: dict[str, np.ndarray] = {}
+    for own, value in values.items():
+        name = family.stored_name(own)
+        if "*" not in name:
+            found[name] = value
+            continue
+        for place, part in enumerate(value):
+            found[name.replace("*", str(place))] = part.T if own.endswith(family.turned) else part
+    return found
 
 
 def _files(folder: Path) -> list[str]:

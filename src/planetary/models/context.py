@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ import msgspec
 
 from planetary.models.layers import causal_attention
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""`(query [B, T, H, D], key [B, T, G, D], value like key) -> [B, T, H · D]`."""
+Attention = Callable[..., jax.Array]
+"""`(query [B, T, H, D], key [B, T, G, D], value like key) -> [B, T, H · D]`, with the keywords of `Context.attend`."""
 
 
 class CacheSizes(msgspec.Struct, frozen=True):
@@ -78,7 +78,16 @@ class Context(Protocol):
         """Return the rows of `table` [positions, C] at the tokens' positions: [S, C], or [B, S, C]."""
         ...
 
-    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        layer: int,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> jax.Array:
         """Return causal attention [B, S, H · D] of `query` [B, S, H, D] to the text before it and to itself.
 
         Args:
@@ -86,6 +95,8 @@ class Context(Protocol):
             query: is scaled here.
             key: [B, S, G, D], where G divides H: neighbouring H / G queries share a key.
             value: like `key`.
+            window: how many tokens a query sees, itself included; None: all.
+            cap: bound of the scores' magnitude (`layers.capped`); None: none.
         """
         ...
 
@@ -134,8 +145,8 @@ class WholeText:
     def rows(self, table: jax.Array) -> jax.Array:
         return table[: self._length]
 
-    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        return self._attention(query, key, value)
+    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array, **form: Any) -> jax.Array:
+        return self._attention(query, key, value, **form)
 
     @property
     def counted(self) -> None:

@@ -35,7 +35,14 @@ def softmax(scores: jax.Array) -> jax.Array:
     return exponential / jnp.sum(exponential, axis=-1, keepdims=True)
 
 
-def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    visible: jax.Array | None = None,
+    *,
+    cap: float | None = None,
+) -> jax.Array:
     """Softmax attention. It divides by the sum of the weights after the product with the values (Dao et al. 2022,
     arXiv:2205.14135, algorithm 1), so of all that is T x T the weights alone are kept for the gradient.
 
@@ -45,6 +52,7 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.A
             arXiv:2305.13245).
         value: like `key`.
         visible: bool [T, T], whether a query (rows) sees a key; default: every query sees all keys.
+        cap: bound of the scores' magnitude, see `capped`; None: none.
 
     Returns:
         [B, T, H · D].
@@ -52,7 +60,7 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.A
     batch, length, heads, width = query.shape
     groups = key.shape[2]
     query = (query * width**-0.5).reshape(batch, length, groups, heads // groups, width)
-    scores = jnp.einsum("btghd,bsgd->bghts", query, key)
+    scores = capped(jnp.einsum("btghd,bsgd->bghts", query, key), cap)
     if visible is not None:
         scores = jnp.where(visible, scores, HIDDEN_SCORE)
     weights = jnp.exp(scores - stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
@@ -61,10 +69,22 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.A
     return mixed.reshape(batch, length, heads * width)
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`attention` of each position to itself and those before it."""
+def causal_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, *, window: int | None = None, cap: float | None = None
+) -> jax.Array:
+    """`attention` of each position to itself and those before it: to `window` positions in all, or to every one."""
     length = query.shape[1]
-    return attention(query, key, value, jnp.arange(length)[:, None] >= jnp.arange(length)[None, :])
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return attention(query, key, value, visible, cap=cap)
+
+
+def capped(scores: jax.Array, cap: float | None) -> jax.Array:
+    """Return `cap * tanh(scores / cap)`, which lies between ± `cap` (Gemma team 2024, arXiv:2408.00118); None: as is.
+
+    XLA's and IREE's tanh differ in the last bits only.
+    """
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv:2307.09288), with the parameter names and layouts of the checkpoints.
 
-Pre-norm blocks with RMSNorm, rotary positions, grouped queries, a SwiGLU MLP, no biases, an untied head.
+Pre-norm blocks with RMSNorm, rotary positions, grouped queries, a SwiGLU MLP, no biases, an untied head. Other
+published decoders differ from it by options (`LlamaConfig`).
 
 Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H, V = vocabulary.
 """
@@ -8,9 +9,8 @@ Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,124 +20,49 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
-from planetary.models.layers import cross_entropy, linear, rms_norm
+from planetary.models.layers import capped, cross_entropy, layer_norm, linear, rms_norm
 from planetary.models.model_options import configure, require_counts, require_multiple
-
-
-class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="rope_type"):
-    """One way to stretch them."""
-
-    def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        """Return the frequencies in use, float32, of the original ones, `base` ** (-i / count), in radians a token."""
-        raise NotImplementedError
-
-    @property
-    def amplitude(self) -> float:
-        """The factor of rotated queries and keys."""
-        return 1.0
-
-    def positions(self, published: int) -> int:
-        """Return how long a text may be, in tokens, if `published` is said to be the longest; as vLLM takes it."""
-        return published
-
-
-class Llama3Scaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="llama3"):
-    """As in Llama 3.1: slow frequencies are divided, fast ones are kept.
-
-    Attributes:
-        factor: by which the slow frequencies are divided.
-        low_freq_factor: a wave longer than `original_max_position_embeddings` / this is slow.
-        high_freq_factor: one shorter than `original_max_position_embeddings` / this keeps the frequency.
-        original_max_position_embeddings: length of the texts at first, in tokens.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        waves = self.original_max_position_embeddings * frequency / (2 * math.pi)  # waves in an original text
-        kept = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = jnp.clip(kept, 0.0, 1.0)
-        return (1 - kept) * frequency / self.factor + kept * frequency
-
-
-class LinearScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="linear"):
-    """All frequencies are divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
-
-    factor: float
-
-    def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        return frequency / self.factor
-
-    def positions(self, published: int) -> int:
-        return int(published * self.factor)
-
-
-class YarnScaling(RopeScaling, frozen=True, forbid_unknown_fields=True, tag="yarn"):
-    """Frequencies between a fast and a slow one are divided in part, and scores grow (Peng et al. 2023,
-    arXiv:2309.00071, sections 3.2 to 3.4).
-
-    Attributes:
-        factor: by which slow frequencies are divided.
-        original_max_position_embeddings: length of the texts at first, in tokens.
-        attention_factor: the amplitude; None: 0.1 ln(factor) + 1.
-        beta_fast: a frequency with so many waves in an original text, or more, is kept.
-        beta_slow: one with so many, or fewer, is divided.
-        truncate: whether the places of these two are rounded to whole channels.
-    """
-
-    factor: float
-    original_max_position_embeddings: int
-    attention_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-    def stretched(self, frequency: jax.Array, base: float) -> jax.Array:
-        count = frequency.shape[0]
-
-        def place(waves: float) -> float:
-            return count * math.log(self.original_max_position_embeddings / (waves * 2 * math.pi)) / math.log(base)
-
-        low, high = place(self.beta_fast), place(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, 2 * count - 1)
-        high = high + 0.001 if low == high else high
-        divided = jnp.clip((jnp.arange(count, dtype=jnp.float32) - low) / (high - low), 0.0, 1.0)
-        return divided * frequency / self.factor + (1 - divided) * frequency
-
-    @property
-    def amplitude(self) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        return 1.0 if self.factor <= 1 else 0.1 * math.log(self.factor) + 1.0
-
-    def positions(self, published: int) -> int:
-        """A folder may say the length with or without the stretching."""
-        return max(published, int(self.original_max_position_embeddings * self.factor))
-
-
-AnyScaling = Llama3Scaling | LinearScaling | YarnScaling
+from planetary.models.rope import AnyScaling, RopeScaling, longest_text, require_heads, rotate
 
 
 class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch.
+    """Sizes of the model and of one batch, and the form of the decoder: Llama's by default.
 
-    With `tie_embeddings` the head is the embedding. With `qkv_bias` queries, keys and values have biases, as in Qwen2
-    (Yang et al. 2024, arXiv:2407.10671); with `output_bias` and `mlp_bias` so have attention's output and the MLP. With
-    `qk_norm` the queries and keys of each head are normalised, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388). A head
-    has `head_size` channels, or n_embd / n_head. `n_position` is the longest text the model is meant for, as it is
-    published with it; None: any length.
+    Attributes:
+        n_kv_head: heads of keys and values; each serves n_head / n_kv_head queries.
+        n_hidden: width of the MLP; about 8/3 of n_embd makes it as large as a plain MLP of 4 * n_embd.
+        tie_embeddings: the head is the embedding.
+        qkv_bias: queries, keys and values have biases, as in Qwen2 (Yang et al. 2024, arXiv:2407.10671); with
+            `output_bias` and `mlp_bias` so have attention's output and the MLP.
+        qk_norm: queries and keys are normalised, each head by itself, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388);
+            "all": all heads at once, as in OLMo 2 (OLMo team 2025, arXiv:2501.00656).
+        head_size: channels of a head; None: n_embd / n_head.
+        rope_fraction: part of a head's channels that rotary positions turn, as in GPT-NeoX.
+        learned_positions: a table of `n_position` + 2 rows in place of rotary positions, whose first two rows belong to
+            no position, as in OPT (Zhang et al. 2022, arXiv:2205.01068).
+        n_position: longest text the model is meant for, as it is published with it; None: any length.
+        activation: of the MLP: `silu`, `gelu`, its form with tanh, or `relu`.
+        gated: the MLP has a gate, as in SwiGLU; false: two matrices only.
+        norm: `rms`, or `layer` (with biases).
+        norm_plus_one: a norm multiplies by 1 + weight, as in Gemma (Gemma team 2024, arXiv:2408.00118).
+        norm_place: of a block's norms: before attention and MLP, after them (OLMo 2), or both (Gemma 2).
+        parallel: attention and MLP read the same stream, as in GPT-NeoX (Black et al. 2022, arXiv:2204.06745).
+        fused: one matrix for queries, keys and values: their rows one after the other, and the same for gate and up
+            (`rows`, Phi-3), or head by head (`heads`, GPT-NeoX).
+        window: how many tokens a query sees, itself included; None: all.
+        full_layers: layers that see all tokens in spite of `window`.
+        window_rope_base: base of the plain rotary positions of layers with a window, as in Gemma 3; None: as others.
+        score_scale: factor of products of queries and keys; None: D ** -0.5.
+        score_cap: bound of the scores' magnitude (`layers.capped`), as in Gemma 2; None: none.
+        logit_cap: the same of the logits.
+        scale_embedding: embeddings are multiplied by C ** 0.5, as in Gemma.
     """
 
     n_layer: int = 4
     n_head: int = 4
-    n_kv_head: int = 2  # keys and values; each serves n_head / n_kv_head queries
+    n_kv_head: int = 2
     n_embd: int = 256
-    n_hidden: int = 688  # width of the MLP; about 8/3 of n_embd makes it as large as a plain one of 4 * n_embd
+    n_hidden: int = 688
     rope_base: float = 10_000.0
     vocab_size: int = 256
     sequence_length: int = 128
@@ -148,31 +73,41 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | Literal["all"] = False
     head_size: int | None = None
     rope_scaling: AnyScaling | None = None
+    rope_fraction: float = 1.0
+    learned_positions: bool = False
     n_position: int | None = None
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated: bool = True
+    norm: Literal["rms", "layer"] = "rms"
+    norm_plus_one: bool = False
+    norm_place: Literal["before", "after", "both"] = "before"
+    parallel: bool = False
+    fused: Literal["no", "rows", "heads"] = "no"
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    window_rope_base: float | None = None
+    score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    scale_embedding: bool = False
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
         require_counts("llama", self)
         require_multiple("llama", self, "n_head", "n_kv_head")
-        if self.head_size is None:
-            require_multiple("llama", self, "n_embd", "n_head", times=2)  # rotary positions turn pairs of channels
-        elif self.head_size % 2:
-            raise UserError(f"llama: head_size must be even, found {self.head_size}")
-        if self.positions is not None and self.sequence_length > self.positions:
+        require_heads("llama", self)
+        if not 0 < self.rope_fraction <= 1 or int(self.head_width * self.rope_fraction) % 2:
             raise UserError(
-                f"llama: it has n_position={self.positions} positions (max_position_embeddings in a config.json, with "
-                f"its rope_scaling), fewer than sequence_length={self.sequence_length}: lower train.sequence_length"
+                f"llama: rope_fraction={self.rope_fraction} of {self.head_width} channels: expected an even number of "
+                "them, above 0"
             )
-
-    @property
-    def positions(self) -> int | None:
-        """The longest text the model is meant for, with its stretched positions."""
-        if self.n_position is None:
-            return None
-        return self.n_position if self.rope_scaling is None else self.rope_scaling.positions(self.n_position)
+        if self.parallel and self.norm_place != "before":
+            raise UserError(f"llama: parallel blocks have norms before them, found norm_place={self.norm_place}")
+        if self.learned_positions and self.n_position is None:
+            raise UserError("llama: learned_positions need their number: n_position")
 
     @property
     def head_width(self) -> int:
@@ -212,27 +147,35 @@ def attention_parameters(
     *,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: bool | Literal["all"] = False,
     head_size: int | None = None,
+    is_fused: bool = False,
 ) -> Params:
     """Return the initial distributions of one attention layer; `writes` is the output matrix's deviation."""
     size = head_size or width // n_head
-
-    def projection(outputs: int) -> Params:
-        bias = {"bias": zeros(outputs)} if qkv_bias else {}
-        return {"weight": normal(outputs, width, deviation=0.02), **bias}
-
-    norms = {"q_norm": {"weight": ones(size)}, "k_norm": {"weight": ones(size)}} if qk_norm else {}
+    outputs = {"q_proj": n_head * size, "k_proj": n_kv_head * size, "v_proj": n_kv_head * size}
+    projections = {"qkv_proj": sum(outputs.values())} if is_fused else outputs
+    normed = (outputs["q_proj"], outputs["k_proj"]) if qk_norm == "all" else (size, size)
+    norms = {name: {"weight": ones(count)} for name, count in zip(("q_norm", "k_norm"), normed, strict=True)}
     return {
-        "q_proj": projection(n_head * size),
-        "k_proj": projection(n_kv_head * size),
-        "v_proj": projection(n_kv_head * size),
-        "o_proj": {
-            "weight": normal(width, n_head * size, deviation=writes),
-            **({"bias": zeros(width)} if output_bias else {}),
-        },
-        **norms,
+        **{name: _projection(count, width, 0.02, bias=qkv_bias) for name, count in projections.items()},
+        "o_proj": _projection(width, n_head * size, writes, bias=output_bias),
+        **(norms if qk_norm else {}),
     }
+
+
+def _projection(outputs: int, inputs: int, deviation: float, *, bias: bool) -> Params:
+    return {"weight": normal(outputs, inputs, deviation=deviation), **({"bias": zeros(outputs)} if bias else {})}
+
+
+_NORMS = {
+    "before": ("input_layernorm", "post_attention_layernorm"),
+    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "both": (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
 
 
 def parameters(config: LlamaConfig) -> Params:
@@ -240,12 +183,15 @@ def parameters(config: LlamaConfig) -> Params:
     width, hidden = config.n_embd, config.n_hidden
     writes = 0.02 * (2 * config.n_layer) ** -0.5
 
-    def projection(outputs: int, inputs: int, deviation: float) -> Params:
-        bias = {"bias": zeros(outputs)} if config.mlp_bias else {}
-        return {"weight": normal(outputs, inputs, deviation=deviation), **bias}
+    def norm() -> Params:
+        weight = zeros(width) if config.norm_plus_one else ones(width)
+        return {"weight": weight, **({"bias": zeros(width)} if config.norm == "layer" else {})}
 
+    read = {"up_proj": hidden}
+    if config.gated:
+        read = {"gate_up_proj": 2 * hidden} if config.fused == "rows" else {"gate_proj": hidden, **read}
     block = {
-        "input_layernorm": {"weight": ones(width)},
+        **{name: norm() for name in _NORMS[config.norm_place]},
         "self_attn": attention_parameters(
             width,
             config.n_head,
@@ -255,39 +201,26 @@ def parameters(config: LlamaConfig) -> Params:
             output_bias=config.output_bias,
             qk_norm=config.qk_norm,
             head_size=config.head_size,
+            is_fused=config.fused != "no",
         ),
-        "post_attention_layernorm": {"weight": ones(width)},
         "mlp": {
-            "gate_proj": projection(hidden, width, 0.02),
-            "up_proj": projection(hidden, width, 0.02),
-            "down_proj": projection(width, hidden, writes),
+            **{name: _projection(count, width, 0.02, bias=config.mlp_bias) for name, count in read.items()},
+            "down_proj": _projection(width, hidden, writes, bias=config.mlp_bias),
         },
     }
+    model = {
+        "embed_tokens": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        "layers": [block] * config.n_layer,
+        "norm": norm(),
+    }
+    if config.learned_positions:
+        rows = (config.n_position or 0) + _UNUSED_ROWS
+        model["embed_positions"] = {"weight": normal(rows, width, deviation=0.02)}
     head = {"weight": normal(config.vocab_size, width, deviation=0.02)}
-    return {
-        "model": {
-            "embed_tokens": {"weight": normal(config.vocab_size, width, deviation=0.02)},
-            "layers": [block] * config.n_layer,
-            "norm": {"weight": ones(width)},
-        },
-        **({} if config.tie_embeddings else {"lm_head": head}),
-    }
+    return {"model": model, **({} if config.tie_embeddings else {"lm_head": head})}
 
 
-def rotate(x: jax.Array, positions: jax.Array, base: float, scaling: RopeScaling | None = None) -> jax.Array:
-    """Apply rotary `positions` to `x` [B, S, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34); channel i pairs
-    with channel i + D / 2, as in the published checkpoints.
-    """
-    half = x.shape[3] // 2
-    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    if scaling is not None:
-        frequency = scaling.stretched(frequency, base)
-    angle = positions[..., None] * frequency
-    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
-    if scaling is not None and scaling.amplitude != 1.0:
-        cos, sin = scaling.amplitude * cos, scaling.amplitude * sin
-    first, second = x[..., :half], x[..., half:]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+_UNUSED_ROWS = 2  # first rows of OPT's table of positions
 
 
 def attention(
@@ -295,52 +228,145 @@ def attention(
     x: jax.Array,
     n_head: int,
     n_kv_head: int,
-    rope_base: float,
+    rope_base: float | None,
     *,
     layer: int,
     context: Context,
     rope_scaling: RopeScaling | None = None,
+    rope_fraction: float = 1.0,
     head_size: int | None = None,
-    norm_epsilon: float = 1e-6,
+    norm: Norm = rms_norm,
+    by_heads: bool = False,
+    score_scale: float | None = None,
+    **form: Any,
 ) -> jax.Array:
-    """Causal self-attention over `x` [B, S, C] with `n_kv_head` keys and values; `norm_epsilon` is of `q_norm`."""
+    """Causal self-attention over `x` [B, S, C] with `n_kv_head` keys and values.
+
+    Args:
+        rope_base: None: no rotary positions.
+        norm: of queries and keys, where `params` has weights for it.
+        by_heads: the fused matrix has queries, keys and values head by head.
+        form: keywords of `Context.attend`.
+    """
     batch, length, width = x.shape
     size = head_size or width // n_head
-    query = linear(params["q_proj"], x).reshape(batch, length, n_head, size)
-    key = linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size)
-    if "q_norm" in params:
-        query, key = rms_norm(params["q_norm"], query, norm_epsilon), rms_norm(params["k_norm"], key, norm_epsilon)
-    query = rotate(query, context.positions, rope_base, rope_scaling)
-    key = rotate(key, context.positions, rope_base, rope_scaling)
-    value = linear(params["v_proj"], x).reshape(batch, length, n_kv_head, size)
-    return linear(params["o_proj"], context.attend(layer, query, key, value))
+    if "qkv_proj" in params:
+        query, key, value = _split(linear(params["qkv_proj"], x), n_head, n_kv_head, size, by_heads=by_heads)
+    else:
+        query, key, value = (linear(params[name], x) for name in ("q_proj", "k_proj", "v_proj"))
+
+    def normed(name: str, x: jax.Array, heads: int) -> jax.Array:
+        """Return [B, S, heads, D]; the shape of the weights says whether a norm is of one head or of all."""
+        x = x.reshape(batch, length, heads, size)
+        if name not in params:
+            return x
+        weights = params[name]["weight"].shape[0]
+        return norm(params[name], x.reshape(batch, length, -1, weights)).reshape(batch, length, heads, size)
+
+    query, key = normed("q_norm", query, n_head), normed("k_norm", key, n_kv_head)
+    if rope_base is not None:
+        query, key = (rotate(one, context.positions, rope_base, rope_scaling, rope_fraction) for one in (query, key))
+    if score_scale is not None:
+        query = query * (score_scale * size**0.5)  # `attend` multiplies by size ** -0.5
+    value = value.reshape(batch, length, n_kv_head, size)
+    return linear(params["o_proj"], context.attend(layer, query, key, value, **form))
 
 
-def mlp(params: Params, x: jax.Array) -> jax.Array:
-    """SwiGLU over `x` [B, T, C] (Shazeer 2020, arXiv:2002.05202)."""
-    return linear(params["down_proj"], jax.nn.silu(linear(params["gate_proj"], x)) * linear(params["up_proj"], x))
+def _split(x: jax.Array, n_head: int, n_kv_head: int, size: int, *, by_heads: bool) -> Sequence[jax.Array]:
+    """Return queries, keys and values of a fused product [B, S, (H + 2 G) · D]."""
+    if not by_heads:
+        return jnp.split(x, (n_head * size, (n_head + n_kv_head) * size), axis=-1)
+    parts = x.reshape(*x.shape[:2], n_head, 3, size)
+    return [parts[..., part, :] for part in range(3)]
+
+
+def mlp(params: Params, x: jax.Array, activation: Callable[[jax.Array], jax.Array] = jax.nn.silu) -> jax.Array:
+    """SwiGLU over `x` [B, T, C] (Shazeer 2020, arXiv:2002.05202), or without a gate where `params` has none."""
+    if "gate_up_proj" in params:
+        gate, up = jnp.split(linear(params["gate_up_proj"], x), 2, axis=-1)
+        return linear(params["down_proj"], activation(gate) * up)
+    up = linear(params["up_proj"], x)
+    hidden = activation(linear(params["gate_proj"], x)) * up if "gate_proj" in params else activation(up)
+    return linear(params["down_proj"], hidden)
+
+
+Norm = Callable[[Params, jax.Array], jax.Array]
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": lambda x: jnp.maximum(x, 0.0),
+}
+
+
+def _norm_of(config: LlamaConfig) -> Norm:
+    if config.norm == "layer":
+        return functools.partial(layer_norm, epsilon=config.norm_epsilon)
+    plain = functools.partial(rms_norm, epsilon=config.norm_epsilon)
+    return (lambda params, x: plain({"weight": 1.0 + params["weight"]}, x)) if config.norm_plus_one else plain
+
+
+def _block(
+    params: Params,
+    x: jax.Array,
+    config: LlamaConfig,
+    attend: Callable[[jax.Array], jax.Array],
+    feed: Callable[[jax.Array], jax.Array],
+) -> jax.Array:
+    """Return the residual stream after attention and MLP."""
+    norms = [functools.partial(_norm_of(config), params[name]) for name in _NORMS[config.norm_place]]
+    if config.norm_place == "before":
+        mixed = x + attend(norms[0](x))
+        return mixed + feed(norms[1](x if config.parallel else mixed))
+    if config.norm_place == "after":
+        x = x + norms[0](attend(x))
+        return x + norms[1](feed(x))
+    x = x + norms[1](attend(norms[0](x)))
+    return x + norms[3](feed(norms[2](x)))
 
 
 def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Context) -> jax.Array:
     """Return next-token logits of `tokens` i32 [B, S] where `context` wants them."""
-    model, epsilon = params["model"], config.norm_epsilon
+    model, norm, activation = params["model"], _norm_of(config), _ACTIVATIONS[config.activation]
     x = model["embed_tokens"]["weight"][tokens]
+    if config.scale_embedding:
+        x = x * config.n_embd**0.5
+    if config.learned_positions:
+        x = x + context.rows(model["embed_positions"]["weight"][_UNUSED_ROWS:])
     for index, layer in enumerate(model["layers"]):
-        x = x + attention(
+        attend = functools.partial(
+            attention,
             layer["self_attn"],
-            rms_norm(layer["input_layernorm"], x, epsilon),
-            config.n_head,
-            config.n_kv_head,
-            config.rope_base,
+            n_head=config.n_head,
+            n_kv_head=config.n_kv_head,
             layer=index,
             context=context,
-            rope_scaling=config.rope_scaling,
             head_size=config.head_size,
-            norm_epsilon=epsilon,
+            norm=norm,
+            by_heads=config.fused == "heads",
+            score_scale=config.score_scale,
+            **_form_of(config, index),
         )
-        x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x, epsilon))
+        x = _block(layer, x, config, attend, functools.partial(mlp, layer["mlp"], activation=activation))
     head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
-    return linear(head, context.wanted(rms_norm(model["norm"], x, epsilon)))
+    return capped(linear(head, context.wanted(norm(model["norm"], x))), config.logit_cap)
+
+
+def _form_of(config: LlamaConfig, layer: int) -> dict[str, Any]:
+    """Return the keywords of `attention` that differ from layer to layer or are not Llama's."""
+    form: dict[str, Any] = {"rope_base": config.rope_base, "rope_scaling": config.rope_scaling}
+    if config.learned_positions:
+        form = {"rope_base": None}
+    elif config.rope_fraction != 1.0:
+        form["rope_fraction"] = config.rope_fraction
+    if config.score_cap is not None:
+        form["cap"] = config.score_cap
+    if config.window is not None and layer not in config.full_layers:
+        form["window"] = config.window
+        if config.window_rope_base is not None:
+            form |= {"rope_base": config.window_rope_base, "rope_scaling": None}
+    return form
 
 
 def _configure(options: Mapping[str, Any]) -> LlamaConfig:
@@ -367,7 +393,7 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 def cache_sizes(**options: Any) -> CacheSizes:
     config = _configure(options)
-    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, config.positions)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, longest_text(config))
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:

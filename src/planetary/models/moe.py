@@ -26,30 +26,49 @@ from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.layers import HIDDEN_SCORE, cross_entropy, linear, rms_norm, softmax
 from planetary.models.llama import attention, attention_parameters
 from planetary.models.model_options import configure, require_counts, require_multiple
+from planetary.models.rope import AnyScaling, longest_text, require_heads
 
 
 class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch."""
+    """Sizes of the model and of one batch.
+
+    Attributes:
+        n_active: experts per token.
+        n_hidden: width of one expert.
+        balance: weight of the load-balancing loss; 0: none.
+        share_gates: a token's gates have the sum 1, as in Mixtral; false: they are the softmax over all experts.
+        qk_norm, head_size, rope_scaling, n_position, window, tie_embeddings: as of `llama.LlamaConfig`.
+    """
 
     n_layer: int = 4
     n_head: int = 4
     n_kv_head: int = 2
     n_embd: int = 256
     n_expert: int = 8
-    n_active: int = 2  # experts per token
-    n_hidden: int = 128  # width of one expert
-    balance: float = 0.01  # weight of the load-balancing loss; 0: none
+    n_active: int = 2
+    n_hidden: int = 128
+    balance: float = 0.01
     rope_base: float = 10_000.0
     vocab_size: int = 256
     sequence_length: int = 128
     batch_size: int = 8
     seed: int = 0
+    norm_epsilon: float = 1e-5
+    tie_embeddings: bool = False
+    share_gates: bool = True
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    head_size: int | None = None
+    rope_scaling: AnyScaling | None = None
+    n_position: int | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
         require_counts("moe", self)
         require_multiple("moe", self, "n_head", "n_kv_head")
-        require_multiple("moe", self, "n_embd", "n_head", times=2)
+        require_heads("moe", self)
         if self.n_active > self.n_expert:
             raise UserError(f"moe: n_active={self.n_active} experts per token, but n_expert={self.n_expert} in all")
 
@@ -89,7 +108,16 @@ def parameters(config: MoeModelConfig) -> Params:
     writes = 0.02 * (2 * config.n_layer) ** -0.5
     block = {
         "attention_norm": {"weight": ones(width)},
-        "attention": attention_parameters(width, config.n_head, config.n_kv_head, writes),
+        "attention": attention_parameters(
+            width,
+            config.n_head,
+            config.n_kv_head,
+            writes,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            qk_norm=config.qk_norm,
+            head_size=config.head_size,
+        ),
         "expert_norm": {"weight": ones(width)},
         "router": {"weight": normal(experts, width, deviation=0.02)},
         "experts": {
@@ -102,7 +130,7 @@ def parameters(config: MoeModelConfig) -> Params:
         "embedding": {"weight": normal(config.vocab_size, width, deviation=0.02)},
         "layers": [block] * config.n_layer,
         "norm": {"weight": ones(width)},
-        "head": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        **({} if config.tie_embeddings else {"head": {"weight": normal(config.vocab_size, width, deviation=0.02)}}),
     }
 
 
@@ -121,17 +149,17 @@ def chosen_experts(scores: jax.Array, n_active: int) -> jax.Array:
     return beaten_by < n_active
 
 
-def route(params: Params, x: jax.Array, n_active: int) -> tuple[jax.Array, jax.Array]:
+def route(params: Params, x: jax.Array, n_active: int, *, share: bool = True) -> tuple[jax.Array, jax.Array]:
     """Return the gates [N, E] of tokens `x` [N, C] and the load-balancing loss.
 
-    A gate is a softmax over the chosen experts' scores and 0 for the others. The loss is 1 where all experts
-    get equal shares and grows with the imbalance (Fedus et al. 2021, arXiv:2101.03961, eq. 4–6).
+    A gate is a softmax over the chosen experts' scores, or over all where not `share`, and 0 for the others. The loss
+    is 1 where all experts get equal shares and grows with the imbalance (Fedus et al. 2021, arXiv:2101.03961, eq. 4–6).
     """
     scores = linear(params, x)
     chosen = chosen_experts(scores, n_active)
-    gates = softmax(jnp.where(chosen, scores, HIDDEN_SCORE))
-    share = jnp.mean(chosen.astype(jnp.float32), axis=0) / n_active
-    balance = scores.shape[1] * jnp.sum(share * jnp.mean(softmax(scores), axis=0))
+    gates = softmax(jnp.where(chosen, scores, HIDDEN_SCORE)) if share else jnp.where(chosen, softmax(scores), 0.0)
+    load = jnp.mean(chosen.astype(jnp.float32), axis=0) / n_active
+    balance = scores.shape[1] * jnp.sum(load * jnp.mean(softmax(scores), axis=0))
     return gates, balance
 
 
@@ -148,17 +176,29 @@ def forward(params: Params, tokens: jax.Array, config: MoeModelConfig, context: 
     [B, S].
     """
     x = params["embedding"]["weight"][tokens]
+    norm = functools.partial(rms_norm, epsilon=config.norm_epsilon)
+    form: dict[str, Any] = {} if config.window is None else {"window": config.window}
     balances = []
     for index, layer in enumerate(params["layers"]):
-        read = rms_norm(layer["attention_norm"], x)
         x = x + attention(
-            layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base, layer=index, context=context
+            layer["attention"],
+            norm(layer["attention_norm"], x),
+            config.n_head,
+            config.n_kv_head,
+            config.rope_base,
+            layer=index,
+            context=context,
+            rope_scaling=config.rope_scaling,
+            head_size=config.head_size,
+            norm=norm,
+            **form,
         )
-        flat = rms_norm(layer["expert_norm"], x).reshape(-1, config.n_embd)
-        gates, balance = route(layer["router"], flat, config.n_active)
+        flat = norm(layer["expert_norm"], x).reshape(-1, config.n_embd)
+        gates, balance = route(layer["router"], flat, config.n_active, share=config.share_gates)
         x = x + expert_layer(layer["experts"], flat, gates).reshape(x.shape)
         balances.append(balance)
-    return linear(params["head"], context.wanted(rms_norm(params["norm"], x))), jnp.mean(jnp.stack(balances))
+    head = params["embedding"] if config.tie_embeddings else params["head"]
+    return linear(head, context.wanted(norm(params["norm"], x))), jnp.mean(jnp.stack(balances))
 
 
 def apply(params: Params, tokens: jax.Array, config: MoeModelConfig) -> jax.Array:
@@ -182,11 +222,17 @@ def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
 
 def cache_sizes(**options: Any) -> CacheSizes:
     config = configure("moe", MoeModelConfig, options)
-    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
+    width = config.head_size or config.n_embd // config.n_head
+    return CacheSizes(config.n_layer, config.n_kv_head, width, longest_text(config))
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
     return forward(params, tokens, configure("moe", MoeModelConfig, options), context)[0]
+
+
+def all_options(**options: Any) -> dict[str, Any]:
+    """Return the options with those that are not given, as `build(**options)` takes them."""
+    return msgspec.to_builtins(configure("moe", MoeModelConfig, options))
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

@@ -281,8 +281,8 @@ def serve(
     `stop`, or this program, however that ends.
 
     Args:
-        model: a run or run folder (its newest checkpoint), a checkpoint's folder, a folder with a pretrained GPT-2,
-            Llama or Qwen or of `planetary export --serving`, a StableHLO model, or a configuration with a section
+        model: a run or run folder (its newest checkpoint), a checkpoint's folder, a folder with a pretrained
+            model or of `planetary export --serving`, a StableHLO model, or a configuration with a section
             [serve].
         host: address of the endpoint, in place of `serve.host`: by default 127.0.0.1, this machine alone. Others need
             `overrides={"serve.keys": FILE}`.

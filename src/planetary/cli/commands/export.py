@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             (loss_fn, params, example_batch): loss_fn(params, *example_batch) is a
             scalar, params any pytree. With --format hf it is the model of a run, as
             a folder for from_pretrained of transformers: config.json, model.safetensors
-            and the tokenizer, for runs of a GPT-2 or a Llama; adapters are merged. With
+            and the tokenizer, for the families in docs/models.md; adapters are merged. With
             --format peft it is the adapters of a run alone, for PeftModel.from_pretrained.
             With --serving it is the
             model that `planetary serve SOURCE` serves, as a folder that it serves without

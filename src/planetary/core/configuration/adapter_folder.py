@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.configuration.pretrained import LAYOUTS, Layout, read_settings
+from planetary.core.configuration.families import family_of
+from planetary.core.configuration.pretrained import read_settings
 from planetary.core.errors import UserError
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -17,11 +18,6 @@ _UNSUPPORTED = (
     *("layer_replication", "trainable_token_indices", "target_parameters", "lora_bias", "use_qalora", "arrow_config"),
 )
 """Keys of `adapter_config.json` that make another function of a model when they are set."""
-
-
-def layout_of_source(source: str) -> Layout | None:
-    """Return a layout of the published models that a function builds; None: there is none."""
-    return next((layout for layout in LAYOUTS if layout.source == source), None)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -56,9 +52,10 @@ def adapter_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     if all(adapter.get(name) for name in ("rank", "alpha", "targets")):
         return dict(tables)  # the folder may be gone when a run is resumed
     found, model = read_adapter_config(folder), tables.get("model", {})
-    layout = layout_of_source(str(model.get("source", ""))) if isinstance(model, Mapping) else None
-    if layout is not None:
-        found["targets"] = [layout.own_name(name) for name in found["targets"]]
+    options = model.get("options", {}) if isinstance(model, Mapping) else None
+    family = family_of(str(model.get("source", "")), options) if isinstance(options, Mapping) else None
+    if family is not None:
+        found["targets"] = [family.own_name(name) for name in found["targets"]]
     for name in ("rank", "alpha"):
         if adapter.get(name, found[name]) != found[name]:
             raise UserError(

@@ -75,7 +75,7 @@ class ModelConfig(Section, frozen=True):
     """`[model]`: the model, as code or as an exported module."""
 
     # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file, of an exported folder, or of a
-    # folder with a pretrained GPT-2, Llama or Qwen as `transformers` keeps it
+    # folder with a pretrained model as `transformers` keeps it
     source: Text = "planetary.models.nanochat:build"
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
     # those of a smaller model, which a run with `train.target_minutes` takes where even the fewest rounds of the model

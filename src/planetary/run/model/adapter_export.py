@@ -10,7 +10,8 @@ import msgspec
 from planetary.artifacts.adapter_folder import write_adapter
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG, layout_of_source
+from planetary.core.configuration.adapter_folder import ADAPTER_CONFIG
+from planetary.core.configuration.families import family_of
 from planetary.core.configuration.pretrained import is_pretrained
 from planetary.core.errors import UserError
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG
@@ -87,7 +88,7 @@ def _published(config: Config, modules: list[str], *, inputs_first: bool) -> dic
     base = config.model.weights
     return {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if layout_of_source(config.model.source) is not None else None,
+        "task_type": "CAUSAL_LM" if family_of(config.model.source, config.model.options) is not None else None,
         "base_model_name_or_path": base if base and is_pretrained(Path(base)) else None,
         "r": config.adapter.rank,
         "lora_alpha": config.adapter.alpha,

@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
-from planetary.artifacts.pretrained_weights import WEIGHTS_FILE
+from planetary.artifacts.pretrained_weights import WEIGHTS_FILE, stored_tensors
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.pretrained import CONFIG_FILE, LAYOUTS, TOKENIZER_FILE, Layout
+from planetary.core.configuration.families import FAMILIES, Family, family_of
+from planetary.core.configuration.pretrained import CONFIG_FILE, TOKENIZER_FILE, read_settings
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import JsonTokenizer, Tokenizer
@@ -67,18 +68,19 @@ def export_pretrained(
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
     config = load_config(run / CONFIG)
-    layout = _layout_of(config)
+    kept = kept_files(config, run)
+    source = read_settings(kept[CONFIG_FILE], "the pretrained model") if CONFIG_FILE in kept else {}
+    family = _family_of(config, source)
     if (folder / CONFIG_FILE).exists() and not force:
         raise UserError(
             f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
         )
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
     tokenizer, no_tokenizer = _tokenizer(run, config)
-    kept = kept_files(config, run)
-    published = _published(layout, config, tokenizer, kept)
+    published = _published(family, config, tokenizer, kept, source)
     _, template = code_of(config)
     values = all_values(run, config, tree_names(template), found.params)
-    params = {layout.stored_name(name): value for name, value in values.items()}
+    params = stored_tensors(family, values)
     specs = [TensorSpec(name, "f32", value.shape) for name, value in sorted(params.items())]
     (folder / CONFIG_FILE).unlink(missing_ok=True)  # until the last file is there it is no model
     for name in COMPANIONS - set(kept):
@@ -97,18 +99,24 @@ def export_pretrained(
     write_atomically(folder / CONFIG_FILE, _json(published))
     return PretrainedExport(
         folder=folder,
-        architecture=layout.architecture,
+        architecture=family.architecture,
         round=found.info.round,
         param_count=sum(spec.size for spec in specs),
         no_tokenizer=no_tokenizer,
     )
 
 
-def _layout_of(config: Config) -> Layout:
-    for layout in LAYOUTS:
-        if layout.source == config.model.source and layout.describes(config.model.options):
-            return layout
-    sources = ", ".join(dict.fromkeys(layout.source for layout in LAYOUTS))
+def _family_of(config: Config, source: Mapping[str, Any]) -> Family:
+    """Return the family of a run's model; `source`: the `config.json` it started from, or an empty one."""
+    family = family_of(config.model.source, config.model.options, source.get("model_type", ""))
+    if family is not None:
+        return family
+    sources = ", ".join(dict.fromkeys(family.source for family in FAMILIES))
+    if config.model.source in sources:
+        raise UserError(
+            f"transformers has no model that is {config.model.source} with these model.options; its families are "
+            f"{', '.join(family.model_type for family in FAMILIES)}"
+        )
     raise UserError(
         f"transformers has no model that is {config.model.source}: this format is for {sources}. A PyTorch module gets "
         "its trained weights from planetary.torch.load_into, and can then be saved as any module; the checkpoint's "
@@ -116,29 +124,30 @@ def _layout_of(config: Config) -> Layout:
     )
 
 
-def _published(layout: Layout, config: Config, tokenizer: Tokenizer | None, kept: Mapping[str, Path]) -> dict[str, Any]:
+def _published(
+    family: Family, config: Config, tokenizer: Tokenizer | None, kept: Mapping[str, Path], source: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the `config.json`: that of the folder which the run started from, with the changes of training."""
-    place = layout.source.rpartition(":")[0]
-    source = json.loads(kept[CONFIG_FILE].read_bytes()) if CONFIG_FILE in kept else {}
+    place = family.source.rpartition(":")[0]
     now: dict[str, Any] = {
-        "architectures": [layout.architecture],
-        "model_type": layout.model_type,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "dtype": "float32",
         "torch_dtype": "float32",  # the same for transformers before 5
     }
-    if not _has_same_sizes(layout, source, config.model.options):
-        options = importlib.import_module(place).all_options(**builder_options(config, layout.source))
-        now |= layout.published(options)
+    if not _has_same_sizes(family, source, config.model.options):
+        options = importlib.import_module(place).all_options(**builder_options(config, family.source))
+        now |= family.published(options)
     if not source or TOKENIZER_FILE not in kept:  # ids of the source are those of another vocabulary
         now |= _special_ids(tokenizer, kept)
     return {**source, **now}
 
 
-def _has_same_sizes(layout: Layout, source: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+def _has_same_sizes(family: Family, source: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """Whether a `config.json` stands for the given options, perhaps with unknown keys."""
-    if source.get("model_type") != layout.model_type:
+    if source.get("model_type") != family.model_type:
         return False
-    return all(given.get(name) == value for name, value in layout.options(source).items())
+    return all(given.get(name) == value for name, value in family.options(source).items())
 
 
 def _special_ids(tokenizer: Tokenizer | None, kept: Mapping[str, Path]) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def _trained(path: Path, serve: ServeConfig) -> TracedModel:
     if not (run / CONFIG).is_file():
         raise UserError(
             f"there is no model in {path}: expected a run folder, a checkpoint folder of one, a .mlir file, the folder "
-            "of an exported model, or of a pretrained GPT-2, Llama or Qwen"
+            "of an exported model, or of a pretrained model as `transformers` keeps it"
         )
     config = load_config(run / CONFIG)
     if serve.experts != "real":
@@ -392,10 +392,10 @@ def _texts_in(folder: Path, published: Mapping[str, Any], tokenizer: Tokenizer) 
 def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     if serve.experts != "real":
         raise UserError(f"serve.experts = {serve.experts!r}: {folder} is no mixture, whose run has surrogates")
-    layout, published = read_published(folder)
-    options = layout.options(published)
+    family, published = read_published(folder)
+    options = family.options(published)
     specs, tensors = read_pretrained(folder)
-    unneeded = layout.unneeded(options)
+    unneeded = family.unneeded(options)
     values = {
         spec.name: as_float(tensors[spec.name], spec.dtype).astype(np.float32)
         for spec in specs
@@ -403,16 +403,16 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     }
     window = options.get("n_position") or published.get("max_position_embeddings") or 1024
     options = {**options, "sequence_length": min(window, 1024), "batch_size": 1}
-    _, template, _ = find_builder(layout.source)(**options)
+    _, template, _ = find_builder(family.source)(**options)
     if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))
-    cached = _cached(layout.source, options)
-    assert cached is not None, f"{layout.source} has no decode"
+    cached = _cached(family.source, options)
+    assert cached is not None, f"{family.source} has no decode"
     return _served(
         folder.resolve().name,
         cached[0],
-        fill_tree(template, values, layout.source, whole=True),
+        fill_tree(template, values, family.source, whole=True),
         cached[1],
         window=window,
         tokenizer=tokenizer,

@@ -26,7 +26,7 @@ class ServeConfig(KindSection, frozen=True):
     section: ClassVar[str] = "serve"
     paths: ClassVar[tuple[str, ...]] = ("model", "keys", "chat_template")
 
-    # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
+    # run folder, checkpoint folder of one, folder of a pretrained model or of
     # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
     name: str = ""  # model name for clients; empty: the folder's name

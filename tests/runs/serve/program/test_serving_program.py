@@ -42,6 +42,7 @@ MODELS: list[Any] = [
     pytest.param(gpt2, {"sequence_length": WINDOW}, marks=pytest.mark.slow),
     pytest.param(llama, {}, marks=pytest.mark.slow),
     pytest.param(llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}, marks=pytest.mark.slow),
+    pytest.param(llama, {"window": PAGE + 3, "score_cap": 2.0, "full_layers": (1,)}, marks=pytest.mark.slow),
     pytest.param(moe, {}, marks=pytest.mark.slow),
     pytest.param(latent_moe, {}, marks=pytest.mark.slow),
     pytest.param(mamba2, {}, marks=pytest.mark.slow),

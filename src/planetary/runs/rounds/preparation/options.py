@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planetary.core.config import Config, ModelConfig, is_function
-from planetary.core.configuration.adapter_folder import layout_of_source
+from planetary.core.configuration.families import family_of
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import INNER_OPTIMIZERS, SCHEDULES
@@ -102,8 +102,8 @@ def with_adapters(model: Model, config: Config) -> Model:
 
 def stored_names(config: Config) -> Callable[[str], str]:
     """Return the function from a tensor's name to the name in the folders of published models."""
-    layout = layout_of_source(config.model.source)
-    return layout.stored_name if layout is not None else str
+    family = family_of(config.model.source, config.model.options)
+    return family.stored_name if family is not None else str
 
 
 def base_digests(model: Model, config: Config) -> dict[str, str]:

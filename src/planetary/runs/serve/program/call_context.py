@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from planetary.models.context import WholeText
-from planetary.models.layers import HIDDEN_SCORE
+from planetary.models.layers import HIDDEN_SCORE, capped
 from planetary.runs.serve.program.cache_kinds import PAGE
 
 
@@ -67,7 +67,16 @@ class PagedContext:
         # chunk's unused end may be there.
         return jnp.take(table, jnp.clip(self._positions(), 0, table.shape[0] - 1), axis=0, mode="clip")
 
-    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        layer: int,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> jax.Array:
         """One softmax over cached and new keys."""
         batch, count, heads, width = query.shape
         groups = key.shape[2]
@@ -75,11 +84,15 @@ class PagedContext:
         context = self._pages.shape[1] * PAGE
         before = [self._before(part, groups, width).astype(query.dtype) for part in (2 * layer, 2 * layer + 1)]
         query = (query * width**-0.5).reshape(batch, count, groups, heads // groups, width)
-        seen = jnp.arange(context)[None, :] < self._start[:, None]
+        seen, own = _seen(context, self._start)[:, None, None, None, :], _causal(count)
+        if window is not None:
+            near = jnp.arange(context)[None, None, :] > self._positions()[:, :, None] - window  # [B, S, T]
+            seen = seen & near[:, None, None, :, :]
+            own = own & ~_causal(count, window)
         scores = jnp.concatenate(
             [
-                _masked(jnp.einsum("bsghd,bgtd->bghst", query, before[0]), seen[:, None, None, None, :]),
-                _masked(jnp.einsum("bsghd,btgd->bghst", query, key), _causal(count)),
+                _masked(capped(jnp.einsum("bsghd,bgtd->bghst", query, before[0]), cap), seen),
+                _masked(capped(jnp.einsum("bsghd,btgd->bghst", query, key), cap), own),
             ],
             axis=-1,
         )
@@ -150,16 +163,27 @@ class GatheredContext(PagedContext):
         super().__init__(tokens, start, length, pages, cache)
         self._keys, self._values = gathered[::2], gathered[1::2]
 
-    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    def attend(
+        self,
+        layer: int,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        window: int | None = None,
+        cap: float | None = None,
+    ) -> jax.Array:
         """One softmax over cached keys and the new one."""
         batch, _, heads, width = query.shape
         groups = key.shape[2]
         self._new[layer] = key, value
         keys, values = self._keys[layer].astype(query.dtype), self._values[layer].astype(query.dtype)
         query = (query * width**-0.5).reshape(batch, groups, heads // groups, width)
-        seen = jnp.arange(keys.shape[-1])[None, :] < self._start[:, None]
-        scores = _masked(jnp.einsum("bghd,bgdt->bght", query, keys), seen[:, None, None, :])
-        own = jnp.sum(query * key.reshape(batch, groups, 1, width), axis=-1)
+        seen = _seen(keys.shape[-1], self._start)
+        if window is not None:
+            seen = seen & ~_seen(keys.shape[-1], self._start - (window - 1))
+        scores = _masked(capped(jnp.einsum("bghd,bgdt->bght", query, keys), cap), seen[:, None, None, :])
+        own = capped(jnp.sum(query * key.reshape(batch, groups, 1, width), axis=-1), cap)
         top = jnp.maximum(jnp.max(scores, axis=-1), own)
         weights, own = jnp.exp(scores - top[..., None]), jnp.exp(own - top)
         mixed = jnp.einsum("bght,bgtd->bghd", weights, values)
@@ -299,8 +323,14 @@ def last_of(x: jax.Array, length: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(chosen[..., None], x, 0), axis=1, keepdims=True)
 
 
-def _causal(count: int) -> jax.Array:
-    return jnp.arange(count)[:, None] >= jnp.arange(count)[None, :]
+def _seen(context: int, start: jax.Array) -> jax.Array:
+    """Return which cached positions are before `start` i32 [B]: bool [B, context]."""
+    return jnp.arange(context)[None, :] < start[:, None]
+
+
+def _causal(count: int, distance: int = 0) -> jax.Array:
+    """Return which new tokens (columns) are `distance` or more before a new token, in [count, count]."""
+    return jnp.arange(count)[:, None] >= jnp.arange(count)[None, :] + distance
 
 
 def _masked(scores: jax.Array, seen: jax.Array) -> jax.Array:

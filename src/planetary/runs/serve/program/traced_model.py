@@ -183,11 +183,11 @@ class _KeepsHidden(WholeText):
         return x
 
 
-def _rounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+def _rounded_attention(query: jax.Array, key: jax.Array, value: jax.Array, **form: Any) -> jax.Array:
     def round_(x: jax.Array) -> jax.Array:
         return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
-    return causal_attention(query, round_(key), round_(value))
+    return causal_attention(query, round_(key), round_(value), **form)
 
 
 def _page_shape(sizes: CacheSizes) -> tuple[int, ...]:

@@ -31,7 +31,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Name of a case -> its kind, and the tables of the smallest configuration of it."""
 ABSENT = {section: why for kind in all_kinds() for section, why in kind.sections.items()}
-SAMPLES: dict[str, Any] = {"data.sources": [{"source": "a.txt"}], "federation.sites": [{"name": "other"}]}
+SAMPLES: dict[str, Any] = {"data.sources": [{"source": "a.txt"}], "federation.sites": [{"name": "other"}]} | {
+    "eval.sets": {"notes": "notes.txt"},
+    "eval.metrics": ["perplexity"],
+}
 """Values of keys whose types do not tell one."""
 
 

@@ -193,6 +193,16 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
             if isinstance(one, dict):
                 complete_in(one, "source", lambda value: value != "stdlib")
                 complete_in(one, "format", lambda value: file_of(value) is not None)
+    measures = tables.get("eval")
+    if isinstance(measures, dict) and isinstance(sets := measures.get("sets"), Mapping):
+        measures["sets"] = dict(sets)
+        for name in sets:
+            complete_in(measures["sets"], name, lambda value: value != "stdlib")
+    if isinstance(measures, dict) and isinstance(names := measures.get("metrics"), list):
+        own = [{"metric": name} for name in names]
+        for one in own:
+            complete_in(one, "metric", lambda value: file_of(value) is not None)
+        measures["metrics"] = [one["metric"] for one in own]
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
     complete("adapter", "start", lambda value: True)

@@ -80,7 +80,7 @@ EXTENSION_POINTS: Mapping[str, Registry[Any]] = {
     registry.kind: registry
     for registry in (
         *(INNER_OPTIMIZERS, SCHEDULES, CODECS, MERGE_RULES, OUTER_OPTIMIZERS, OVERLAPS, JUDGES),
-        *(TASKS, FORMATS, TOOL_FORMATS),
+        *(TASKS, FORMATS, METRICS, TOOL_FORMATS),
     )
 }
 """By the kind that a key of the configuration declares."""

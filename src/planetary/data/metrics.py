@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,8 +17,12 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.core.extension_points import METRICS
+from planetary.core.registry import Chosen
 from planetary.data.tokenizer import Tokenizer
 
+OWN_SET = "held_out"
+"""Name of the held-out part of a run's own data, among sets."""
 MOST_GROUPS = 1000
 """Groups of rows for the standard error; with more rows than that a group has several."""
 
@@ -121,6 +125,21 @@ class Accuracy(Metric):
     def sums(self, rows: ScoredRows) -> np.ndarray:
         """Return right answers and targets; targets of -100 are right nowhere."""
         return np.stack([(rows.logits.argmax(-1) == rows.tokens).sum(1), rows.targets], axis=1).astype(np.float64)
+
+
+def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
+    """Return the objects of metrics by the names that displays have: of `file.py:Name` the last part.
+
+    Raises:
+        UserError: there is no such metric, or two have one name.
+    """
+    found: dict[str, Metric] = {}
+    for name in names:
+        label = name.rpartition(":")[2]
+        if label in found:
+            raise UserError(f"metric {name}: there is another {label} already; name each metric once")
+        found[label] = METRICS.make(Chosen(name))
+    return found
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from planetary.core.config import Config
 from planetary.core.token_slice import Slice
 from planetary.data.reader import counted, read_slice, split
 from planetary.data.slices import SliceOrder, eval_chunks
-from planetary.data.token_file import TokenFile
+from planetary.data.token_file import MARKED_DTYPES, TokenFile
 from planetary.data.tokenizer import Tokenizer
 
 
@@ -25,6 +25,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     key: str  # sha256 (hex) of everything the files depend on: equal keys mean equal tokens in equal order
     folder: Path
     documents: int
+    sets: dict[str, TokenFile] = {}  # `eval.sets`, as many of the rows as are evaluated
     notes: tuple[str, ...] = ()  # line for each source: kind, and the beginning of the first text
 
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
@@ -43,9 +44,9 @@ class PreparedData(msgspec.Struct, frozen=True):
         )
 
     def targets_in(self, piece: Slice) -> int:
-        """Return how many targets of the blocks in a slice count; 0: all, because no token is marked."""
-        if not self.train.is_marked:
-            return 0
+        """Return how many targets of the blocks in a slice count."""
+        if piece.dtype not in MARKED_DTYPES:
+            return piece.count // self.block_tokens * (self.block_tokens - 1)
         _, targets = split(read_slice(piece))
         return counted(targets.reshape(-1, self.block_tokens)[:, 1:])
 

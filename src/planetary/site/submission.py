@@ -164,6 +164,7 @@ def require_files(config: Config, runs: Path | None) -> None:
     named = [(key, str(getattr(getattr(config, key.split(".")[0]), key.split(".")[1]))) for key in FILE_KEYS]
     named += [(f"data.sources[{at}].source", one.source) for at, one in enumerate(config.data.sources)]
     named += [(f"rl.{key}", str(getattr(config.of(RlConfig), key))) for key in ("task", "prompts", "start", "teacher")]
+    named += [(f"eval.sets.{name}", source) for name, source in config.eval.sets.items()]
     named.append(("adapter.start", config.adapter.start))
     named.append(("serve.model", config.of(ServeConfig).model))
     for key, value in named:
@@ -196,8 +197,9 @@ def with_data_sets(config: Config, sets: Mapping[str, str]) -> Config:
     replace = msgspec.structs.replace
     sources = tuple(replace(one, source=found(one.source)) for one in config.data.sources)
     data = replace(config.data, source=found(config.data.source), sources=sources)
+    measures = replace(config.eval, sets={name: found(source) for name, source in config.eval.sets.items()})
     rl = config.of(RlConfig)
-    return replace(config, data=data).having(replace(rl, prompts=found(rl.prompts)))
+    return replace(config, data=data, eval=measures).having(replace(rl, prompts=found(rl.prompts)))
 
 
 def refuse_own_code(config: Config) -> None:

@@ -31,6 +31,7 @@ from planetary.core.errors import UserError
 from planetary.core.extension_points import MERGE_RULES, OVERLAPS
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.evaluation_sets import with_sets
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import read_slice
@@ -376,7 +377,7 @@ class SmallTraining:
 def _prepared(config: Config, spec: StepSpec) -> Prepared:
     made = StepRecord(made_from="", environment="", sources={}, spec=spec, params="", buffers="")
     params = split(spec, np.linspace(-1, 1, SIZE, dtype=np.float32))
-    return Prepared(config, _small_data(), TrainStep("", spec, b""), params, {}, made)
+    return Prepared(config, with_sets(config, _small_data()), TrainStep("", spec, b""), params, {}, made)
 
 
 def small_training(

@@ -147,7 +147,9 @@ def _say_what_happened(folder: Path, report: Any) -> None:
         tried = ("generate", shown, "--prompt", "def ") if knows_python else ("serve", shown)
         print(f"Try it:   {command_line(*tried)}")
     longer = ("--rounds", speed.rounds * 2)
-    if speed.rounds < config.train.rounds:
+    if speed.rounds < config.train.rounds and not config.data.max_epochs:
+        longer = ("--set", f"eval.patience={2 * config.eval.patience}")
+    elif speed.rounds < config.train.rounds:
         longer = ("--set", f"data.max_epochs={2 * config.data.max_epochs}")
     print(f"Go on:    {command_line('train', '--resume', shown, *longer)}")
     print(f"Look:     {command_line('dashboard', shown)}")

@@ -355,7 +355,12 @@ class EvalConfig(Section, frozen=True):
     """`[eval]`: how the held-out loss is measured."""
 
     every: Count = 1  # rounds
-    batches: Count = 8  # fixed batches of held-out tokens
+    batches: Count = 8  # fixed batches of held-out tokens, of each set
+    # named sets beside the held-out part of the data, { notes = "notes.txt" }: sources as `data.source`, read with the
+    # same `data.format`, `data.text_key` and `data.tokenizer`
+    sets: dict[str, Text] = msgspec.field(default_factory=dict)
+    # metrics of every set beside the loss: "perplexity", "bits_per_byte", or one of your own that reads no logits
+    metrics: tuple[Text, ...] = ()
     patience: Index = 0  # evaluations in a row without a gain after which the run ends; 0: it never ends early
     least_gain: NotNegative = 0.0  # smallest gain, in nats per token below the best held-out loss
 

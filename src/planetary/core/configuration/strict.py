@@ -294,6 +294,8 @@ def named_objects(config: Config) -> Iterator[tuple[str, ExtensionPoint, str]]:
     point = extension_keys(())["data", "format"]
     for at, one in enumerate(config.data.sources):
         yield f"data.sources[{at}].format", point, one.format
+    for at, name in enumerate(config.eval.metrics):
+        yield f"eval.metrics[{at}]", ExtensionPoint("metric"), name
 
 
 def own_files(config: Config, origin: str) -> tuple[PinnedFile, ...]:

@@ -108,6 +108,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     round: int  # 1-based
     loss: float  # mean training loss over the round's contributions, weighted by tokens, in nats per token
     eval_loss: float | None  # held-out loss of the parameters after this round; None: not evaluated
+    evaluated: dict[str, dict[str, float]] = {}  # other figures of the evaluation: named set -> metric -> value
     tokens: int  # target tokens trained on in this round
     tokens_total: int  # tokens of all rounds up to this one
     seconds: float  # time from the start of the round, or the previous round's end if that was later, to the end
@@ -133,9 +134,12 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def figures_of(metrics: Iterable[RoundMetrics]) -> tuple[Figure, ...]:
-    """Return the figures of these rounds' kind of run, in the kind's order."""
+    """Return the figures of evaluations ("notes loss"), and of these rounds' kind of run, in the kind's order."""
     points: dict[str, list[tuple[int, float]]] = {}
     for line in sorted(metrics, key=lambda line: line.round):
+        for name, values in line.evaluated.items():
+            for metric, value in values.items():
+                points.setdefault(f"{name} {metric}", []).append((line.round, value))
         for name, value in ({} if line.own is None else line.own.figures).items():
             points.setdefault(name, []).extend([] if value is None else [(line.round, value)])
     return tuple(Figure(name, tuple(known)) for name, known in points.items() if known)

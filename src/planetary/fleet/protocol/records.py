@@ -238,6 +238,13 @@ class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
     loss: float
     batches: int
     wrong: tuple[str, ...] = ()  # workers whose answers for some of them differ
+    # named set -> metric -> value; without the held-out part's loss
+    values: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    failed: tuple[str, ...] = ()  # why metrics have no value
+
+    @property
+    def news(self) -> str:
+        return "; ".join(self.failed)
 
 
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):

@@ -43,6 +43,8 @@ def scalars_of(line: RoundMetrics) -> dict[str, float]:
 def _named(line: RoundMetrics) -> Iterator[tuple[str, float | None]]:
     for key in _OF_ROUND:
         yield key, getattr(line, key)
+    for name, values in line.evaluated.items():
+        yield from ((f"eval/{name}/{metric}", value) for metric, value in values.items())
     if line.merged is not None:
         for key in ("radial_ratio", "autocorrelation", "effective_rate"):
             yield key, getattr(line.merged, key)

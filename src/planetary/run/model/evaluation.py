@@ -18,10 +18,17 @@ from planetary.core.config import BUILT_IN_TOKENIZERS, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained
 from planetary.core.configuration.schema import DataSource
 from planetary.core.errors import UserError
-from planetary.core.extension_points import METRICS
-from planetary.core.registry import Chosen
-from planetary.data.evaluation_sets import OWN_SET, read_set, rows_of
-from planetary.data.metrics import Measured, Metric, ScoredRows, bytes_of_tokens, measured, row_sums
+from planetary.data.evaluation_sets import read_set, rows_of
+from planetary.data.metrics import (
+    OWN_SET,
+    Measured,
+    Metric,
+    ScoredRows,
+    bytes_of_tokens,
+    measured,
+    metrics_of,
+    row_sums,
+)
 from planetary.data.prepare import prepare
 from planetary.data.reader import IGNORED, read_slice
 from planetary.data.tokenizer import SAVED_TOKENIZER
@@ -96,7 +103,7 @@ def evaluate_folder(
     Raises:
         UserError: model, metric or set is not usable, or they do not fit together.
     """
-    chosen = {name: METRICS.make(Chosen(name)) for name in dict.fromkeys(("loss", *(metrics or USUAL_METRICS)))}
+    chosen = metrics_of(dict.fromkeys(("loss", *(metrics or USUAL_METRICS))))
     model = load_folder(folder) if checkpoint is None else load_trained(folder, checkpoint)
     length = _length(model, folder, length)
     if model.tokenizer.vocab_size > model.vocabulary:

@@ -112,6 +112,7 @@ HONOURED = HonouredKeys(
         **dict.fromkeys(("outer.judge", "outer.loss_rise"), "updates of experts are judged by [moe], and no loss is"),
         "outer.weights": "a fragment is merged by tokens",
         "outer.trimmed": "fragments are merged by directions or means, which cut off no values",
+        **dict.fromkeys(("eval.sets", "eval.metrics"), "composers evaluate the held-out part of their data alone"),
         **dict.fromkeys(("eval.patience", "eval.least_gain"), "its length is train.rounds: composers end together"),
         "model.smaller": "its length is train.rounds, and its model has one size",
         "model.roles": "its model is a function, whose arguments have names",

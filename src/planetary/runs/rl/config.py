@@ -106,6 +106,7 @@ STARTED = HonouredKeys(
         "adapter.*": "adapters are of the model that model.source names: name the folder there, and not in rl.start",
         "data.*": "its texts are prompts: rl.task, or rl.prompts",
         "eval.batches": "held-out prompts are rl.held_out",
+        **dict.fromkeys(("eval.sets", "eval.metrics"), "its evaluation is the reward of held-out prompts"),
         **dict.fromkeys(("eval.patience", "eval.least_gain"), "rewards of few prompts are noise; rl.goal ends a run"),
     },
 )

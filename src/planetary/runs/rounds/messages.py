@@ -217,17 +217,23 @@ class TrainTask(Message, frozen=True, kw_only=True):
 
 
 class EvalTask(Message, frozen=True, kw_only=True):
-    """Evaluate parameters `version` on `slice` (whole batches), then answer with `EvalResult`."""
+    """Evaluate parameters `version` on `slice` (whole batches), then answer with `EvalResult`.
+
+    Attributes:
+        batches: of `slice`.
+        more: whole batches of named sets, of the same element type.
+    """
 
     task: int
     version: int
     slice: Slice
     batches: int
+    more: tuple[Slice, ...] = ()
 
     @property
     def slices(self) -> tuple[Slice, ...]:
-        """All that it is evaluated on."""
-        return (self.slice,)
+        """All that it is evaluated on, in order."""
+        return (self.slice, *self.more)
 
 
 class CountIn(Message, frozen=True, kw_only=True):
@@ -288,6 +294,7 @@ class EvalResult(Message, frozen=True, kw_only=True):
     version: int
     loss: float  # mean over the batches' targets that count
     batches: int
+    sets: tuple[float, ...] = ()  # the same of the task's `more`
 
 
 ROUNDS = FABRIC.extended(

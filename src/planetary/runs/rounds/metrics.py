@@ -66,7 +66,9 @@ def lines_at_resume(
     """
     known = {record.version for record in records if isinstance(record, EvalFinished)}
     agreed = [
-        line if line.round in known or line.eval_loss is None else msgspec.structs.replace(line, eval_loss=None)
+        line
+        if line.round in known or line.eval_loss is None
+        else msgspec.structs.replace(line, eval_loss=None, evaluated={})
         for line in written
     ]
     stay = [line for line in agreed if line.round < until or not evaluates]

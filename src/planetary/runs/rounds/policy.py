@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -13,6 +13,7 @@ from planetary.core.registry import PinnedFile, files_of, pinned_file
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
+from planetary.data.metrics import OWN_SET, Metric
 from planetary.data.run_length import RunLength
 from planetary.fleet.protocol.messages import Hello, Refused
 from planetary.fleet.protocol.policy import FabricPolicy
@@ -26,11 +27,14 @@ _OUTER = OuterConfig()
 
 
 class EvalChunk(msgspec.Struct, frozen=True):
-    """A run of held-out batches that one worker evaluates in one task."""
+    """A run of held-out batches that one worker evaluates in one task, and shares of named sets."""
 
     slice: Slice
     batches: int
-    targets: int = 0  # that count in the loss; 0: all, so a chunk counts by its batches
+    targets: int = 0  # counted targets; 0: not known, so a chunk counts by its batches
+    nbytes: int = 0  # bytes of text of the targets; 0: no metric reads them
+    set: str = OWN_SET
+    more: tuple[EvalChunk, ...] = ()  # of named sets
 
 
 class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     locate: Callable[[int], Slice]  # lease -> place of the tokens
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
+    metrics: Mapping[str, Metric] = {}  # of each set beside the loss
     patience: int = 0  # evaluations without a gain; see `controller.early_stopping`
     least_gain: float = 0.0  # nats per token
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint
 from planetary.artifacts.durable_files import DISK, DurableFiles
@@ -16,7 +17,11 @@ from planetary.core.configuration.strict import own_files
 from planetary.core.errors import TrustError, UserError
 from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAPS
 from planetary.data.fitting import length_of
-from planetary.data.slices import LeaseLedger
+from planetary.data.metrics import OWN_SET, Metric, bytes_of_tokens, metrics_of
+from planetary.data.prepared_data import PreparedData
+from planetary.data.reader import read_slice
+from planetary.data.slices import LeaseLedger, eval_chunks
+from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import (
     EVENTS,
     METRICS,
@@ -212,12 +217,52 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
         )
 
 
+def metrics_of_run(config: Config, data: PreparedData) -> dict[str, Metric]:
+    """Return the metrics of `eval.metrics`. Raises `UserError` for one that losses and bytes of text do not suffice."""
+    found = metrics_of(config.eval.metrics)
+    for name, metric in found.items():
+        if metric.reads_logits:
+            raise UserError(
+                f"eval.metrics: {name} reads logits, and workers send losses alone; `planetary evaluate RUN --metric "
+                "...` computes it from a checkpoint"
+            )
+        if metric.reads_bytes and data.tokenizer is None:
+            raise UserError(
+                f"eval.metrics: {name} counts bytes of text, and the data is tokens: name their tokenizer.json as "
+                "data.tokenizer"
+            )
+    return found
+
+
+def eval_tasks_of(config: Config, data: PreparedData, size: int, metrics: Mapping[str, Metric]) -> Iterator[EvalChunk]:
+    """Yield the tasks of one evaluation: `eval.batches` batches of each set, `size` of each in a task.
+
+    A task has all sets, so that each worker has one before it trains on.
+    """
+    nbytes = None
+    if data.tokenizer is not None and any(metric.reads_bytes for metric in metrics.values()):
+        nbytes = bytes_of_tokens(data.tokenizer, data.vocab_size)
+
+    def chunks_of(name: str, file: TokenFile, count: int) -> Iterator[EvalChunk]:
+        for piece, batches in eval_chunks(file, count, config.tokens_per_batch, size):
+            text = 0
+            if nbytes is not None:
+                rows = read_slice(piece).reshape(-1, data.block_tokens)[:, 1:].astype(np.int64)
+                text = int(nbytes[rows[rows >= 0]].sum())
+            yield EvalChunk(piece, batches, data.targets_in(piece), text, name)
+
+    named = [chunks_of(name, file, file.count // config.tokens_per_batch) for name, file in data.sets.items()]
+    for own in chunks_of(OWN_SET, data.held_out, config.eval.batches):
+        more = (next(chunks, None) for chunks in named)
+        yield msgspec.structs.replace(own, more=tuple(chunk for chunk in more if chunk is not None))
+
+
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
     """Derive the controller's constants from the configuration."""
     from planetary.compiler.backends.pipeline import compiler_version
 
     timings, length = config.timings, length_of(config, prepared.data.train.count)
-    chunk = max(1, -(-config.eval.batches // config.fabric.workers))
+    chunk, metrics = max(1, -(-config.eval.batches // config.fabric.workers)), metrics_of_run(config, prepared.data)
     return ControllerPolicy(
         run=config.run.name,
         length=length,
@@ -238,10 +283,8 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         tokens_per_lease=config.targets_per_slice // config.leases_per_slice,
         leases=config.fabric.leases,
         locate=prepared.data.order(config).locate,
-        held_out=tuple(
-            EvalChunk(piece, count, prepared.data.targets_in(piece))
-            for piece, count in prepared.data.eval_chunks(config, chunk)
-        ),
+        held_out=tuple(eval_tasks_of(config, prepared.data, chunk, metrics)),
+        metrics=metrics,
         eval_every=config.eval.every,
         patience=config.eval.patience,
         least_gain=config.eval.least_gain,

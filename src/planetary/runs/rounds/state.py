@@ -134,6 +134,7 @@ class ControllerState(RunFold):
         slow: why each slow worker is.
         counted: of a hub: each site's tokens since its run began in the newest version, or given up with a useless
             later version.
+        values: version -> named set -> metric -> value, beside `evals`.
         steps: digests of the training steps that led to the one in use, which is the last; a roll-back drops the later
             ones.
         inner_state_of: the step that workers' optimizer states belong to: those of equal signature share them.
@@ -150,6 +151,7 @@ class ControllerState(RunFold):
     retreats: list[int] = msgspec.field(default_factory=list)
     slow: dict[str, str] = msgspec.field(default_factory=dict)
     counted: dict[str, int] = msgspec.field(default_factory=dict)
+    values: dict[int, dict[str, dict[str, float]]] = msgspec.field(default_factory=dict)
     steps: list[str] = msgspec.field(default_factory=list)
     inner_state_of: str = ""
 
@@ -267,6 +269,7 @@ class ControllerState(RunFold):
             case RoundFinished():
                 _finish(self, record)
             case EvalFinished():
+                self.values[record.version] = record.values
                 for worker in record.wrong:
                     self.refusals.setdefault(worker, []).append(record.version)
             case DigestsDiffered():
@@ -447,6 +450,6 @@ def _go_back(state: ControllerState, mark: LeaseMark) -> None:
     state.ledger = mark.ledger.copy()
     state.counted = dict(mark.counted)
     state.open = state.closing = None
-    for table in (state.evals, state.train_losses):
+    for table in (state.evals, state.values, state.train_losses):
         for later in [key for key in table if key > mark.round]:
             del table[later]

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from planetary.fleet.controller.controller import RunController, RunPhase
+from planetary.fleet.controller.reported_values import LARGEST
 from planetary.fleet.controller.stalls import Wait
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.metrics import RoundMetrics
@@ -198,10 +199,12 @@ class Controller(RunController[RoundsDesk, Trainer]):
                 if not 0 <= message.step <= most:
                     return f"step {message.step} of a task of {most} steps"
             case rm.EvalResult() if flight is not None and flight.task == message.task:
-                batches = self.policy.held_out[flight.chunk].batches
-                if (message.version, message.batches) != (flight.version, batches):
+                chunk = self.policy.held_out[flight.chunk]
+                if (message.version, message.batches) != (flight.version, chunk.batches):
                     reported = f"a loss of version {message.version} on {message.batches} batches"
-                    return f"{reported}, asked for version {flight.version} on {batches}"
+                    return f"{reported}, asked for version {flight.version} on {chunk.batches}"
+                if len(message.sets) != len(chunk.more) or not all(abs(loss) <= LARGEST for loss in message.sets):
+                    return f"losses {list(message.sets)} of named sets, asked for {len(chunk.more)}"
             case _:
                 pass
         return ""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 import msgspec
+import numpy as np
 
+from planetary.core.errors import UserError
+from planetary.data.metrics import OWN_SET, Metric, ScoredRows, measured, row_sums
 from planetary.fleet.protocol.records import EvalFinished
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.controller.desk import RoundsDesk
@@ -64,17 +67,57 @@ class _Version:
     """The evaluation of one version. Chunk numbers index the policy's `held_out`."""
 
     def __init__(self, chunks: Sequence[EvalChunk]) -> None:
+        self.chunks = tuple(chunks)
         self.pending = list(range(len(chunks)))
-        self.batches = [chunk.batches for chunk in chunks]
-        self._weights = [chunk.targets or chunk.batches for chunk in chunks]
-        self.losses: dict[int, float] = {}
-        self.said: dict[int, dict[str, float]] = {}  # chunk without a loss yet -> worker -> loss
+        self.losses: dict[int, tuple[float, ...]] = {}  # chunk -> loss, and those of `more`
+        self.said: dict[int, dict[str, tuple[float, ...]]] = {}  # chunk without a loss yet -> worker -> the same
         self.wrong: dict[str, str] = {}  # worker whose loss differs from the accepted one -> the difference
 
-    @property
-    def loss(self) -> float:
-        """Mean over all targets, summed in chunk order, so it does not depend on who answered first."""
-        return sum(self.losses[i] * n for i, n in enumerate(self._weights)) / sum(self._weights)
+    def loss_of(self, name: str) -> float:
+        """Return the mean over all targets of a set, summed in chunk order: whoever answered first."""
+        shares = [(loss, chunk.targets or chunk.batches) for chunk, loss in self._shares(name)]
+        return sum(loss * n for loss, n in shares) / sum(n for _, n in shares)
+
+    def _shares(self, name: str) -> Iterator[tuple[EvalChunk, float]]:
+        """Yield a set's part of each chunk with the accepted loss."""
+        for number, whole in enumerate(self.chunks):
+            yield from (
+                (part, loss)
+                for part, loss in zip((whole, *whole.more), self.losses[number], strict=True)
+                if part.set == name
+            )
+
+    def finished(self, number: int, metrics: Mapping[str, Metric]) -> EvalFinished:
+        """Return the record of the evaluation of version `number`. A metric that fails is told there, and no more."""
+        values: dict[str, dict[str, float]] = {}
+        failed = []
+        for name in dict.fromkeys(part.set for chunk in self.chunks for part in (chunk, *chunk.more)):
+            found = {} if name == OWN_SET else {"loss": self.loss_of(name)}
+            for metric, one in metrics.items():
+                try:
+                    found[metric] = measured(metric, one, row_sums(metric, one, self._rows(name))).value
+                except UserError as error:
+                    failed.append(f"set {name}: {error}")
+            values |= {name: found} if found else {}
+        return EvalFinished(
+            version=number,
+            loss=self.loss_of(OWN_SET),
+            batches=sum(chunk.batches for chunk in self.chunks),
+            wrong=tuple(sorted(self.wrong)),
+            values=values,
+            failed=tuple(failed),
+        )
+
+    def _rows(self, name: str) -> ScoredRows:
+        """Return a set's chunks as rows without logits."""
+        shares = list(self._shares(name))
+        return ScoredRows(
+            nats=np.array([loss * chunk.targets for chunk, loss in shares]),
+            targets=np.array([chunk.targets for chunk, _ in shares]),
+            nbytes=np.array([chunk.nbytes for chunk, _ in shares]),
+            tokens=np.empty((0, 0), np.int64),
+            logits=np.empty((0, 0, 0), np.float32),
+        )
 
 
 class Evaluation:
@@ -148,7 +191,7 @@ class Evaluation:
         version = self._versions.get(flight.version)
         if version is None:
             return
-        version.said.setdefault(flight.chunk, {})[worker.worker] = result.loss
+        version.said.setdefault(flight.chunk, {})[worker.worker] = (result.loss, *result.sets)
         if not self._settles(flight.version, version, flight.chunk):
             version.pending = sorted([*version.pending, flight.chunk])
 
@@ -160,22 +203,29 @@ class Evaluation:
     def _settles(self, number: int, version: _Version, chunk: int) -> bool:
         """Whether enough workers have reported a chunk's loss; it is accepted then."""
         said = version.said[chunk]
-        settled = self._settled(number, said)
-        if settled is None:
-            return False
-        for name in settled.wrong:
-            version.wrong[name] = f"it says that the held-out loss is {said[name]:.4g}, others say {settled.loss:.4g}"
+        whole, accepted = version.chunks[chunk], []
+        for place, part in enumerate((whole, *whole.more)):
+            own = {name: losses[place] for name, losses in said.items()}
+            settled = self._settled(number, part.set, own)
+            if settled is None:
+                return False
+            accepted.append((own, settled))
+        for own, settled in accepted:
+            for name in settled.wrong:
+                version.wrong[name] = (
+                    f"it says that the held-out loss is {own[name]:.4g}, others say {settled.loss:.4g}"
+                )
         del version.said[chunk]
-        version.losses[chunk] = settled.loss
-        if len(version.losses) == len(version.batches):
+        version.losses[chunk] = tuple(settled.loss for _, settled in accepted)
+        if len(version.losses) == len(version.chunks):
             del self._versions[number]
             self._told += version.wrong.items()
-            batches, wrong = sum(version.batches), tuple(sorted(version.wrong))
-            self._desk.append(EvalFinished(version=number, loss=version.loss, batches=batches, wrong=wrong))
+            self._desk.append(version.finished(number, self._desk.policy.metrics))
         return True
 
-    def _settled(self, number: int, said: Mapping[str, float]) -> Settled | None:
-        evals, policy = self._desk.state.evals, self._desk.policy
+    def _settled(self, number: int, name: str, said: Mapping[str, float]) -> Settled | None:
+        state, policy = self._desk.state, self._desk.policy
+        evals = state.evals if name == OWN_SET else {n: v[name]["loss"] for n, v in state.values.items() if name in v}
         best = min((loss for version, loss in evals.items() if version < number), default=None)
         others = sum(worker.worker not in said for worker in self._topology.evaluators())
         return settle(said, best, policy.loss_rise, others)
@@ -198,9 +248,10 @@ class Evaluation:
         worker.evaluate = EvalInFlight(task, version, chunk, now)
         self._topology.send_parameters(worker, version)
         piece = self._desk.policy.held_out[chunk]
+        more = tuple(one.slice for one in piece.more)
         self._desk.send(
             worker.session,
-            rm.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
-            TokensOf(True, (piece.slice,)) if self._desk.policy.delivers_held_out else None,
+            rm.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches, more=more),
+            TokensOf(True, (piece.slice, *more)) if self._desk.policy.delivers_held_out else None,
         )
         worker.evaluate.awaits = self._desk.under_way.count(worker.session)

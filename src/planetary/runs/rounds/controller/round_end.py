@@ -141,8 +141,9 @@ class MetricsLines:
         """Write the lines of rounds that are not evaluated any more; or all of them, at the end of the run."""
         for round_ in sorted(self._lines):
             if everything or round_ not in self._evaluation.versions:
-                loss = self._desk.state.evals.get(round_)
-                self._desk.out.append(WriteMetrics(msgspec.structs.replace(self._lines.pop(round_), eval_loss=loss)))
+                loss, values = self._desk.state.evals.get(round_), self._desk.state.values.get(round_, {})
+                line = msgspec.structs.replace(self._lines.pop(round_), eval_loss=loss, evaluated=values)
+                self._desk.out.append(WriteMetrics(line))
 
     def forget_after(self, round_: int) -> None:
         """The run went back: rounds after this one were not."""

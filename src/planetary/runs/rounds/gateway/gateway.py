@@ -378,8 +378,8 @@ class RoundsRun:
 
     def _tokens(self, payload: e.TokensOf) -> TensorSource:
         data = self.prepared.data
-        file = data.held_out if payload.held_out else data.train
-        pieces = [file.slice(piece.offset, piece.count) for piece in payload.slices]
+        slices = payload.slices
+        pieces = slices if payload.held_out else [data.train.slice(one.offset, one.count) for one in slices]
         return lambda: {"tokens": read_slices(pieces)}
 
     async def compile_for(self, target: CompileTarget) -> PublishedArtifact:

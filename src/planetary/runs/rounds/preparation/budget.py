@@ -162,7 +162,7 @@ def _with(config: Config, budget: Budget, speed: MachineSpeed, spent_s: float) -
         optimizer=replace(config.optimizer, warmup_steps=warmup),
     )
     evaluations = -(-rounds // evaluation.every)
-    batches = -(-evaluation.batches // config.fabric.workers)
+    batches = -(-evaluation.batches * (1 + len(evaluation.sets)) // config.fabric.workers)
     seconds = spent_s + speed.otherwise_s + rounds * (train.inner_steps * speed.step_s + speed.round_s)
     seconds += evaluations * batches * EVAL_SHARE * speed.step_s
     return FittedBudget(budget, fitted, seconds)

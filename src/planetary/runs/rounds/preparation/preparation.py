@@ -16,6 +16,7 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.data.evaluation_sets import with_sets
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
@@ -83,6 +84,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     stage("preparing the data")
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
+    data = with_sets(config, data)
     store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.train.is_marked)
     record = find_record(store, config, options, own)
     if record is None:

@@ -350,6 +350,12 @@ class Compute:
             tokens = read_slices(task.slices)
         self._ensure_loaded()
         self._put_parameters()
+        ends = np.cumsum([piece.count for piece in task.slices])[:-1]
+        loss, *sets = [self._loss_of(task, part) for part in np.split(tokens, ends)]
+        return EvaluationDone(task.task, task.version, loss, task.batches, tuple(sets))
+
+    def _loss_of(self, task: EvalTask, tokens: np.ndarray) -> float:
+        """Return the mean over the targets that count."""
         total, targets_counted = 0.0, 0
         for batch in self._batches(tokens):
             count = counted(batch[1])
@@ -358,7 +364,7 @@ class Compute:
             self._check_wanted(task.task)
         if not math.isfinite(total):
             raise NumericsError(f"the held-out loss of the parameters after round {task.version} is {total}")
-        return EvaluationDone(task.task, task.version, total / targets_counted, task.batches)
+        return total / targets_counted
 
     def _batches(self, tokens: np.ndarray) -> Iterator[Batch]:
         return batches_of(self._spec, tokens)

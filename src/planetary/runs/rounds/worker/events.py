@@ -168,6 +168,7 @@ class EvaluationDone(Event, frozen=True):
     version: int
     loss: float
     batches: int
+    sets: tuple[float, ...]
 
 
 class TaskBroke(Event, frozen=True):

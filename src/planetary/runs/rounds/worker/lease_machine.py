@@ -110,10 +110,10 @@ class LeaseMachine:
             case TrainingDone():
                 self._training_done(event)
             case EvaluationDone():
-                self._answer(
-                    event.task,
-                    rm.EvalResult(task=event.task, version=event.version, loss=event.loss, batches=event.batches),
+                done = rm.EvalResult(
+                    task=event.task, version=event.version, loss=event.loss, batches=event.batches, sets=event.sets
                 )
+                self._answer(event.task, done)
             case TaskBroke():
                 self._answer(
                     event.task,

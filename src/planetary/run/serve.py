@@ -294,7 +294,7 @@ def serve(
         workers: processes that compute.
         overrides: other keys, such as `{"serve.batch": 4, "serve.cache_mb": 512}`.
         run_dir: folder of journal and logs; by default a temporary one, which goes with the server.
-        wait: return when requests are answered; the first time a model is compiled, for minutes where it is large.
+        wait: return when requests are answered; the first time some functions of the model are compiled before that.
             False: return at once; see `Server.wait`.
         cache: of compiled functions; by default `$PLANETARY_CACHE`, else `~/.cache/planetary`.
 

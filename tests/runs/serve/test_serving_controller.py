@@ -13,6 +13,8 @@ from planetary.runs.serve.controller import (
     CALL_S,
     CallComputed,
     Cancel,
+    CompileFunction,
+    FunctionsCompiled,
     Results,
     SendTokens,
     ServingController,
@@ -23,7 +25,7 @@ from planetary.runs.serve.controller import (
     UseWeights,
 )
 from planetary.runs.serve.drawing import next_call
-from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
+from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import DRAWN
 from planetary.runs.serve.scheduling.sampling import Candidates, Drawn, SamplingOptions
 from planetary.runs.serve.scheduling.scheduler import Call, Slot
@@ -55,6 +57,7 @@ class Fabric:
         self.got: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.jobs: dict[int, ServingJob] = {}
+        self.compiled: list[CompileFunction] = []
         self.finish: e.Finish | None = None
 
     def post(self, event: e.Event) -> None:
@@ -69,6 +72,8 @@ class Fabric:
                     self.jobs[session] = job
                 case e.Close(session=session):
                     self.forget(session)
+                case CompileFunction():
+                    self.compiled.append(instruction)
                 case SendTokens(output=given):
                     assert given.sequence not in self.finished
                     self.got.setdefault(given.sequence, []).extend(token.token for token in given.tokens)
@@ -207,6 +212,28 @@ def test_other_weights_take_every_worker_and_no_text() -> None:
         fabric.compute(sessions[1])
     for number in (1, 2, 3):
         assert len(fabric.got[number]) == 20
+
+
+def test_function_that_is_lacking_is_compiled_and_used() -> None:
+    fabric = Fabric()
+    sessions = [fabric.join("a/0"), fabric.join("b/0")]
+    fabric.post(Submit(SequenceRequest(number=1, prompt=(1, 2), most=20, options=SamplingOptions(seed=1))))
+    (session,) = fabric.calls
+    fabric.compute(session)
+    assert fabric.compiled == [CompileFunction("module", "prefill_s32_p2"), CompileFunction("module", "decode_b1_p2")]
+    further = FurtherFunctions("other module", ("decode_b1_p2", "gather_b1_p2"))
+    fabric.post(FunctionsCompiled("module", further))
+    assert [fabric.jobs[one].further for one in sessions] == [(further,), (further,)]
+    assert fabric.controller.desk.policy.may_fetch("other module", "module", "")
+    assert not fabric.controller.desk.policy.may_fetch("other module", "another", "")
+    fabric.post(e.Received(session, FunctionsChecked(functions=further.functions)))
+    while fabric.calls[session].function != "decode_b1_p2":
+        fabric.compute(session)
+    fabric.post(e.Received(session, FunctionsChecked(functions=("decode_b4_p2",), refused="wrong")))
+    while 1 not in fabric.finished:
+        fabric.compute(session)
+    assert len(fabric.got[1]) == 20
+    assert len(fabric.compiled) == 2
 
 
 def test_a_worker_that_is_ready_with_old_weights_gets_no_call() -> None:

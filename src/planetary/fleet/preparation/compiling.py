@@ -174,8 +174,8 @@ async def _published_once(
     check_target(target)
     store = BlobStore(cache / "blobs")
     compares = isinstance(request, StepRequest) or request.compares
-    key = _published_key(store, request.spec.stablehlo_digest, target, compares=compares)
-    known = await asyncio.to_thread(_known, store, key)
+    key = published_key(store, request.spec.stablehlo_digest, target, compares=compares)
+    known = await asyncio.to_thread(known_artifact, store, key)
     if known is not None:
         return known
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
@@ -185,11 +185,11 @@ async def _published_once(
         await asyncio.to_thread(write, folder)
         published = await answer_of_child(_CHILD, folder)
     if store.has(published.digest):
-        store.link(key, store.put(msgspec.json.encode(published)))
+        keep_artifact(store, key, published)
     return published
 
 
-def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget, *, compares: bool) -> str:
+def published_key(store: BlobStore, stablehlo: str, target: CompileTarget, *, compares: bool) -> str:
     """Return the key of the artifact published for a module and target.
 
     Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags
@@ -207,7 +207,13 @@ def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget, *, c
     return "published 3 " + json.dumps(parts, sort_keys=True)
 
 
-def _known(store: BlobStore, key: str) -> PublishedArtifact | None:
+def keep_artifact(store: BlobStore, key: str, published: PublishedArtifact) -> None:
+    """Keep an artifact for `known_artifact`."""
+    store.link(key, store.put(msgspec.json.encode(published)))
+
+
+def known_artifact(store: BlobStore, key: str) -> PublishedArtifact | None:
+    """Return the artifact kept under a `published_key`; None: there is none, or it is damaged."""
     digest = store.resolve(key)
     if digest is None:
         return None

@@ -191,7 +191,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    30,
+    31,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -18,7 +18,7 @@ from planetary.fleet.protocol.records import EndKind
 from planetary.fleet.protocol.run_fold import RunFold
 from planetary.fleet.protocol.sessions import WorkerSession
 from planetary.machine.board import TaskTimes
-from planetary.runs.serve.messages import ComputeCall, ServingJob, ServingReady
+from planetary.runs.serve.messages import ComputeCall, FunctionsChecked, FurtherFunctions, ServingJob, ServingReady
 from planetary.runs.serve.program.shape import ServingShape
 from planetary.runs.serve.scheduling.sampling import Candidates
 from planetary.runs.serve.scheduling.scheduler import Call, Scheduler, SequenceOutput
@@ -69,6 +69,28 @@ class UseWeights(e.Event, frozen=True):
     trial: str = ""
 
 
+class FunctionsCompiled(e.Event, frozen=True):
+    """Further functions are compiled for the workers with an artifact."""
+
+    artifact: str
+    further: FurtherFunctions
+
+
+class CompileFunction(e.Instruction, frozen=True):
+    """Compile a further function for the workers with an artifact; answer with `FunctionsCompiled`, if it can be."""
+
+    artifact: str
+    function: str
+
+
+class RefuseFunctions(e.Instruction, frozen=True):
+    """Tell users which functions a worker cannot use; others compute in their place."""
+
+    worker: str
+    functions: tuple[str, ...]
+    reason: str
+
+
 class SendTokens(e.Instruction, frozen=True):
     """Hand tokens to whom they are for."""
 
@@ -83,6 +105,8 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
     vocabulary: int  # tokens below it can be drawn
     weights: str  # digest of the packed parameters
     trial: str = ""  # see `ServingJob`
+    # by the artifact of the first ones
+    further: dict[str, tuple[FurtherFunctions, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def loaded(self) -> str:
@@ -101,10 +125,12 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
             weights=self.weights,
             params=self.params,
             trial=self.trial,
+            further=self.further.get(artifact, ()),
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        return digest in (artifact, reference, self.weights, self.trial) and bool(digest)
+        further = (one.artifact for one in self.further.get(artifact, ()))
+        return digest in (artifact, reference, self.weights, self.trial, *further) and bool(digest)
 
 
 ServingState = RunFold
@@ -117,6 +143,13 @@ class ServingDesk(Desk[ServingPolicy, ServingState, WorkerSession]):
     def use(self, weights: str, trial: str = "") -> None:
         """Give workers other parameters from now on; `weights` is their digest, `trial` as `ServingJob`'s."""
         self._policy = msgspec.structs.replace(self._policy, weights=weights, trial=trial)
+
+    def add_functions(self, artifact: str, further: FurtherFunctions) -> None:
+        """Give the workers with an artifact further functions from now on."""
+        before = self._policy.further.get(artifact, ())
+        self._policy = msgspec.structs.replace(
+            self._policy, further={**self._policy.further, artifact: (*before, further)}
+        )
 
 
 @dataclass
@@ -143,13 +176,26 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
         self._calls: dict[int, UnderWay] = {}  # calls by session
         self._number = 0
         self._times = TaskTimes(CALL_S, FIRST_CALL_S)
+        self._wanted: set[tuple[str, str]] = set()  # artifacts, with a function asked for beside theirs
+        self._functions: dict[int, set[str]] = {}  # by session, beside the first ones
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         message = event.message
         if isinstance(message, ServingReady) and message.weights == self.desk.policy.weights:
             self.membership.ready(worker, now, message.device, message.verified)
-            self._vacate(worker.session)  # after a change of weights: the cache is of the old ones
-            self.scheduler.join(worker.session)
+            if worker.session not in self.scheduler.workers:  # further functions make no new cache
+                self._functions[worker.session] = set(message.functions)
+                self._join(worker.session)
+        elif isinstance(message, FunctionsChecked) and worker.session in self._functions:
+            if message.refused:
+                self.desk.out.append(RefuseFunctions(worker.worker, message.functions, message.refused))
+                return
+            self._functions[worker.session] |= set(message.functions)
+            if worker.session in self.scheduler.workers:
+                self.scheduler.extend(worker.session, message.functions)
+
+    def _join(self, session: int) -> None:
+        self.scheduler.join(session, self._functions.get(session, set()))
 
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
@@ -161,6 +207,8 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
                 self._computed(self.desk.workers[event.session], event, now)
             case UseWeights() if event.digest != self.desk.policy.weights:
                 self._use(event.digest, event.trial)
+            case FunctionsCompiled():
+                self._give(event)
             case _:
                 pass
 
@@ -195,16 +243,24 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
                 self._vacate(worker.session, blames=False)
                 self.desk.send(worker.session, self.desk.policy.job(worker.artifact, worker.reference))
 
+    def _give(self, event: FunctionsCompiled) -> None:
+        """Send every worker with an artifact the job again, with further functions."""
+        self.desk.add_functions(event.artifact, event.further)
+        for worker in self.desk.workers.values():
+            if worker.artifact == event.artifact:
+                self.desk.send(worker.session, self.desk.policy.job(worker.artifact, worker.reference))
+
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != failure.task:
             return
         self._vacate(worker.session)  # the content of the cache is unknown
         if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
-            self.scheduler.join(worker.session)
+            self._join(worker.session)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self._vacate(worker.session, blames=not worker.leaving)
+        self._functions.pop(worker.session, None)
         self._times.forget(worker.session)
 
     def _vacate(self, session: int, *, blames: bool = True) -> None:
@@ -217,6 +273,13 @@ class ServingController(RunController[ServingDesk, WorkerSession]):
             self._number += 1
             self._calls[session] = UnderWay(self._number, call, now)
             self.desk.send(session, ComputeCall.of(self._number, call, self.desk.policy.vocabulary))
+        for session, state in self.scheduler.workers.items():
+            artifact = self.desk.workers[session].artifact
+            for function in state.lacking:
+                if (artifact, function) not in self._wanted:
+                    self._wanted.add((artifact, function))
+                    self.desk.out.append(CompileFunction(artifact, function))
+            state.lacking.clear()
 
     def _why_nothing_goes_on(self) -> str:
         return "" if self.scheduler.workers else self.membership.whom_we_wait_for()

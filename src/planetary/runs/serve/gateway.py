@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import pack_arrays
-from planetary.artifacts.store import BlobStore
+from planetary.artifacts.store import BlobStore, digest_of
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
@@ -23,7 +23,14 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.gateway.gateway import Gateway
 from planetary.fleet.gateway.parts import Demand, Parts, Setup
 from planetary.fleet.gateway.status import base_status, connected_worker, workers_seen
-from planetary.fleet.preparation.compiling import CompileTarget, PublishedArtifact, compile_program_apart
+from planetary.fleet.preparation.compiling import (
+    CompileTarget,
+    PublishedArtifact,
+    compile_program_apart,
+    keep_artifact,
+    known_artifact,
+    published_key,
+)
 from planetary.fleet.protocol import events as e
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.protocol.kind_reader import FORMAT
@@ -36,6 +43,9 @@ from planetary.runs.serve.controller import (
     MOST_EXTRA_STEPS,
     CallComputed,
     Cancel,
+    CompileFunction,
+    FunctionsCompiled,
+    RefuseFunctions,
     Results,
     SendTokens,
     ServingController,
@@ -47,7 +57,7 @@ from planetary.runs.serve.controller import (
 )
 from planetary.runs.serve.drawing import candidates_of
 from planetary.runs.serve.http.endpoint import Endpoint
-from planetary.runs.serve.messages import SERVING, WEIGHTS, Computed
+from planetary.runs.serve.messages import SERVING, WEIGHTS, Computed, FurtherFunctions, ServingJob
 from planetary.runs.serve.program.exported_model import ExportedModel
 from planetary.runs.serve.program.served_model import ServedModel
 from planetary.runs.serve.program.shape import (
@@ -61,6 +71,7 @@ from planetary.runs.serve.program.shape import (
     SCORE_VALUES,
     SCORES,
     VALUES,
+    CallSize,
     ServingShape,
 )
 from planetary.runs.serve.program.trial import decode_trial, encode_trial
@@ -87,6 +98,9 @@ _RESULTS: Mapping[str, str] = {
 RATE_S = 10.0
 """The displayed tokens per second are of so long."""
 
+STEP_S = 10
+"""A wait is told again after so many seconds."""
+
 FOLLOW_S = 2.0
 """How often a followed run is looked at for a newer checkpoint."""
 
@@ -98,7 +112,7 @@ class PreparedServing:
     config: Config
     model: ServedModel
     shape: ServingShape
-    program: Program
+    program: Program  # of `shape.first_calls`
     weights: str  # digest of the packed parameters, which are in the store
     trial: str  # digest of the model's trial, which is there, too
 
@@ -107,6 +121,19 @@ class PreparedServing:
     @property
     def param_count(self) -> int:
         return self.model.param_count
+
+    def key_of(self, gateway: Gateway[Any], call: CallSize, target: CompileTarget) -> str:
+        """Return the key of a further function's artifact, which needs no tracing: the first ones are of the same code.
+
+        A worker compares the function with this model's trial, whichever code it was made of.
+        """
+        made_of = f"{call.name} beside {self.program.digest} {ServingJob.plan_of(self.shape)}"
+        return published_key(gateway.store, digest_of(made_of.encode()), target, compares=False)
+
+    def compiled(self, artifact: str, call: CallSize, published: PublishedArtifact) -> FunctionsCompiled:
+        """Return the event of a further function's artifact, for the workers with the first `artifact`."""
+        names = tuple(self.shape.functions((), [call]))
+        return FunctionsCompiled(artifact, FurtherFunctions(published.digest, names))
 
 
 CompileFor = Callable[[PreparedServing, CompileTarget, Path], Awaitable[PublishedArtifact]]
@@ -141,6 +168,8 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         self._texts = 0
         self._samples: list[tuple[float, int]] = []  # seconds on the clock, and tokens so far
         self._readers: dict[int, asyncio.Queue[SequenceOutput]] = {}
+        self._targets: dict[str, CompileTarget] = {}  # by artifact
+        self._compiling = ""  # further function that is being compiled
 
     # --- for the endpoint -----------------------------------------------------------------------------------
 
@@ -152,8 +181,15 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
     def why_not_ready(self) -> str:
         if self.is_ready:
             return ""
-        gateway = self._opened
-        return gateway.stage if self.controller is None else gateway.compiling[0] or self.controller.stalls.why
+        gateway, shape = self._opened, self.shape
+        why, since = gateway.compiling
+        if why and shape is not None:
+            why = (
+                f"compiling {len(shape.first_calls)} of the model's {len(shape.calls)} functions, the others when used"
+            )
+        why = why or (gateway.stage if self.controller is None else self.controller.stalls.why)
+        seconds = int(gateway.clock.wall() - since) // STEP_S * STEP_S
+        return f"{why}, for {seconds} s" if why and seconds else why
 
     @property
     def waiting(self) -> int:
@@ -242,11 +278,20 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         return msgspec.structs.replace(
             status,
             state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
-            stage=self.why_not_ready or f"{gateway.endpoint}: {self.running} texts are continued, {self.waiting} wait",
+            stage=self.why_not_ready
+            or f"{gateway.endpoint}: {self.running} texts are continued, {self.waiting} wait{self._progress}",
             workers=workers_seen(controller.desk, WorkerStatus, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
             tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
         )
+
+    @property
+    def _progress(self) -> str:
+        """How many functions workers have, and which is being compiled, for people; "" where none is."""
+        if not self._compiling or self.controller is None or self.shape is None:
+            return ""
+        most = max((len(one.calls) for one in self.controller.scheduler.workers.values()), default=0)
+        return f"; {most} of {len(self.shape.calls)} functions, {self._compiling} is being compiled"
 
     def prepare(self, gateway: Gateway[Any]) -> PreparedServing:
         gateway.set_stage("loading the model")
@@ -261,7 +306,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
                 f"texts may have {shape.window:,} tokens, prompt included; the model was trained for {model.window:,}. "
                 "--context N (serve.context) allows more, and takes more memory (--cache-mb) and time to compile"
             )
-        program = model.program(shape)
+        program = model.program(shape, shape.first_calls)
         weights = _put_weights(gateway.store, model)
         gateway.set_stage("computing a text with the whole forward pass")
         trial = _put_trial(gateway.store, model, shape, program.digest, weights)
@@ -307,18 +352,68 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
             controller=controller,
             records=[started],
             status=lambda: self.status(gateway),
-            compile_for=lambda target: self._compile_for(prepared, target, gateway.options.cache),
+            compile_for=partial(self._compile_first, gateway, prepared),
             limits=lambda: _limits(shape),
             expects=expects_results,
             read=partial(_read, shape),
-            effects={SendTokens: self._send_tokens},
+            effects={
+                SendTokens: self._send_tokens,
+                CompileFunction: partial(self._compile_further, gateway, prepared),
+                RefuseFunctions: partial(_tell_refused, gateway),
+            },
             begun=begun,
         )
+
+    # --- functions -----------------------------------------------------------------------------------------------
+
+    async def _compile_first(
+        self, gateway: Gateway[Any], prepared: PreparedServing, target: CompileTarget
+    ) -> PublishedArtifact:
+        """Compile the functions that workers begin with; those of earlier runs follow at once."""
+        first = await self._compile_for(prepared, target, gateway.options.cache)
+        self._targets[first.digest] = target
+        for call in prepared.shape.calls:
+            if call not in prepared.shape.first_calls:
+                known = await asyncio.to_thread(known_artifact, gateway.store, prepared.key_of(gateway, call, target))
+                if known is not None:
+                    gateway.post(prepared.compiled(first.digest, call, known))
+        return first
+
+    def _compile_further(self, gateway: Gateway[Any], prepared: PreparedServing, instruction: CompileFunction) -> None:
+        (call,) = prepared.shape.calls_of([instruction.function])
+        gateway.work.add(self._compile_call(gateway, prepared, instruction.artifact, call), cancels=True)
+
+    async def _compile_call(
+        self, gateway: Gateway[Any], prepared: PreparedServing, artifact: str, call: CallSize
+    ) -> None:
+        """Compile a further function beside the workers, which compute with others until it is there."""
+        target, began = self._targets[artifact], gateway.clock.monotonic()
+        try:
+            async with gateway.compilations.free_compilers:
+                began = gateway.clock.monotonic()
+                self._compiling = call.name
+                program = await asyncio.to_thread(prepared.model.program, prepared.shape, [call])
+                one = replace(prepared, program=program)
+                published = await self._compile_for(one, target, gateway.options.cache)
+        except Exception as error:  # also of the model's own code
+            log.exception("compiling %s failed", call.name)
+            gateway.warn(f"{call.name} cannot be compiled; others compute in its place: {error}")
+            return
+        finally:
+            self._compiling = ""
+        await asyncio.to_thread(keep_artifact, gateway.store, prepared.key_of(gateway, call, target), published)
+        gateway.post(prepared.compiled(artifact, call, published))
+        log.info("%s is compiled, after %.0f s", call.name, gateway.clock.monotonic() - began)
 
     def _send_tokens(self, instruction: SendTokens) -> None:
         reader = self._readers.get(instruction.output.sequence)
         if reader is not None:
             reader.put_nowait(instruction.output)
+
+
+def _tell_refused(gateway: Gateway[Any], instruction: RefuseFunctions) -> None:
+    names = ", ".join(instruction.functions)
+    gateway.warn(f"{instruction.worker} does not use {names}; others compute in their place: {instruction.reason}")
 
 
 def _put_weights(store: BlobStore, model: ServedModel) -> str:

@@ -15,6 +15,13 @@ WEIGHTS = "weights of a served model"
 """Label of the packed parameters of a model."""
 
 
+class FurtherFunctions(msgspec.Struct, frozen=True):
+    """Functions in an artifact of their own, beside those of a job's."""
+
+    artifact: str  # sha256
+    functions: tuple[str, ...]
+
+
 class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     """The worker holds the model and a cache, and computes calls.
 
@@ -23,11 +30,14 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
         params: of the model, in the order in which functions take them.
         trial: sha256 of a sequence with the results of the whole forward pass with these weights, for comparison with
             the worker's results (`runs.serve.program.trial`).
+        further: functions to add to those of the artifact, `ServingShape.first_calls`. A job with more of them comes
+            when they are compiled, and makes no new role.
     """
 
     weights: str
     params: tuple[TensorSpec, ...]
     trial: str
+    further: tuple[FurtherFunctions, ...] = ()
 
     @property
     def loads(self) -> tuple[str, ...]:
@@ -57,6 +67,14 @@ class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
     weights: str
     device: str
     verified: str
+    functions: tuple[str, ...] = ()  # beside the first ones
+
+
+class FunctionsChecked(m.RoleMessage, frozen=True, kw_only=True):
+    """The worker has compared further functions, and has them from now on unless they are refused."""
+
+    functions: tuple[str, ...]
+    refused: str = ""  # the reason
 
 
 class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
@@ -111,5 +129,5 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
     last: bool = True  # no further results of this call follow, of tokens the worker drew itself
 
 
-SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)
+SERVING = m.FABRIC.extended(ServingJob, ServingReady, FunctionsChecked, ComputeCall, Computed)
 """The messages of a served model."""

@@ -104,8 +104,17 @@ class _Found:
             self.worst, self.where = error, function
 
 
-def check_model(run: Run, shape: ServingShape, trial: ServingTrial, device: str) -> DeviceReport:
-    """Compute the trial with every function; the cache has no use afterwards.
+def check_model(
+    run: Run, shape: ServingShape, trial: ServingTrial, device: str, calls: Sequence[CallSize] | None = None
+) -> DeviceReport:
+    """Compute the trial with every function, in the cache's spare pages or, without such, in pages from 1 on.
+
+    Args:
+        run: computes a call; the functions of `shape.first_calls` are there.
+        shape: of the functions.
+        trial: of the served parameters.
+        device: for people.
+        calls: those whose functions are compared; None: all.
 
     Raises:
         CompileError: a log-probability or a likeliest token is another one; the text names the function.
@@ -113,7 +122,7 @@ def check_model(run: Run, shape: ServingShape, trial: ServingTrial, device: str)
     """
     found = _Found(trial)
     try:
-        for size in shape.calls:
+        for size in shape.calls if calls is None else calls:
             if size.tokens == 1:
                 _continue(run, shape, size, found)
             else:
@@ -155,21 +164,21 @@ def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> N
     room = min(len(tokens), chunk + 1, size.context_pages * PAGE if shared else shape.window)
     longest = room - 2
     ends = [longest - (5 * row) % longest for row in range(size.batch)]
-    prefill = prefill_name(chunk, shape.context_sizes[-1])
+    prefill, begin = prefill_name(chunk, shape.context_sizes[-1]), _first_page(shape)
     if not shared:
-        firsts = range(1, 1 + size.batch)
+        firsts = range(begin, begin + size.batch)
         for end, first in zip(ends, firsts, strict=True):
             run(_call(prefill, shape, [(tokens, 0, end)], [first]))
         _add_tokens(run, shape, size, found, ends=ends, firsts=firsts, steps=(0, 1))
         return
     # Every second sequence reads the pages of another text, and is not compared: no sequence may read those of others.
-    other = 1 + shape.pages_for(room)
+    other = begin + shape.pages_for(room)
     run(_call(prefill, shape, [(tokens, 0, longest)]))
-    apart = size.batch > 1 and shape.pages >= 2 * other - 1
+    apart = size.batch > 1 and shape.cache.shape[0] >= other + shape.pages_for(room)
     if apart:
         run(_call(prefill, shape, [(tokens[::-1], 0, longest)], [other]))
     for parity in (0, 1) if apart else (0,):
-        firsts = [other if apart and row % 2 != parity else 1 for row in range(size.batch)]
+        firsts = [other if apart and row % 2 != parity else begin for row in range(size.batch)]
         _add_tokens(run, shape, size, found, ends=ends, firsts=firsts, steps=(0, 1, 1))
 
 
@@ -191,24 +200,29 @@ def _add_tokens(
         sequences = [(found.trial.tokens, end + step, end + step + 1) for end in ends]
         result = run(_call(size.name, shape, sequences, firsts))
         for row, (end, first) in enumerate(zip(ends, firsts, strict=True)):
-            if first == 1 or not shape.cache_kind.is_shared:
+            if first == _first_page(shape) or not shape.cache_kind.is_shared:
                 found.add(size.name, end + step, result, row)
+
+
+def _first_page(shape: ServingShape) -> int:
+    return shape.pages if shape.spare else 1
 
 
 def _call(
     function: str,
     shape: ServingShape,
     sequences: Sequence[tuple[Sequence[int], int, int]],
-    firsts: Sequence[int] = (1,),
+    firsts: Sequence[int] = (),
     *,
     scores: bool = False,
 ) -> ComputeCall:
     """Return the call that takes tokens of sequences, each from a place to another.
 
-    `firsts` are the first pages of the sequences.
+    `firsts` are the first pages of the sequences; without them there is one sequence.
     """
+    begins = firsts or [_first_page(shape)]
     pages = [
-        tuple(range(first, first + shape.pages_for(end))) for first, (_, _, end) in zip(firsts, sequences, strict=True)
+        tuple(range(first, first + shape.pages_for(end))) for first, (_, _, end) in zip(begins, sequences, strict=True)
     ]
     return ComputeCall(
         call=0,

@@ -6,22 +6,30 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import unpack_arrays
-from planetary.core.errors import LocalProtocolError, PlanetaryError, ResourceError
+from planetary.core.errors import CompileError, LocalProtocolError, PlanetaryError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fleet.protocol import messages as m
-from planetary.fleet.worker.checked_program import CheckedProgram
-from planetary.fleet.worker.events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.fleet.worker.events import RoleConnected, RoleDisconnected
 from planetary.fleet.worker.role import Role, Workplace
 from planetary.machine.events import Instruction, Payload
 from planetary.runs.serve.drawing import next_call, with_draws
-from planetary.runs.serve.messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
+from planetary.runs.serve.further_functions import AddFunctions, Extension, JoinedPrograms, ServingMachine
+from planetary.runs.serve.messages import (
+    WEIGHTS,
+    ComputeCall,
+    Computed,
+    FunctionsChecked,
+    FurtherFunctions,
+    ServingJob,
+    ServingReady,
+)
 from planetary.runs.serve.model_check import check_model
 from planetary.runs.serve.program.shape import (
     CACHE,
@@ -35,13 +43,13 @@ from planetary.runs.serve.program.shape import (
     SCORES,
     TARGETS,
     VALUES,
+    CallSize,
     ServingShape,
     gather_name,
 )
 from planetary.runs.serve.program.trial import decode_trial
 from planetary.runs.serve.scheduling.sampling import Drawing
-from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.device_program import DeviceProgram, ResidentTensors
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +58,28 @@ Send = Callable[[m.Message, Tensors | None], None]
 
 def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
-    run = CheckedProgram(job, job.functions, place).run
     _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
-    model = LoadedModel(run, job.shape, weights)
-    trial = decode_trial(place.store.get(job.trial), job.shape)
-    check = partial(check_model, model.compute, job.shape, trial, run.device_name)
-    report = place.checked(job.artifact, f"{job.weights} {job.trial}", run.device_name, check)
-    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
-    return ServingRole(model, ready, place.send)
+    programs = JoinedPrograms(place.options.device, place.store)
+    programs.add(job.artifact, job.shape.functions(job.params, job.shape.first_calls))
+    model = LoadedModel(programs, job.shape, weights)
+    device, shape, trial = programs.device_name, job.shape, decode_trial(place.store.get(job.trial), job.shape)
+
+    def checked(artifact: str, calls: Sequence[CallSize]) -> str:
+        check = partial(check_model, model.compute, shape, trial, device, calls)
+        return place.checked(artifact, f"{job.weights} {job.trial}", device, check).summary
+
+    def add(one: FurtherFunctions) -> None:
+        calls = shape.calls_of(one.functions)
+        programs.add(one.artifact, shape.functions(job.params, calls))
+        try:
+            checked(one.artifact, calls)
+        except CompileError:
+            programs.remove(one.functions)
+            raise
+
+    verified = checked(job.artifact, shape.first_calls)
+    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=device, verified=verified)
+    return ServingRole(model, ready, place.send, Extension(place.store.has, add))
 
 
 class GatheredSequences(msgspec.Struct, frozen=True):
@@ -98,7 +120,7 @@ class LoadedModel:
         resident: parameters and cache.
     """
 
-    def __init__(self, run: Runner, shape: ServingShape, weights: Tensors) -> None:
+    def __init__(self, run: DeviceProgram, shape: ServingShape, weights: Tensors) -> None:
         """`weights` are the model's parameters by name."""
         self.resident = ResidentTensors(run)
         self._run, self._shape = run, shape
@@ -187,11 +209,19 @@ class LoadedModel:
 class ServingRole:
     """The role of a serving worker."""
 
-    def __init__(self, model: LoadedModel, ready: ServingReady, send: Send) -> None:
-        """`ready`: the worker's message for every new connection."""
-        self.machine = IndependentMachine()
-        self._model, self._ready, self._send = model, ready, send
-        self._calls: queue.SimpleQueue[ComputeCall | None] = queue.SimpleQueue()
+    def __init__(self, model: LoadedModel, ready: ServingReady, send: Send, extension: Extension | None = None) -> None:
+        """Start to compute.
+
+        Args:
+            model: on the device.
+            ready: the worker's message for every new connection.
+            send: sends a message, with tensors or none, from any thread.
+            extension: adds functions; None: there are no others.
+        """
+        self.machine = ServingMachine()
+        self._model, self._ready, self._send, self._extension = model, ready, send, extension
+        self._taken: set[str] = set()  # artifacts of further functions that were queued
+        self._calls: queue.SimpleQueue[ComputeCall | FurtherFunctions | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
@@ -200,10 +230,23 @@ class ServingRole:
         match instruction:
             case RoleConnected():
                 self._send(self._ready, None)
+            case AddFunctions() if self._extension is not None:
+                self._add(instruction.further, self._extension)
             case RoleDisconnected():
                 pass
             case _:
                 pass
+
+    def _add(self, further: Sequence[FurtherFunctions], extension: Extension) -> None:
+        """Queue the functions whose artifacts are here, and fetch the next one: with its blob, the job comes again."""
+        for one in further:
+            if one.artifact in self._taken:
+                continue
+            if not extension.is_here(one.artifact):
+                self._send(m.FetchBlob(digest=one.artifact), None)
+                return
+            self._taken.add(one.artifact)
+            self._calls.put(one)
 
     def tensors(self, payload: Payload) -> Tensors:
         """Results are sent with their bytes."""
@@ -225,9 +268,25 @@ class ServingRole:
 
     def _run(self) -> None:
         while (message := self._calls.get()) is not None:
+            if isinstance(message, FurtherFunctions):
+                self._extend(message)
+                continue
             following: ComputeCall | None = message
             while following is not None:
                 following = self._compute(following)
+
+    def _extend(self, one: FurtherFunctions) -> None:
+        """Add functions, and tell whether they can be called."""
+        assert self._extension is not None
+        refused = ""
+        try:
+            self._extension.add(one)
+            functions = (*self._ready.functions, *one.functions)
+            self._ready = msgspec.structs.replace(self._ready, functions=functions)
+        except Exception as error:
+            log.exception("%s cannot be used", ", ".join(one.functions))
+            refused = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+        self._send(FunctionsChecked(functions=one.functions, refused=refused), None)
 
     def _compute(self, message: ComputeCall) -> ComputeCall | None:
         """Compute a call and send the results; return the following call, if one does."""

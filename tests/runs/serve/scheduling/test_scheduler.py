@@ -51,7 +51,10 @@ MEMORIES = {
     [("pages", seed) for seed in range(30)] + [(m, s) for m in ("together", "state", "nothing") for s in range(8)],
 )
 def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int) -> None:
-    """No token is lost doubled or changed under losses and cancellations."""
+    """No token is lost doubled or changed under losses and cancellations.
+
+    With odd seeds, workers begin with the first functions, and get those they lack.
+    """
     shape, make = MEMORIES[memory]
     rng = np.random.default_rng(seed)
     scheduler, workers, sessions = Scheduler(shape, VOCABULARY), {}, 0
@@ -75,7 +78,7 @@ def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int
         elif len(workers) < 2 and chance < 0.3:
             sessions += 1
             workers[sessions] = make()
-            scheduler.join(sessions)
+            scheduler.join(sessions, () if seed % 2 else None)
         elif workers and chance < 0.32:
             session = int(rng.choice(list(workers)))
             del workers[session]
@@ -90,6 +93,12 @@ def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int
         for session, call in scheduler.next_calls():
             assert session not in under_way
             under_way[session] = call
+            state = scheduler.workers[session]
+            assert call.function in {size.name for size in state.calls}
+            assert seed % 2 or not state.lacking
+            if rng.random() < 0.1:
+                scheduler.extend(session, list(state.lacking)[:1])
+                state.lacking.clear()
         assert scheduler.idle_for_no_reason() == ""
         if under_way and rng.random() < 0.8:
             session = int(rng.choice(list(under_way)))
@@ -104,6 +113,24 @@ def test_no_token_is_lost_doubled_or_changed_under_faults(memory: str, seed: int
             assert got[number] == expected[: len(got[number])]
     assert sum(reason in ("stop", "length") for reason in reasons.values()) >= 6
     assert lost > 0
+
+
+def test_worker_computes_with_the_functions_it_has() -> None:
+    scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
+    scheduler.join(1, ())
+    for number in (1, 2):
+        scheduler.submit(SequenceRequest(number=number, prompt=(number, 1), most=6))
+    functions: list[str] = []
+    while any(map(scheduler.has, (1, 2))):
+        for session, call in scheduler.next_calls():
+            functions.append(call.function)
+            scheduler.computed(session, worker.compute(call))
+        if len(functions) == 6:
+            state = scheduler.workers[1]
+            assert list(state.lacking) == ["prefill_s32_p2", "decode_b1_p2", "decode_b2_p2"]
+            scheduler.extend(1, ["decode_b2_p2"])
+    assert set(functions[:6]) == {"prefill_s32_p8", "decode_b1_p8"}
+    assert functions[6] == "decode_b2_p2"
 
 
 def test_a_shared_beginning_is_computed_once() -> None:

@@ -6,7 +6,8 @@ where the folder was written, before it serves them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +22,14 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import load_tokenizer, save_tokenizer
 from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.served_model import ServedModel
-from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.program.shape import CallSize, ServingShape
 from planetary.runs.serve.program.trial import ServingTrial, decode_trial, encode_trial
 from planetary.runtime.program_runner import Program
 
 MANIFEST = "serving.json"
 """Names the other files with their digests. It is written last: a folder without it is no model."""
 PROGRAM, WEIGHTS, TRIAL = "program.mlir", "weights.safetensors", "trial.msgpack"
-FORMAT = 3
+FORMAT = 4
 FIXED = ("context", "batch", "cache_mb", "cache_precision", "weights", "experts")
 """Keys of `[serve]` that the functions are made for."""
 
@@ -37,7 +38,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The description of the folder.
 
     Attributes:
-        format: 3; 1 had no functions that gather pages, 2 had other names for them.
+        format: 4; 1 had no functions that gather pages, 2 had other names for them, 3 no spare pages.
         name: of the model.
         version: see `ServedModel`, as `begins`, `ends`, `chat_template`, `special_tokens` and `warning`.
         vocabulary: tokens the model knows.
@@ -50,7 +51,7 @@ class ExportManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         digests: sha256 of the other files.
     """
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     name: str
     version: int
     vocabulary: int
@@ -101,12 +102,24 @@ class ExportedModel(ServedModel):
                 )
         return self.manifest.shape
 
-    def program(self, shape: ServingShape) -> Program:
-        return self.functions
+    def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
+        return self.functions if calls is None else _some_of(self.functions, shape.functions(self.specs, calls))
 
     def trial(self, shape: ServingShape) -> ServingTrial:
         """Raises `TrustError` for a damaged file."""
         return decode_trial(_checked(self.folder, TRIAL, self.manifest), shape)
+
+
+def _some_of(program: Program, functions: Mapping[str, FunctionSpec]) -> Program:
+    """Return a program with these functions of another one alone."""
+    from planetary.compiler import ir
+
+    with ir.new_context():
+        module = ir.parse_module(program.portable)
+        for name, function in ir.functions(module).items():
+            if name not in functions:
+                ir.erase_function(function)
+        return replace(program, portable=ir.to_portable_artifact(module), functions=functions)
 
 
 def is_exported(path: Path) -> bool:

@@ -8,7 +8,7 @@ last hidden states of the tokens that count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,14 +30,20 @@ from planetary.runs.serve.program.call_context import (
     last_of,
 )
 from planetary.runs.serve.program.likeliest import top_k
-from planetary.runs.serve.program.shape import KEYS, LIKELIEST, SCORES, VALUES, ServingShape
+from planetary.runs.serve.program.shape import KEYS, LIKELIEST, SCORES, VALUES, CallSize, ServingShape
 from planetary.runtime.program_runner import Program
 
 Decode = Callable[[Any, jax.Array, Any], jax.Array]
 """A model's `decode(params, tokens [B, S], context)`; see `models.context`."""
 
 
-def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], shape: ServingShape) -> Program:
+def serving_program(
+    decode: Decode,
+    params: Any,
+    specs: tuple[TensorSpec, ...],
+    shape: ServingShape,
+    calls: Sequence[CallSize] | None = None,
+) -> Program:
     """Build the functions of a served model.
 
     Args:
@@ -45,11 +51,12 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
         params: a pytree of arrays, or of their shapes.
         specs: leaves in order, as they are named in signatures.
         shape: the sizes.
+        calls: those whose functions are built; None: all.
 
     Raises:
         CompileError: the model cannot be lowered.
     """
-    functions = shape.functions(specs)
+    functions = shape.functions(specs, calls)
     templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     with ir.new_context():
         module = ir.empty_module()

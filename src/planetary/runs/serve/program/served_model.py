@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import Tokenizer
 from planetary.runs.serve.config import ServeConfig
-from planetary.runs.serve.program.shape import ServingShape
+from planetary.runs.serve.program.shape import CallSize, ServingShape
 from planetary.runs.serve.program.trial import ServingTrial
 from planetary.runtime.program_runner import Program
 
@@ -57,8 +57,8 @@ class ServedModel(ABC):
         """Return the sizes the functions have, within the limits of a configuration. Raises `UserError`."""
 
     @abstractmethod
-    def program(self, shape: ServingShape) -> Program:
-        """Return the functions. Raises `CompileError`."""
+    def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
+        """Return the functions of these calls; None: of all. Raises `CompileError`."""
 
     @abstractmethod
     def trial(self, shape: ServingShape) -> ServingTrial:

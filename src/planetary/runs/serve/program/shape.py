@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -24,17 +25,40 @@ HIDDEN = "hidden"
 KEYS, CACHED_VALUES = "gathered_keys.", "gathered_values."  # prefixes of a layer's number
 
 
+class CallKind(StrEnum):
+    """The kinds of calls."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+    SCORE = "score"
+
+
 class CallSize(msgspec.Struct, frozen=True):
     """The sizes of one function: `batch` sequences of `tokens` new tokens each, and of at most `context_pages` pages.
 
-    With `scores` it returns log-probabilities at every place, and not of the next token alone.
+    A scoring function returns log-probabilities at every place, and not of the next token alone.
     """
 
-    name: str
+    kind: CallKind
     batch: int
     tokens: int
     context_pages: int
-    scores: bool = False
+
+    @property
+    def scores(self) -> bool:
+        """Whether it is a scoring function."""
+        return self.kind is CallKind.SCORE
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        match self.kind:
+            case CallKind.DECODE:
+                return decode_name(self.batch, self.context_pages)
+            case CallKind.PREFILL:
+                return prefill_name(self.tokens, self.context_pages, self.batch)
+            case CallKind.SCORE:
+                return score_name(self.tokens, self.context_pages)
 
 
 class ServingShape(msgspec.Struct, frozen=True):
@@ -55,6 +79,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
         scores_prompts: whether there are functions that score a prompt.
         hidden: width of the last hidden states, whose sums scoring functions return; 0: there are none.
+        spare: pages behind the others for comparisons, which go on beside sequences; 0: comparisons have the others.
     """
 
     vocabulary: int
@@ -70,6 +95,7 @@ class ServingShape(msgspec.Struct, frozen=True):
     most_candidates: int = CANDIDATES
     scores_prompts: bool = True
     hidden: int = 0
+    spare: int = 0
 
     def __post_init__(self) -> None:
         """Raise `UserError` for sizes that do not fit together."""
@@ -88,7 +114,7 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     @property
     def cache(self) -> TensorSpec:
-        return TensorSpec(CACHE, self.element, (self.pages, *self.page_shape))
+        return TensorSpec(CACHE, self.element, (self.pages + self.spare, *self.page_shape))
 
     def page_of(self, position: int) -> int:
         """Return which page of a text has a position."""
@@ -98,18 +124,6 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Return how many pages a sequence of so many tokens takes."""
         return self.cache_kind.pages_for(tokens)
 
-    def batch_for(self, sequences: int) -> int:
-        """Return the smallest batch for so many sequences."""
-        return next(size for size in self.batches if size >= sequences)
-
-    def prefill_for(self, sequences: int) -> int:
-        """Return the smallest number of sequences of a prefilling call for so many sequences."""
-        return next(size for size in self.prefills if size >= sequences)
-
-    def chunk_for(self, tokens: int) -> int:
-        """Return the smallest chunk for so many tokens, or the largest there is."""
-        return next((size for size in self.chunks if size >= tokens), self.chunks[-1])
-
     @property
     def scored_chunks(self) -> tuple[int, ...]:
         """How many tokens of a prompt one scoring call may take. One size is enough where a next call can go on."""
@@ -117,21 +131,16 @@ class ServingShape(msgspec.Struct, frozen=True):
             return ()
         return self.chunks[:1] if self.cache_kind.remembers else self.chunks
 
-    def scored_chunk_for(self, tokens: int) -> int:
-        """Return the smallest scoring chunk for so many tokens, or the largest there is."""
-        return next((size for size in self.scored_chunks if size >= tokens), self.scored_chunks[-1])
-
-    def context_for(self, pages: int) -> int:
-        """Return the smallest context for so many pages."""
-        return next(size for size in self.context_sizes if size >= pages)
-
-    def functions(self, params: tuple[TensorSpec, ...]) -> dict[str, FunctionSpec]:
-        """Return the signatures of all functions, by name, for a model with these parameters."""
+    def functions(
+        self, params: tuple[TensorSpec, ...], calls: Sequence[CallSize] | None = None
+    ) -> dict[str, FunctionSpec]:
+        """Return the signatures of the functions of `calls`, None: of all, for a model with these parameters."""
+        sizes = self.calls if calls is None else calls
         found = {
             one.name: self.function(params, one.batch, one.tokens, one.context_pages, scores=one.scores)
-            for one in self.calls
+            for one in sizes
         }
-        for one in self.calls:
+        for one in sizes:
             if one.tokens == 1 and (copy := self.gathered(one.batch, one.context_pages)):
                 pages = TensorSpec("pages", "i32", (one.batch, one.context_pages))
                 found[gather_name(one.batch, one.context_pages)] = FunctionSpec((*params, pages, self.cache), copy)
@@ -139,7 +148,7 @@ class ServingShape(msgspec.Struct, frozen=True):
 
     def params_of(self, functions: Mapping[str, FunctionSpec]) -> tuple[TensorSpec, ...]:
         """Return the model's parameters, which the functions of this shape take before all else."""
-        one = self.calls[0]
+        one = next(one for one in self.calls if one.name in functions)
         arguments = functions[one.name].arguments
         data = self.function((), one.batch, one.tokens, one.context_pages, scores=one.scores).arguments
         return arguments[: len(arguments) - len(data)]
@@ -172,19 +181,29 @@ class ServingShape(msgspec.Struct, frozen=True):
         found = []
         for context_pages in self.context_sizes:
             if self.cache_kind.remembers:
-                found += [
-                    CallSize(decode_name(batch, context_pages), batch, 1, context_pages) for batch in self.batches
-                ]
+                found += [CallSize(CallKind.DECODE, batch, 1, context_pages) for batch in self.batches]
             found += [
-                CallSize(prefill_name(chunk, context_pages, sequences), sequences, chunk, context_pages)
+                CallSize(CallKind.PREFILL, sequences, chunk, context_pages)
                 for chunk in self.chunks
                 for sequences in self.prefills
             ]
-            found += [
-                CallSize(score_name(chunk, context_pages), 1, chunk, context_pages, scores=True)
-                for chunk in self.scored_chunks
-            ]
+            found += [CallSize(CallKind.SCORE, 1, chunk, context_pages) for chunk in self.scored_chunks]
         return tuple(found)
+
+    @property
+    def first_calls(self) -> tuple[CallSize, ...]:
+        """Sizes with which every sequence can be computed, one at a time; the others are faster for some sequences."""
+        chunk = self.chunks[0] if self.cache_kind.remembers else self.chunks[-1]
+        least = {CallKind.DECODE: self.batches[0], CallKind.PREFILL: self.prefills[0], CallKind.SCORE: 1}
+        return tuple(
+            one
+            for one in self.calls
+            if one.context_pages == self.context_sizes[-1] and one.tokens in (1, chunk) and one.batch == least[one.kind]
+        )
+
+    def calls_of(self, names: Collection[str]) -> tuple[CallSize, ...]:
+        """Return the sizes of these functions."""
+        return tuple(one for one in self.calls if one.name in names)
 
     def function(
         self, params: tuple[TensorSpec, ...], batch: int, tokens: int, context_pages: int, *, scores: bool = False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from planetary.core.errors import CompileError, UserError
@@ -20,8 +21,8 @@ from planetary.runs.serve.config import ServeConfig
 from planetary.runs.serve.program.cache_kinds import KeyValueCache, NoCache, RecurrentState
 from planetary.runs.serve.program.program import Decode, serving_program
 from planetary.runs.serve.program.served_model import ServedModel
-from planetary.runs.serve.program.shape import PAGE, ServingShape, context_sizes_of
-from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, trial_length
+from planetary.runs.serve.program.shape import PAGE, CallSize, ServingShape, context_sizes_of
+from planetary.runs.serve.program.trial import TOLERANCE, ServingTrial, spare_pages, trial_length
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB
 
@@ -95,7 +96,13 @@ class TracedModel(ServedModel):
                     f"serve.cache_mb = {serve.cache_mb:g} does not hold the states of {serve.batch} texts: expected "
                     f"{math.ceil(needed)} at least, or a smaller serve.batch"
                 )
-            return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), cache_kind=RecurrentState())
+            return ServingShape(
+                **common,
+                pages=pages,
+                page_shape=(sizes.numbers,),
+                cache_kind=RecurrentState(),
+                spare=serve.batch,
+            )
         common["chunks"] = (window,) if self.only_length else tuple(dict.fromkeys((*chunks, window)))
         return ServingShape(**common, pages=2, page_shape=(1,), cache_kind=NoCache())
 
@@ -109,8 +116,8 @@ class TracedModel(ServedModel):
             usual = min(usual, max(cached, LEAST_USUAL))  # with a smaller cache, the size is refused
         return usual
 
-    def program(self, shape: ServingShape) -> Program:
-        return serving_program(self.decode, self.params, self.specs, shape)
+    def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
+        return serving_program(self.decode, self.params, self.specs, shape, calls)
 
     def trial(self, shape: ServingShape) -> ServingTrial:
         """Compute the whole forward pass with XLA, in float32.
@@ -215,7 +222,7 @@ def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> 
             f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
             f"{window}: expected {math.ceil((whole + 1) * page_bytes / MIB)} at least, or a smaller serve.context"
         )
-    return ServingShape(
+    shape = ServingShape(
         **common,
         pages=pages,
         page_shape=_page_shape(sizes),
@@ -223,3 +230,4 @@ def _paged(sizes: CacheSizes, serve: ServeConfig, common: Mapping[str, Any]) -> 
         context_sizes=context_sizes_of(window),
         cache_kind=KeyValueCache(),
     )
+    return msgspec.structs.replace(shape, spare=spare_pages(shape))

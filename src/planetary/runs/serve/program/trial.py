@@ -56,6 +56,11 @@ def trial_length(shape: ServingShape) -> int:
     return min(shape.window, shape.chunks[-1] + 2 * PAGE + 3)
 
 
+def spare_pages(shape: ServingShape) -> int:
+    """Return how many pages the comparison with a trial takes: of its text, or of two that are decoded."""
+    return max(shape.pages_for(trial_length(shape)), 2 * shape.pages_for(shape.chunks[0] + 1))
+
+
 def encode_trial(trial: ServingTrial) -> bytes:
     return msgspec.msgpack.encode(trial)
 

@@ -7,14 +7,14 @@ turns (Agrawal et al. 2024, arXiv:2403.02310), so neither waits for the other's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from planetary.runs.serve.program.cache_kinds import CacheKind
-from planetary.runs.serve.program.shape import PAGE, ServingShape, decode_name, prefill_name, score_name
+from planetary.runs.serve.program.shape import PAGE, CallKind, CallSize, ServingShape
 from planetary.runs.serve.scheduling.page_pool import PagePool
 from planetary.runs.serve.scheduling.sampling import Candidates, Drawing, Drawn, draw
 from planetary.runs.serve.scheduling.sequences import FinishReason, SequenceRequest, SequenceState, Token
@@ -94,10 +94,14 @@ class WorkerState:
         cache_kind: form of the cache.
         sequences: running sequences, by number.
         call: under way; None: none.
+        calls: sizes of the functions that the worker has.
+        lacking: functions that the worker has not, in whose place others were called; a set, in order.
     """
 
     pool: PagePool
     cache_kind: CacheKind
+    calls: tuple[CallSize, ...]
+    lacking: dict[str, None] = field(default_factory=dict)
     sequences: dict[int, SequenceState] = field(default_factory=dict)
     call: Call | None = None
     prefilled: bool = False  # the last call was a chunk of a prompt
@@ -123,7 +127,7 @@ class Scheduler:
 
     def __init__(self, shape: ServingShape, vocabulary: int) -> None:
         """`vocabulary`: tokens below it can be drawn; a model may have more than the tokenizer."""
-        self._shape, self._vocabulary = shape, vocabulary
+        self._shape, self._vocabulary, self._calls = shape, vocabulary, shape.calls
         self.workers: dict[int, WorkerState] = {}
         self.waiting: list[SequenceState] = []
         self.extra_steps = 0
@@ -131,9 +135,20 @@ class Scheduler:
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def join(self, session: int) -> None:
-        """A worker with an empty cache takes calls."""
-        self.workers[session] = WorkerState(PagePool(self._shape.pages), self._shape.cache_kind)
+    def join(self, session: int, functions: Collection[str] | None = None) -> None:
+        """A worker with an empty cache takes calls.
+
+        `functions`: those that the worker has beside the shape's first ones; None: all.
+        """
+        calls = self._calls if functions is None else self._shape.first_calls
+        self.workers[session] = WorkerState(PagePool(self._shape.pages), self._shape.cache_kind, calls)
+        if functions:
+            self.extend(session, functions)
+
+    def extend(self, session: int, functions: Collection[str]) -> None:
+        """A worker has further functions."""
+        worker = self.workers[session]
+        worker.calls = self._shape.calls_of({*functions, *(one.name for one in worker.calls)})
 
     def lose(self, session: int, *, blames: bool = True) -> list[SequenceOutput]:
         """A worker is gone. The worker's sequences wait for another, before those that came later.
@@ -327,12 +342,13 @@ class Scheduler:
 
     def _prefill(self, worker: WorkerState, sequence: SequenceState, others: Sequence[SequenceState]) -> Call | None:
         """Return the call for the next chunk of a sequence, and of others with a chunk of the same size."""
-        scores = sequence.scores
-        chunk = self._shape.scored_chunk_for(sequence.missing) if scores else self._shape.chunk_for(sequence.missing)
+        scores, size = sequence.scores, self._prefill_size(worker, sequence)
+        chunk = size.tokens
         if not self._reserve(worker, sequence, sequence.cached + min(chunk, sequence.missing)):
             return None
         chosen = [sequence]
-        for other in () if scores else others:
+        has_all = len(worker.calls) == len(self._calls)
+        for other in others if has_all and not scores else ():
             if len(chosen) == self._shape.prefills[-1]:
                 break
             if self._may_prefill_with(worker, other, chunk):
@@ -340,10 +356,52 @@ class Scheduler:
         for one in chosen:
             one.turn = self._turn
         slots = tuple(self._slot(one, min(chunk, one.missing)) for one in chosen)
-        context_pages = self._shape.context_for(max(len(one.page_table) for one in chosen))
-        if scores:
-            return _call(score_name(chunk, context_pages), chosen, slots, scores=scores)
-        return _call(prefill_name(chunk, context_pages, self._shape.prefill_for(len(slots))), chosen, slots)
+        if len(chosen) > 1:
+            needed = max(len(one.page_table) for one in chosen)
+            size = self._pick(
+                worker,
+                lambda one: one.tokens == chunk and one.kind is CallKind.PREFILL and one.batch >= len(chosen),
+                context_pages=needed,
+                sequences=len(chosen),
+            )
+        return _call(size.name, chosen, slots, scores=scores)
+
+    def _prefill_size(self, worker: WorkerState, sequence: SequenceState) -> CallSize:
+        """Return the size of the call that takes the next chunk of a sequence."""
+        missing, kind = sequence.missing, CallKind.SCORE if sequence.scores else CallKind.PREFILL
+
+        def fits(one: CallSize) -> bool:
+            whole = self._shape.cache_kind.remembers or one.tokens >= missing
+            needed = self._shape.pages_for(sequence.cached + min(one.tokens, missing))
+            return one.kind is kind and whole and needed <= one.context_pages
+
+        return self._pick(worker, fits, context_pages=len(sequence.page_table), tokens=missing)
+
+    def _pick(
+        self,
+        worker: WorkerState,
+        fits: Callable[[CallSize], bool],
+        *,
+        context_pages: int,
+        sequences: int = 1,
+        tokens: int = 1,
+    ) -> CallSize:
+        """Return the size of the worker's function that takes most of the tokens, with the least work.
+
+        The worker lacks the function that would be chosen of all.
+        """
+
+        def cost(one: CallSize) -> tuple[int, ...]:
+            taken = min(one.tokens, tokens), min(one.batch, sequences)
+            return -taken[0], -taken[1], one.tokens, one.batch, one.context_pages
+
+        best, nearest = (
+            min((one for one in calls if one.context_pages >= context_pages and fits(one)), key=cost)
+            for calls in (self._calls, worker.calls)
+        )
+        if best != nearest:
+            worker.lacking[best.name] = None
+        return nearest
 
     def _may_prefill_with(self, worker: WorkerState, sequence: SequenceState, chunk: int) -> bool:
         """Whether a sequence takes the next chunk in the same call as another; then it has the pages. No sequence is
@@ -352,7 +410,7 @@ class Scheduler:
         if (
             sequence.request.number not in worker.sequences
             or sequence.scores
-            or self._shape.chunk_for(sequence.missing) != chunk
+            or self._prefill_size(worker, sequence).tokens != chunk
         ):
             return False
         lacking = self._shape.pages_for(sequence.cached + min(chunk, sequence.missing)) - len(sequence.page_table)
@@ -368,21 +426,30 @@ class Scheduler:
             if sequence.request.number in worker.sequences and self._reserve(
                 worker, sequence, sequence.cached + 1, spared=chosen
             ):
-                sequence.turn = self._turn
                 chosen.append(sequence)
         if not chosen:
             return None
+        size = self._pick(
+            worker,
+            lambda one: one.kind is CallKind.DECODE,
+            context_pages=max(len(sequence.page_table) for sequence in chosen),
+            sequences=len(chosen),
+        )
+        chosen = chosen[: size.batch]
+        for sequence in chosen:
+            sequence.turn = self._turn
         slots = tuple(self._slot(sequence, 1) for sequence in chosen)
-        extra_steps = self._extra_steps(worker, chosen)
+        extra_steps = self._extra_steps(worker, chosen, size.context_pages)
         slots = tuple(
             replace(slot, page_table=tuple(sequence.page_table)) for slot, sequence in zip(slots, chosen, strict=True)
         )
-        context_pages = self._shape.context_for(max(len(sequence.page_table) for sequence in chosen))
-        function = decode_name(self._shape.batch_for(len(slots)), context_pages)
-        return _call(function, chosen, slots, extra_steps=extra_steps)
+        return _call(size.name, chosen, slots, extra_steps=extra_steps)
 
-    def _extra_steps(self, worker: WorkerState, chosen: Sequence[SequenceState]) -> int:
-        """Return how many further steps a worker may take with these sequences by itself; give them the pages."""
+    def _extra_steps(self, worker: WorkerState, chosen: Sequence[SequenceState], context_pages: int) -> int:
+        """Return how many further steps a worker may take with these sequences by itself; give them the pages.
+
+        No sequence gets more than `context_pages`.
+        """
         by_itself = all(sequence.request.constraint is None and sequence.missing == 1 for sequence in chosen)
         if self.waiting or len(chosen) < len(worker.sequences) or not by_itself:
             return 0
@@ -393,7 +460,7 @@ class Scheduler:
         extra_steps = max(0, min(self.extra_steps, min(most) - 1))
         for sequence in chosen:
             while extra_steps and self._shape.pages_for(sequence.cached + 1 + extra_steps) > len(sequence.page_table):
-                if worker.pool.available:
+                if worker.pool.available and len(sequence.page_table) < context_pages:
                     sequence.page_table.append(worker.pool.allocate())
                 else:
                     extra_steps -= 1

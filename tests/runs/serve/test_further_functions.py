@@ -1,0 +1,54 @@
+"""A serving worker gets functions while it computes."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any, cast
+
+import pytest
+
+from planetary.core.errors import CompileError
+from planetary.core.tensors import Tensors
+from planetary.fleet.protocol import messages as m
+from planetary.fleet.worker.events import RoleConnected
+from planetary.runs.serve.further_functions import AddFunctions, Extension
+from planetary.runs.serve.messages import FunctionsChecked, FurtherFunctions, ServingReady
+from planetary.runs.serve.role import LoadedModel, ServingRole
+
+FIRST, SECOND = FurtherFunctions("1", ("decode_b4_p8",)), FurtherFunctions("2", ("decode_b8_p8",))
+
+
+@pytest.mark.parametrize("refused", ["", "decode_b4_p8 is 3 nats away"])
+def test_functions_are_fetched_checked_and_told(refused: str) -> None:
+    sent: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+    here: set[str] = set()
+    added: list[FurtherFunctions] = []
+
+    def send(message: m.Message, tensors: Tensors | None) -> None:
+        sent.put(message)
+
+    def add(one: FurtherFunctions) -> None:
+        if one is FIRST and refused:
+            raise CompileError(refused)
+        added.append(one)
+
+    ready = ServingReady(artifact="a", weights="w", device="", verified="")
+    role = ServingRole(cast("LoadedModel", cast("Any", None)), ready, send, Extension(here.__contains__, add))
+    instruction = AddFunctions((FIRST, SECOND))
+    try:
+        role.carry_out(instruction)
+        assert sent.get(timeout=60) == m.FetchBlob(digest="1")  # one blob after the other
+        here |= {"1", "2"}
+        role.carry_out(instruction)
+        role.carry_out(instruction)  # the job comes again with every blob, and with every new connection
+        assert sent.get(timeout=60) == FunctionsChecked(functions=FIRST.functions, refused=refused)
+        assert sent.get(timeout=60) == FunctionsChecked(functions=SECOND.functions)
+        role.carry_out(RoleConnected())
+        known = SECOND.functions if refused else (*FIRST.functions, *SECOND.functions)
+        again = sent.get(timeout=60)
+        assert isinstance(again, ServingReady)
+        assert again.functions == known
+    finally:
+        role.close()
+    assert added == ([SECOND] if refused else [FIRST, SECOND])
+    assert sent.empty()

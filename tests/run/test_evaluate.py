@@ -54,7 +54,7 @@ def text_file(folder: Path, text: str = TEXT, name: str = "text.txt") -> DataSou
 
 
 def evaluated(folder: Path, tmp_path: Path, *metrics: str, **sources: DataSource) -> ModelEvaluation:
-    return evaluate_folder(folder, sources, metrics, cache=tmp_path / "cache")
+    return next(evaluate_folder(folder, sources, metrics, cache=tmp_path / "cache"))
 
 
 def only(found: ModelEvaluation) -> SetEvaluation:
@@ -106,7 +106,7 @@ def test_loss_equals_that_of_transformers(tmp_path: Path, published: Path) -> No
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = evaluate_folder(published, {"text": text_file(tmp_path)}, cache=tmp_path, length=32)
+    found = next(evaluate_folder(published, {"text": text_file(tmp_path)}, cache=tmp_path, length=32))
     ids = AutoTokenizer.from_pretrained(published)(TEXT, add_special_tokens=False)["input_ids"]
     model: Any = AutoModelForCausalLM.from_pretrained(published)
     nats, count = 0.0, 0
@@ -127,7 +127,7 @@ def test_chats_count_what_the_assistant_says(tmp_path: Path, published: Path) ->
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(json.dumps({"messages": chat}) for chat in chats))
     source = DataSource(str(path), text_key="text", format="chat")
-    one = only(evaluate_folder(published, {"chats": source}, cache=tmp_path, length=64))
+    one = only(next(evaluate_folder(published, {"chats": source}, cache=tmp_path, length=64)))
     place = str(published / "tokenizer.json")
     tokenizer = load_tokenizer(place)
     assert isinstance(tokenizer, JsonTokenizer)
@@ -164,6 +164,29 @@ def test_a_failing_metric_leaves_the_others(tmp_path: Path, run: Path, capsys: p
     assert re.search(r"set a: metric worse fails: ZeroDivisionError: division by zero \(<bad.py@.*>:6\)", shown)
 
 
+def test_later_versions_are_followed(tmp_path: Path) -> None:
+    """Each checkpoint is evaluated as it comes, with the compiled function of the first, until the run is over."""
+    folder, looks = tmp_path / "followed", []
+    write_run(folder, 1, 1)
+
+    def is_over() -> bool:
+        looks.append(1)
+        if len(looks) in (2, 3):
+            write_run(folder, len(looks), len(looks))
+        return len(looks) > 3
+
+    source = text_file(tmp_path)
+    found = list(evaluate_folder(folder, {"text": source}, ["loss"], cache=tmp_path, is_over=is_over))
+    assert [one.version for one in found] == [1, 2, 3]
+    assert len(looks) == 4
+    losses = [only(one).values["loss"].value for one in found]
+    assert len(set(losses)) == 3
+    for version, loss in enumerate(losses, 1):
+        checkpoint = folder / "checkpoints" / f"round-{version:06d}"
+        again = next(evaluate_folder(folder, {"text": source}, ["loss"], cache=tmp_path, checkpoint=checkpoint))
+        assert only(again).values["loss"].value == loss
+
+
 def test_json_has_every_set(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = text_file(tmp_path).source, text_file(tmp_path, "short", "short.txt").source
     command = ["evaluate", str(run), "--data", f"long={first}", "--data", f"short={second}", "--metric", "loss"]
@@ -193,9 +216,10 @@ def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, run: Path, publi
     with pytest.raises(UserError, match="the tokenizer byte has no chat template"):
         evaluated(run, tmp_path, chats=DataSource(str(chat), text_key="text", format="chat"))
     with pytest.raises(UserError, match="--context 257: the model model takes 256 tokens at most"):
-        evaluate_folder(published, {"a": text_file(tmp_path)}, cache=tmp_path, length=257)
+        next(evaluate_folder(published, {"a": text_file(tmp_path)}, cache=tmp_path, length=257))
     with pytest.raises(UserError, match=r"no held-out data in .*: it is no run. Give some, as --data NAME=PATH"):
-        evaluate_folder(published, {}, cache=tmp_path)
+        next(evaluate_folder(published, {}, cache=tmp_path))
+    assert main(["evaluate", str(published), "--data", "a=x.txt", "--follow"]) == 2
     with pytest.raises(UserError, match=r"unknown metric 'acuracy'; did you mean accuracy\?"):
         evaluated(run, tmp_path, "acuracy", text=text_file(tmp_path))
     (published.parent / "bare").mkdir()

@@ -6,8 +6,9 @@ read logits, which workers of a run do not send.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +90,9 @@ def evaluate_folder(
     cache: Path,
     length: int | None = None,
     checkpoint: Path | None = None,
-) -> ModelEvaluation:
-    """Evaluate the model of a run's folder or of a pretrained one.
+    is_over: Callable[[], bool] = lambda: True,
+) -> Iterator[ModelEvaluation]:
+    """Yield the evaluation of the model of a run's folder or of a pretrained one, and of a run's later versions.
 
     Args:
         folder: as of `planetary serve`.
@@ -99,6 +101,7 @@ def evaluate_folder(
         cache: with prepared data, for a run's own held-out part.
         length: targets of a row; None: the run's sequence length, or `USUAL_LENGTH` at most.
         checkpoint: another one than the newest.
+        is_over: whether no later version will be published; asked before each look. It may wait.
 
     Raises:
         UserError: model, metric or set is not usable, or they do not fit together.
@@ -120,12 +123,21 @@ def evaluate_folder(
     else:
         sets = {OWN_SET: _own_rows(folder, length, cache)}
     scorer = _Scorer(model, chosen)
-    found = []
-    for name, rows in sets.items():
-        values, failed, totals = scorer.evaluate(rows)
-        source = sources[name].source if name in sources else ""
-        found.append(SetEvaluation(name, source, totals[0], len(rows), totals[1], values, failed))
-    return ModelEvaluation(model.name, model.version, length, tuple(found))
+    while True:
+        found = []
+        for name, rows in sets.items():
+            values, failed, totals = scorer.evaluate(model.params, rows)
+            source = sources[name].source if name in sources else ""
+            found.append(SetEvaluation(name, source, totals[0], len(rows), totals[1], values, failed))
+        yield ModelEvaluation(model.name, model.version, length, tuple(found))
+        newer = None
+        while newer is None:
+            ends = is_over()
+            newer = None if model.refresh is None else model.refresh(model.version)
+            if newer is None and ends:
+                return
+        assert isinstance(newer, TracedModel)
+        model = newer
 
 
 def _length(model: TracedModel, folder: Path, given: int | None) -> int:
@@ -173,7 +185,6 @@ class _Scorer:
         self._only_one = bool(model.only_length)  # such a graph takes one row
         self._bytes = bytes_of_tokens(model.tokenizer, model.vocabulary)
         self._reads_logits = any(metric.reads_logits for metric in metrics.values())
-        self._params = jax.device_put(model.params)
 
         def scored(params: object, inputs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array | None]:
             logits = model.logits(params, inputs).astype(jnp.float32)
@@ -183,12 +194,12 @@ class _Scorer:
 
         self._scored = jax.jit(scored)
 
-    def evaluate(self, rows: np.ndarray) -> tuple[dict[str, Measured], dict[str, str], tuple[int, int]]:
+    def evaluate(self, params: Any, rows: np.ndarray) -> tuple[dict[str, Measured], dict[str, str], tuple[int, int]]:
         """Return the values, the reasons of metrics without one, and the numbers of targets and bytes."""
         sums: dict[str, list[np.ndarray]] = {name: [] for name in self._metrics}
         failed: dict[str, str] = {}
         targets, nbytes = 0, 0
-        for part in self._parts(rows):
+        for part in self._parts(jax.device_put(params), rows):
             targets, nbytes = targets + int(part.targets.sum()), nbytes + int(part.nbytes.sum())
             if not np.isfinite(part.nats).all():
                 raise UserError("the model's loss is not finite: its parameters are damaged or diverged")
@@ -205,7 +216,7 @@ class _Scorer:
                 failed[name] = str(error)
         return values, failed, (targets, nbytes)
 
-    def _parts(self, rows: np.ndarray) -> Iterator[ScoredRows]:
+    def _parts(self, params: Any, rows: np.ndarray) -> Iterator[ScoredRows]:
         size = SCORE_BYTES // (4 * self._vocabulary * (rows.shape[1] - 1))
         size = 1 if self._only_one else min(max(size, 1), 8, len(rows))
         for first in range(0, len(rows), size):
@@ -214,7 +225,7 @@ class _Scorer:
             targets = np.where(part < 0, IGNORED, part)[:, 1:]
             missing = size - len(part)  # the last rows are filled, so that nothing is compiled twice
             nats, logits = self._scored(
-                self._params,
+                params,
                 np.pad(inputs, ((0, missing), (0, 0))),
                 np.pad(targets, ((0, missing), (0, 0)), constant_values=IGNORED).astype(np.int32),
             )

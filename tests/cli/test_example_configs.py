@@ -11,6 +11,7 @@ import pytest
 from planetary.cli.command_table import COMMANDS
 from planetary.cli.main import build_parser
 from planetary.core.config import load_config
+from planetary.core.tensors import DTYPE_NAMES, TensorSpec
 from planetary.data.prepare import prepare
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,6 +23,15 @@ def test_reports_workload_has_its_global_batch_and_no_port() -> None:
     assert config.train.batch_size * config.fabric.workers == 8
     given = build_parser("gateway").parse_args(["gateway", "--gateway-config", "x.toml"])
     assert config.fabric.port != given.gateway_port
+
+
+def test_diffusion_example_has_the_columns_of_its_loss(tmp_path: Path) -> None:
+    config = load_config(EXAMPLES / "diffusion.toml")
+    data = prepare(config, tmp_path / "cache")
+    assert data.notes == (f"{config.data.source}: 4000 examples of image: ui8[8, 8], label: i32[]",)
+    _, _, batch = runpy.run_path(str(EXAMPLES / "diffusion.py"))["build"](batch_size=32)
+    assert data.layout is not None
+    data.layout.check([TensorSpec(n, DTYPE_NAMES[a.dtype], a.shape) for n, a in batch.items()], 32, "")
 
 
 def test_chat_example_trains_what_the_assistant_says(tmp_path: Path) -> None:

@@ -363,16 +363,16 @@ def test_a_format_of_a_users_file_is_read_where_it_is_named(tmp_path: Path) -> N
     own.write_text(EXAMPLES["my_format.py"])
     data.write_text(">one\nACGT\nAC\n>two\nGG\n" * 40)
     config = apply_overrides(config_for(data), [f"data.format={own}:Fasta"])
-    first = recipe_of(config)
+    first = recipe_of(config, tmp_path)
     assert [document.text for document in first.parts[0].documents()][:2] == [b"ACGTAC\n", b"GG\n"]
     own.write_text(EXAMPLES["my_format.py"].replace("A FASTA file", "One FASTA file"))
-    assert recipe_of(config).key != first.key
+    assert recipe_of(config, tmp_path).key != first.key
     sources = f'[{{ source = "{data}", format = "{own}:Fasta" }}, {{ source = "stdlib" }}]'
     mixed = apply_overrides(config_for("stdlib"), [f"data.sources={sources}"])
     assert [file.file for file in own_files(mixed, "the configuration")] == ["my_format.py"]
     own.write_text("from planetary.extend import DataFormat\nclass Fasta(DataFormat): pass\n")
     with pytest.raises(UserError, match="the class lacks documents, records, chats or tokens"):
-        recipe_of(config)
+        recipe_of(config, tmp_path)
 
 
 def test_the_default_configuration_hash_is_as_before() -> None:

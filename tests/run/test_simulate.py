@@ -14,11 +14,11 @@ import pytest
 import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
-from planetary.data.reader import read_slice
+from planetary.data.reader import batches_of, read_slice
 from planetary.runs.rounds import messages as rm
 from planetary.runs.rounds.preparation.options import schedule_of
 from planetary.runs.rounds.preparation.preparation import prepare_run
-from planetary.runs.rounds.worker.compute import batches_of, inner_steps
+from planetary.runs.rounds.worker.compute import inner_steps
 from planetary.runtime.pjrt_executor import PjrtExecutor
 
 pytestmark = pytest.mark.slow  # XLA compiles the training step once
@@ -60,9 +60,8 @@ def test_one_worker_with_plain_outer_steps_is_plain_training(tables: dict[str, A
         task = rm.TrainTask(
             task=1, round=round_ + 1, version=round_, lease=round_, slice=piece, steps=3, first_step=3 * round_
         )
-        steps = inner_steps(
-            executor, task, schedule_of(config, config.total_inner_steps), batches_of(spec, read_slice(piece))
-        )
+        given = batches_of(spec.batch, read_slice(piece), None)
+        steps = inner_steps(executor, task, schedule_of(config, config.total_inner_steps), given)
         losses.append(sum(step.loss for step in steps) / 3)
     assert done.losses == losses
     for name, found in executor.read_params().items():

@@ -374,6 +374,9 @@ def _mathematics(config: Config) -> dict[str, Any]:
     )
     if config.data.sampling == "random":  # the keys' meaning before there were others
         del kept["data"]["sampling"]
+    for key in ("columns", "packing"):
+        if not kept["data"][key]:  # runs on tokens keep their hash
+            del kept["data"][key]
     if config.data.sampling != "fifo" or not config.data.shuffle_leases:
         del kept["data"]["shuffle_leases"]
     for one in (kept["data"], *kept["data"]["sources"]):

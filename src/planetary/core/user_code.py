@@ -214,12 +214,12 @@ def _forget_neighbours(folder: Path) -> None:
 def _failure(place: str, error: BaseException) -> UserError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
         return UserError(f"there is no module {place}; a file is given as path/to/file.py")
-    where = _line_of(error)
+    where = line_of(error)
     cause = f"it called exit({error.code!r})" if isinstance(error, SystemExit) else f"{type(error).__name__}: {error}"
     return UserError(f"{place} failed while it was loaded: {cause}{f' ({where})' if where else ''}")
 
 
-def _line_of(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
     """Return file and line of the last frame that is the user's; "" where none is."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

@@ -79,6 +79,11 @@ def with_sets(config: Config, data: PreparedData) -> PreparedData:
         UserError: a set has no name of its own, has fewer rows than a batch, or is unlike the data; or as `read_set`.
         ResourceError: a file cannot be written.
     """
+    if data.layout is not None and config.eval.sets:
+        raise UserError(
+            "eval.sets: sets are texts that are read one after the other, and the data of this run is examples of "
+            "several arrays (data.columns, data.packing): leave it out"
+        )
     return msgspec.structs.replace(data, sets={name: _set_file(config, data, name) for name in config.eval.sets})
 
 

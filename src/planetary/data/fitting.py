@@ -70,12 +70,17 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
     Raises:
         UserError: there is not even one batch to train or to measure on, or `data.max_epochs` allows no round.
     """
-    batches = _batches(config, data.train.count, "training")
-    held = _batches(config, data.held_out.count, "held-out")
+    if data.layout is not None and data.train.count < config.fabric.workers:
+        raise UserError(
+            f"the training data has {data.train.count} examples, fewer than fabric.workers = {config.fabric.workers}, "
+            "and every worker trains on others: give more data, or lower fabric.workers"
+        )
+    batches = _batches(config, data.train.count, "training", data.elements)
+    held = _batches(config, data.held_out.count, "held-out", data.elements)
     replace = msgspec.structs.replace
     if held < config.eval.batches:
         warn_of_fitting(
-            "eval.batches", held, config.eval.batches, f"the held-out data has {data.held_out.count} tokens"
+            "eval.batches", held, config.eval.batches, f"the held-out data has {data.held_out.count} {data.elements}"
         )
         config = replace(config, eval=replace(config.eval, batches=held))
     most = leases.most_inner_steps(config, batches)
@@ -84,15 +89,21 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
             "train.inner_steps",
             most,
             config.train.inner_steps,
-            f"the training data has {data.train.count} tokens, which is {batches} batches of {config.tokens_per_batch}",
+            f"the training data has {data.train.count} {data.elements}, which is {batches} batches of "
+            f"{config.tokens_per_batch}",
         )
         config = replace(config, train=replace(config.train, inner_steps=most))
     config = with_fitting_warmup(config, config.total_inner_steps)
     return leases.within_epochs(config, data.train.count)
 
 
-def _batches(config: Config, tokens: int, part: str) -> int:
+def _batches(config: Config, tokens: int, part: str, elements: str) -> int:
     batches = tokens // config.tokens_per_batch
+    if not batches and elements == "examples":
+        raise UserError(
+            f"the {part} data has {tokens} examples, and one batch takes {config.tokens_per_batch} "
+            "(train.batch_size): give more data, change data.held_out_fraction, or lower train.batch_size"
+        )
     if not batches:
         raise UserError(
             f"the {part} data has {tokens} tokens, and one batch (train.batch_size × (train.sequence_length + 1)) "

@@ -197,7 +197,7 @@ def parquet(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Documen
 
 
 @contextmanager
-def _arrow_table(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[list[str], Iterator[Any]]]:
+def arrow_table(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[list[str], Iterator[Any]]]:
     """Open an Arrow file or stream; yield its columns and record batches. Raises as `parquet_table`."""
     pyarrow = _pyarrow(file)
     from pyarrow import ipc  # pyright: ignore[reportMissingImports]
@@ -214,7 +214,7 @@ def _arrow_table(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[list[str
 
 
 def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
-    with _arrow_table(stream, file) as (columns, batches):
+    with arrow_table(stream, file) as (columns, batches):
         column = _column_of(field, columns, file)
         for batch in batches:
             yield from _rows(batch.column(batch.schema.get_field_index(column)).to_pylist(), column, field, file)
@@ -222,7 +222,7 @@ def arrow(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]
 
 def arrow_rows(stream: IO[bytes], file: SourceFile) -> Iterator[tuple[str, Any]]:
     """Yield the rows of an Arrow file as mappings."""
-    with _arrow_table(stream, file) as (_, batches):
+    with arrow_table(stream, file) as (_, batches):
         yield from _numbered((row for batch in batches for row in batch.to_pylist()), file)
 
 

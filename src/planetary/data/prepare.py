@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,11 @@ import numpy as np
 
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.example_layout import ExampleLayout
 from planetary.core.tensors import host_dtype
+from planetary.core.token_slice import array_dtype, element_bytes
 from planetary.data.formats import Document
+from planetary.data.packing import Packer
 from planetary.data.prepared_data import PreparedData
 from planetary.data.recipe import FORMAT, Recipe, RecipePart, recipe_of
 from planetary.data.shuffle import permutation
@@ -78,12 +81,12 @@ class FlatWriter:
         largest: largest token written so far; -1 before the first.
     """
 
-    def __init__(self, path: Path, dtype: str) -> None:
-        """Open `path` for tokens of element type `dtype`."""
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        """Open `path` for tokens, or examples, of element type `dtype`."""
         self.path = path
         self.count = 0
         self.largest = -1
-        self._dtype = host_dtype(dtype)
+        self._dtype = dtype
         self._file = path.open("wb")
 
     def __enter__(self) -> Self:
@@ -98,7 +101,8 @@ class FlatWriter:
     def write(self, tokens: np.ndarray) -> None:
         """Append tokens [n], which must fit the element type."""
         if tokens.size:
-            self.largest = max(self.largest, int(tokens.max()), ~int(tokens.min()))
+            if tokens.dtype.kind != "V":
+                self.largest = max(self.largest, int(tokens.max()), ~int(tokens.min()))
             self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
             self.count += tokens.size
 
@@ -133,6 +137,7 @@ class Preparation(msgspec.Struct, frozen=True):
     held_out_count: int
     held_out_digest: str
     target_share: float  # fraction of the training tokens that are targets
+    layout: ExampleLayout | None = None  # form of an example; None: tokens
 
 
 class _Flat(msgspec.Struct, frozen=True):
@@ -148,6 +153,7 @@ class _Flat(msgspec.Struct, frozen=True):
     held_out: tuple[np.ndarray, ...]
     vocab_size: int
     documents: int
+    layout: ExampleLayout | None
 
 
 def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
@@ -158,7 +164,7 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
         ResourceError: there is no room for the files.
         OSError: writing failed.
     """
-    block_tokens = config.train.sequence_length + 1
+    block_tokens = config.block_tokens
     tokenizer = recipe.tokenizer
     if recipe.characters:
         texts = (document.text for part in recipe.parts for document in part.documents())
@@ -170,10 +176,11 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
         "train": _train_order(config, recipe, [train for train, _ in splits]),
         "held_out": _held_out_order(recipe, [held for _, held in splits]),
     }
-    dtype = smallest_dtype(flat.vocab_size, marked=recipe.has_chats)
-    _check_room(folder, sum(order.size for order in orders.values()) * block_tokens * host_dtype(dtype).itemsize)
+    layout = flat.layout
+    dtype = smallest_dtype(flat.vocab_size, marked=recipe.has_chats) if layout is None else layout.dtype
+    _check_room(folder, sum(order.size for order in orders.values()) * block_tokens * element_bytes(dtype))
     digests = {
-        name: _write_blocks(flat.tokens, order, block_tokens, folder / f"{name}.{dtype}", host_dtype(dtype))
+        name: _write_blocks(flat.tokens, order, block_tokens, folder / f"{name}.{dtype}", array_dtype(dtype))
         for name, order in orders.items()
     }
     for name in _FLAT_FILES:
@@ -192,7 +199,8 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
         train_digest=digests["train"],
         held_out_count=orders["held_out"].size * block_tokens,
         held_out_digest=digests["held_out"],
-        target_share=_target_share(folder / f"train.{dtype}", host_dtype(dtype)),
+        target_share=_target_share(folder / f"train.{dtype}", array_dtype(dtype), layout),
+        layout=layout,
     )
     with (folder / "prepared.json").open("wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(preparation), indent=2))
@@ -201,8 +209,13 @@ def build(config: Config, recipe: Recipe, folder: Path) -> Preparation:
     return preparation
 
 
-def _target_share(path: Path, dtype: np.dtype) -> float:
-    return 1.0 if dtype.kind == "u" else float(np.mean(np.memmap(path, dtype, mode="r") >= 0))
+def _target_share(path: Path, dtype: np.dtype, layout: ExampleLayout | None) -> float:
+    if layout is not None and layout.targets:
+        examples = np.memmap(path, np.uint8, mode="r")
+        places = examples.size // layout.nbytes * layout.columns[0].size
+        size = max(1, SHUFFLE_BYTES // layout.nbytes) * layout.nbytes
+        return sum(layout.counted(examples[at : at + size]) for at in range(0, examples.size, size)) / places
+    return 1.0 if dtype.kind in "uV" else float(np.mean(np.memmap(path, dtype, mode="r") >= 0))
 
 
 def _train_order(config: Config, recipe: Recipe, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -256,13 +269,14 @@ def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[np.
     """Return the blocks of a source trained on, and those held out."""
     source, train, held = recipe.parts[index], flat.train[index], flat.held_out[index]
     least = recipe.least_of(index)
-    if source.contents.has_many_documents and held.size < max(1, least) and train.size:
+    if source.has_many and held.size < max(1, least) and train.size:
         log.warning(
-            "%s: its documents are too few to hold %g of them out whole; the end of the last ones is held out",
+            "%s: its %s are too few to hold %g of them out whole; the end of the last ones is held out",
             source.source,
+            "documents" if source.columns is None else "examples",
             config.data.held_out_fraction,
         )
-    if not source.contents.has_many_documents or held.size < max(1, least):
+    if not source.has_many or held.size < max(1, least):
         # One long text: the last blocks are held out, at least one, and never more than half for the sake of a whole
         # batch.
         count = max(1, round(train.size * config.data.held_out_fraction), min(least, train.size // 2))
@@ -271,8 +285,13 @@ def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[np.
         raise UserError(f"the training data {source.source} is empty: expected text or tokens")
     for name, part in (("train", train), ("held-out", held)):
         if part.size < 1:
+            if flat.layout is not None:
+                raise UserError(
+                    f"the {name} part of {source.source} has no example, of {flat.read[index]} in all: give more data, "
+                    "or change data.held_out_fraction"
+                )
             raise UserError(
-                f"the {name} part of {source.source} has fewer than {config.train.sequence_length + 1} tokens "
+                f"the {name} part of {source.source} has fewer than {config.block_tokens} tokens "
                 f"(sequence_length + 1), of {flat.read[index]} in all: give more data, change data.held_out_fraction, "
                 "or lower train.sequence_length"
             )
@@ -281,24 +300,25 @@ def _split(config: Config, recipe: Recipe, index: int, flat: _Flat) -> tuple[np.
 
 def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, folder: Path) -> _Flat:
     """Write all tokens in the order of the sources."""
-    block_tokens = config.train.sequence_length + 1
+    block_tokens, layout = config.block_tokens, recipe.layout(tokenizer, config.train.sequence_length)
     kinds = [part.dtype for part in recipe.parts if part.dtype is not None]
-    dtype = (
-        max(kinds, key=lambda kind: host_dtype(kind).itemsize)
-        if kinds
-        else smallest_dtype(_size(tokenizer), marked=recipe.has_chats)
-    )
+    if layout is not None:
+        dtype = array_dtype(layout.dtype)
+    elif kinds:
+        dtype = max(map(host_dtype, kinds), key=lambda kind: kind.itemsize)
+    else:
+        dtype = host_dtype(smallest_dtype(_size(tokenizer), marked=recipe.has_chats))
     read, ends, count = [], ([], []), 0
     with FlatWriter(folder / _FLAT_FILES[0], dtype) as train, FlatWriter(folder / _FLAT_FILES[1], dtype) as held:
         for part in recipe.parts:
             before = [writer.count for writer in (train, held)]
-            count += _write_source(config, part, tokenizer, train, held)
+            count += _write_source(config, part, tokenizer, layout, train, held)
             written = [writer.count - start for writer, start in zip((train, held), before, strict=True)]
             read.append(sum(written))
             for writer, start, own, found in zip((train, held), before, written, ends, strict=True):
                 found.append(np.arange(start // block_tokens, start // block_tokens + own // block_tokens))
                 if len(recipe.parts) > 1:  # the next one begins with a whole block
-                    writer.write(np.zeros(-writer.count % block_tokens, host_dtype(dtype)))
+                    writer.write(np.zeros(-writer.count % block_tokens, dtype))
     largest = max(train.largest, held.largest)
     vocab_size = tokenizer.vocab_size if tokenizer else largest + 1
     if largest >= vocab_size:
@@ -308,13 +328,13 @@ def _write_flat(config: Config, recipe: Recipe, tokenizer: Tokenizer | None, fol
         )
     after = -(-train.count // block_tokens)  # blocks of the second file are counted on from here
     files = train.tokens(), held.tokens()
-    if recipe.has_chats:
+    if recipe.has_chats and layout is None:
         ends = tuple(
             [_with_targets(tokens, blocks, block_tokens) for blocks in some]
             for tokens, some in zip(files, ends, strict=True)
         )
     held_out = tuple(after + blocks for blocks in ends[1])
-    return _Flat(files, tuple(read), tuple(ends[0]), held_out, vocab_size, count)
+    return _Flat(files, tuple(read), tuple(ends[0]), held_out, vocab_size, count, layout)
 
 
 def _with_targets(tokens: np.ndarray, blocks: np.ndarray, block_tokens: int) -> np.ndarray:
@@ -327,10 +347,25 @@ def _size(tokenizer: Tokenizer | None) -> int:
     return tokenizer.vocab_size
 
 
-def _write_source(
-    config: Config, part: RecipePart, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter
+def _write_source(  # noqa: PLR0917 - the two files, and how to write them
+    config: Config,
+    part: RecipePart,
+    tokenizer: Tokenizer | None,
+    layout: ExampleLayout | None,
+    train: FlatWriter,
+    held: FlatWriter,
 ) -> int:
-    """Write the tokens of a source and return the number of documents."""
+    """Write the tokens, or examples, of a source and return the number of documents."""
+    if part.columns is not None:
+        for examples in part.columns.examples():
+            is_held = np.array(
+                [is_held_out(hashlib.sha256(one).hexdigest(), config.data.held_out_fraction) for one in examples]
+            )
+            for out, chosen in ((train, ~is_held), (held, is_held)):
+                out.write(_as_elements(examples[chosen], part.columns.layout))
+        return part.columns.count
+    if layout is not None:
+        return _write_packed(config, part, tokenizer, layout, {False: train, True: held})
     count, many = 0, part.contents.has_many_documents
     for document, piece in encoded(part, tokenizer):
         is_held = document is not None and many and is_held_out(document.name, config.data.held_out_fraction)
@@ -356,6 +391,35 @@ def encoded(part: RecipePart, tokenizer: Tokenizer | None) -> Iterator[tuple[Doc
             continue
         ids = tokenizer.encode(document.text)
         yield document, ids if end is None or not document.last else np.append(ids, np.uint32(end))
+
+
+def _as_elements(examples: np.ndarray, layout: ExampleLayout) -> np.ndarray:
+    return examples.reshape(-1).view(array_dtype(layout.dtype))
+
+
+def _write_packed(
+    config: Config,
+    part: RecipePart,
+    tokenizer: Tokenizer | None,
+    layout: ExampleLayout,
+    files: Mapping[bool, FlatWriter],
+) -> int:
+    """Write the packed documents of a source; return how many documents there are."""
+    packers = {is_held: Packer(layout) for is_held in files}
+    count, pieces = 0, []
+    for document, piece in encoded(part, tokenizer):
+        assert document is not None, "tokens are not packed"
+        pieces.append(piece)
+        if not document.last:
+            continue
+        is_held = part.has_many and is_held_out(document.name, config.data.held_out_fraction)
+        for example in packers[is_held].add(np.concatenate(pieces)):
+            files[is_held].write(_as_elements(example, layout))
+        count, pieces = count + 1, []
+    for is_held, packer in packers.items():
+        for example in packer.close():
+            files[is_held].write(_as_elements(example, layout))
+    return count
 
 
 def _write_blocks(
@@ -397,15 +461,27 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
             hold out.
         ResourceError: the disk is full or fails.
     """
-    recipe = recipe_of(config)
-    folder = Path(cache_dir).absolute() / recipe.key[:32]
+    cache = Path(cache_dir).absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    recipe = recipe_of(config, cache)
+    folder = cache / recipe.key[:32]
     preparation = _load(folder, recipe.key)
     if preparation is None:
         with _building(folder) as temporary:
             preparation = build(config, recipe, temporary)
     tokenizer = CharTokenizer.load(folder) if recipe.characters else recipe.tokenizer
-    notes = tuple(summary(part.contents, part.source, part.documents, _shower(tokenizer)) for part in recipe.parts)
-    if recipe.has_chats:
+    notes = tuple(
+        part.columns.summary
+        if part.columns is not None
+        else summary(part.contents, part.source, part.documents, _shower(tokenizer))
+        for part in recipe.parts
+    )
+    if recipe.packing:
+        notes += (
+            f"{preparation.documents} documents are packed into {preparation.train_count} training sequences, of whose "
+            f"places {preparation.target_share:.1%} are targets",
+        )
+    elif recipe.has_chats:
         notes += (f"of the training tokens {preparation.target_share:.1%} are targets: what the assistant says",)
     for note in notes:
         log.info("%s", note)
@@ -414,10 +490,11 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
         held_out=_token_file(folder, "held_out", preparation),
         vocab_size=preparation.vocab_size,
         tokenizer=tokenizer,
-        block_tokens=config.train.sequence_length + 1,
+        block_tokens=config.block_tokens,
         key=recipe.key,
         folder=folder,
         documents=preparation.documents,
+        layout=preparation.layout,
         notes=notes,
     )
 

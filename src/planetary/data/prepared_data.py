@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from planetary.core.config import Config
+from planetary.core.example_layout import ExampleLayout
 from planetary.core.token_slice import Slice
 from planetary.data.reader import counted, read_slice, split
 from planetary.data.slices import SliceOrder, eval_chunks
@@ -26,6 +28,7 @@ class PreparedData(msgspec.Struct, frozen=True):
     folder: Path
     documents: int
     sets: dict[str, TokenFile] = {}  # `eval.sets`, as many of the rows as are evaluated
+    layout: ExampleLayout | None = None  # form of an example of several arrays; None: the files hold tokens
     notes: tuple[str, ...] = ()  # line for each source: kind, and the beginning of the first text
 
     def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
@@ -43,12 +46,30 @@ class PreparedData(msgspec.Struct, frozen=True):
             config.leases_per_slice if slice_tokens is None else 1,
         )
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether some targets do not count."""
+        return self.train.is_marked if self.layout is None else bool(self.layout.targets)
+
+    @property
+    def elements(self) -> str:
+        """Elements of the files, for texts."""
+        return "tokens" if self.layout is None else "examples"
+
     def targets_in(self, piece: Slice) -> int:
-        """Return how many targets of the blocks in a slice count."""
-        if piece.dtype not in MARKED_DTYPES:
+        """Return how many targets of the blocks in a slice count; of examples without targets, how many there are."""
+        if self.layout is not None and not self.layout.targets:
+            return piece.count
+        if self.layout is None and piece.dtype not in MARKED_DTYPES:
             return piece.count // self.block_tokens * (self.block_tokens - 1)
+        return counted(self.targets_of(piece))
+
+    def targets_of(self, piece: Slice) -> np.ndarray:
+        """Return the targets in a slice of tokens or packed documents, [sequences, length]; negative: do not count."""
+        if self.layout is not None:
+            return self.layout.column(read_slice(piece), self.layout.targets)
         _, targets = split(read_slice(piece))
-        return counted(targets.reshape(-1, self.block_tokens)[:, 1:])
+        return targets.reshape(-1, self.block_tokens)[:, 1:]
 
     def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:
         """Return the held-out batches that `config.eval.batches` asks for; see `slices.eval_chunks`."""

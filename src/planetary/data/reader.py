@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.core.tensors import host_dtype
-from planetary.core.token_slice import Slice
+from planetary.core.example_layout import Batch, ExampleLayout
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.token_slice import Slice, array_dtype, element_bytes, is_examples
 
 IGNORED = -100
 """Target that no loss counts: the value that PyTorch's cross-entropy ignores."""
@@ -20,14 +21,14 @@ TOKEN_DTYPES = ("i32", "i64", "ui16", "ui32")
 
 
 def read_slice(piece: Slice) -> np.ndarray:
-    """Return the tokens of `piece`, as an array [count] of the file's token type.
+    """Return the tokens of `piece`, as an array [count] of the file's token type; examples as their bytes, ui8.
 
     Raises:
         UserError: the file does not exist, is shorter than the slice needs, or the URL cannot be used.
         ResourceError: reading failed on the way; trying again may help.
     """
-    dtype = host_dtype(piece.dtype)
-    start, length = piece.offset * dtype.itemsize, piece.count * dtype.itemsize
+    size = element_bytes(piece.dtype)
+    start, length = piece.offset * size, piece.count * size
     read = _read_url if "://" in piece.url else _read_path
     raw = read(piece.url, start, length)
     if len(raw) != length:
@@ -36,7 +37,7 @@ def read_slice(piece: Slice) -> np.ndarray:
             f"{length} bytes from byte {start} on, found {len(raw)}; the file was cut, or is not the one "
             "that the run was prepared with"
         )
-    return np.frombuffer(raw, dtype)
+    return np.frombuffer(raw, np.uint8 if is_examples(piece.dtype) else array_dtype(piece.dtype))
 
 
 def read_slices(pieces: Sequence[Slice]) -> np.ndarray:
@@ -78,6 +79,24 @@ def _read_url(url: str, start: int, length: int) -> bytes:
     if len(raw) > length:  # a server without range reads sends the file from the start
         raise UserError(f"cannot read {url}: its server does not support reading a range of bytes")
     return raw
+
+
+def batches_of(arguments: Sequence[TensorSpec], tokens: np.ndarray, layout: ExampleLayout | None) -> Iterator[Batch]:
+    """Cut what was read of a file into the batches a training step takes.
+
+    Args:
+        arguments: names, types and shapes of the arrays of a batch.
+        tokens: from `read_slice`.
+        layout: of examples; None: they are tokens.
+
+    Raises:
+        UserError: as `batches`.
+    """
+    if layout is not None:
+        return layout.batches(tokens, arguments)
+    inputs, targets = arguments
+    batch, length = inputs.shape[:2]
+    return batches(tokens, batch, length, (inputs.dtype, targets.dtype))
 
 
 def batches(

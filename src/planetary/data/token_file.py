@@ -11,7 +11,7 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
-from planetary.core.token_slice import Slice
+from planetary.core.token_slice import Slice, element_bytes
 
 TOKEN_DTYPES = ("ui8", "ui16", "ui32")
 
@@ -44,7 +44,7 @@ class TokenFile(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
-        return self.count * host_dtype(self.dtype).itemsize
+        return self.count * element_bytes(self.dtype)
 
     def slice(self, offset: int, count: int) -> Slice:
         """Return `count` tokens from `offset` on; raise `UserError` when the file does not have them."""

@@ -19,6 +19,7 @@ D = width of a head, W = positions whose logits are wanted, V = vocabulary.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -163,3 +164,19 @@ class WholeText:
 
     def wanted(self, x: jax.Array) -> jax.Array:
         return x
+
+
+class PackedText(WholeText):
+    """Texts packed into sequences: a token attends to those before it in its own text, and counts from its begin."""
+
+    def __init__(self, segment_ids: jax.Array, positions: jax.Array) -> None:
+        """`segment_ids` [B, T]: equal for the tokens of one text; `positions` [B, T]: from 0 in each text."""
+        super().__init__(segment_ids, functools.partial(causal_attention, segments=segment_ids))
+        self._positions = positions
+
+    @property
+    def positions(self) -> jax.Array:
+        return self._positions.astype(jnp.float32)
+
+    def rows(self, table: jax.Array) -> jax.Array:
+        return table[self._positions]

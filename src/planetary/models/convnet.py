@@ -1,8 +1,7 @@
 """A residual convolutional network for images, in the pre-activation order (He et al. 2016, arXiv:1603.05027).
 
 Group normalisation (Wu and He 2018, arXiv:1803.08494) in place of batch normalisation: there is no state beside the
-parameters, and an example's result does not depend on the batch. A batch is images and labels: it exports, compiles and
-benchmarks, but `planetary train`, which feeds tokens, cannot train it.
+parameters, and an example's result does not depend on the batch. A batch is `images` and `labels`, columns of the data.
 
 Shapes are written with B = batch, S = pixels of a side, V = classes; images are [B, rows, columns, channels].
 """

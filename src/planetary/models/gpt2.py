@@ -17,14 +17,17 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.models.context import CacheSizes, Context, WholeText
+from planetary.models.context import CacheSizes, Context, PackedText, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy, layer_norm
 from planetary.models.model_options import configure, require_counts, require_multiple
 
 
 class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch. `n_position`: learned positions; absent: as many as `sequence_length`."""
+    """Sizes of the model and of one batch.
+
+    `n_position`: learned positions; absent: as many as `sequence_length`. `segments`: a batch is packed texts.
+    """
 
     n_layer: int = 4
     n_head: int = 4
@@ -34,6 +37,7 @@ class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: int = 8
     seed: int = 0
     n_position: int | None = None
+    segments: bool = False
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
@@ -119,6 +123,19 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gp
     return cross_entropy(apply(params, tokens, config), targets)
 
 
+def packed_loss_fn(
+    params: Params,
+    tokens: jax.Array,
+    segment_ids: jax.Array,
+    positions: jax.Array,
+    targets: jax.Array,
+    *,
+    config: Gpt2Config,
+) -> jax.Array:
+    """Return the mean cross-entropy in nats of packed texts, all i32 [B, T], each read without the others."""
+    return cross_entropy(forward(params, tokens, config, PackedText(segment_ids, positions)), targets)
+
+
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("gpt2", Gpt2Config, options))
@@ -138,8 +155,12 @@ def all_options(**options: Any) -> dict[str, Any]:
     return msgspec.to_builtins(configure("gpt2", Gpt2Config, options))
 
 
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `Gpt2Config`."""
+def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, ...]]:
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `Gpt2Config`.
+
+    With `segments` the loss is `packed_loss_fn`.
+    """
     config = configure("gpt2", Gpt2Config, options)
     example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)
+    loss, arrays = (packed_loss_fn, 4) if config.segments else (loss_fn, 2)
+    return functools.partial(loss, config=config), draw(parameters(config), config.seed), (example,) * arrays

@@ -51,7 +51,7 @@ def attention(
         key: [B, T, G, D], where G divides H: neighbouring H / G queries share a key (Ainslie et al. 2023,
             arXiv:2305.13245).
         value: like `key`.
-        visible: bool [T, T], whether a query (rows) sees a key; default: every query sees all keys.
+        visible: bool [T, T] or [B, 1, 1, T, T], whether a query (rows) sees a key; default: every query sees all keys.
         cap: bound of the scores' magnitude, see `capped`; None: none.
 
     Returns:
@@ -70,12 +70,23 @@ def attention(
 
 
 def causal_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, *, window: int | None = None, cap: float | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    window: int | None = None,
+    cap: float | None = None,
+    segments: jax.Array | None = None,
 ) -> jax.Array:
-    """`attention` of each position to itself and those before it: to `window` positions in all, or to every one."""
+    """`attention` of each position to itself and those before it: to `window` positions in all, or to every one.
+
+    `segments` [B, T]: a position sees those of its own segment only; None: all positions are of one text.
+    """
     length = query.shape[1]
     distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
     visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    if segments is not None:
+        visible = visible & (segments[:, None, None, :, None] == segments[:, None, None, None, :])
     return attention(query, key, value, visible, cap=cap)
 
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
-from planetary.models.context import CacheSizes, Context, WholeText
+from planetary.models.context import CacheSizes, Context, PackedText, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import capped, cross_entropy, layer_norm, linear, rms_norm
 from planetary.models.model_options import configure, require_counts, require_multiple
@@ -56,6 +56,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         score_cap: bound of the scores' magnitude (`layers.capped`), as in Gemma 2; None: none.
         logit_cap: the same of the logits.
         scale_embedding: embeddings are multiplied by C ** 0.5, as in Gemma.
+        segments: a batch is packed texts.
     """
 
     n_layer: int = 4
@@ -93,6 +94,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     score_cap: float | None = None
     logit_cap: float | None = None
     scale_embedding: bool = False
+    segments: bool = False
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
@@ -386,6 +388,19 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Ll
     return cross_entropy(apply(params, tokens, config), targets)
 
 
+def packed_loss_fn(
+    params: Params,
+    tokens: jax.Array,
+    segment_ids: jax.Array,
+    positions: jax.Array,
+    targets: jax.Array,
+    *,
+    config: LlamaConfig,
+) -> jax.Array:
+    """Return the mean cross-entropy in nats of packed texts, all i32 [B, T], each read without the others."""
+    return cross_entropy(forward(params, tokens, config, PackedText(segment_ids, positions)), targets)
+
+
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, _configure(options))
@@ -405,8 +420,12 @@ def all_options(**options: Any) -> dict[str, Any]:
     return msgspec.to_builtins(_configure(options))
 
 
-def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LlamaConfig`."""
+def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, ...]]:
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LlamaConfig`.
+
+    With `segments` the loss is `packed_loss_fn`.
+    """
     config = _configure(options)
     example = np.zeros((config.batch_size, config.sequence_length), np.int32)
-    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)
+    loss, arrays = (packed_loss_fn, 4) if config.segments else (loss_fn, 2)
+    return functools.partial(loss, config=config), draw(parameters(config), config.seed), (example,) * arrays

@@ -38,9 +38,9 @@ def require_multiple(model: str, config: msgspec.Struct, name: str, factor: str,
 
 
 def refuse_tokens(model: str, options: Mapping[str, Any]) -> None:
-    """Raise `UserError` where an image model is given the length of a text: a run would feed it tokens."""
+    """Raise `UserError` where an image model is given the length of a text, as by a run on tokens."""
     if "sequence_length" in options:
         raise UserError(
-            f"{model} classifies images, and a run trains on tokens: it has no sequence_length. Export and compile "
-            "it, or train one of the language models in planetary.models.zoo"
+            f"{model} classifies images, and has no sequence_length: the data of a run has to be columns of images and "
+            'labels, data.columns = ["images", "labels"] (docs/data.md)'
         )

@@ -1,8 +1,7 @@
 """A vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), an image classifier.
 
 Patches as tokens, a class token, learned positions, pre-norm blocks, GELU. Parameter names and layouts are those of
-timm's checkpoints. A batch is images and labels: it exports, compiles and benchmarks, but `planetary train`, which
-feeds tokens, cannot train it.
+timm's checkpoints. A batch is `images` and `labels`, columns of the data.
 
 Shapes are written with B = batch, S = pixels of a side, P = pixels of a patch's side, T = 1 + (S / P)²,
 C = width, V = classes.

@@ -150,14 +150,13 @@ class HostedRun:
             return
         if isinstance(data.tokenizer, CharTokenizer):
             data.tokenizer.save(self.folder)
-        bigram = bigram_baseline(data, data.eval_chunks(config))
-        gateway.bigram_loss = bigram.loss
+        gateway.bigram_loss = None if data.layout else bigram_baseline(data, data.eval_chunks(config)).loss
         facts = collect_facts(
             run=config.run.name,
             params=prepared.param_count,
             inner_steps=config.train.inner_steps,
             config_hash=config_hash(config),
             seed=config.run.seed,
-            bigram_loss=bigram.loss,
+            bigram_loss=gateway.bigram_loss,
         )
         write_facts(self.folder, facts)

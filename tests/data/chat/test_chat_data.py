@@ -241,7 +241,7 @@ def test_too_few_chats_are_refused_with_the_numbers(tmp_path: Path) -> None:
 def test_another_template_is_other_data(tmp_path: Path) -> None:
     source, keys = written(tmp_path / "x.jsonl", MANY), set()
     for name in ("chatml", "gemma", "mistral"):
-        keys.add(recipe_of(config_for(source, tokenizer_folder(tmp_path / "model", PLAIN[name]))).key)
+        keys.add(recipe_of(config_for(source, tokenizer_folder(tmp_path / "model", PLAIN[name])), tmp_path).key)
     assert len(keys) == 3
 
 

@@ -28,13 +28,14 @@ from planetary.core.configuration.schema import (
     TrainConfig,
 )
 from planetary.core.errors import UserError
+from planetary.core.example_layout import Batch
 from planetary.core.extension_points import MERGE_RULES, OVERLAPS
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.evaluation_sets import with_sets
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import read_slice
+from planetary.data.reader import batches_of, read_slice
 from planetary.machine.journal import Record
 from planetary.runs.rounds.policy import ControllerPolicy
 from planetary.runs.rounds.preparation.preparation import Prepared
@@ -51,7 +52,6 @@ from planetary.runs.rounds.records import (
     StepReplaced,
 )
 from planetary.runs.rounds.start import policy_of
-from planetary.runs.rounds.worker.compute import Batch, batches_of
 from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import Contribution
 from planetary.sync.fragments import Fragments, mixed
@@ -449,7 +449,7 @@ def _batches(inner_steps: int, parts: int, lease: int) -> tuple[Batch, ...]:
     config = small_config()
     order = _small_data().order(config, inner_steps * config.tokens_per_batch)
     order = msgspec.structs.replace(order, parts=parts)
-    return tuple(batches_of(SPEC, read_slice(order.locate(lease))))
+    return tuple(batches_of(SPEC.batch, read_slice(order.locate(lease)), None))
 
 
 def encode_story(journal: Iterable[Record]) -> bytes:

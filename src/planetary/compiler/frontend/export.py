@@ -23,7 +23,7 @@ from planetary.compiler import ir, ops
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.author import Author, JaxAuthor, author_of
 from planetary.compiler.frontend.constant_randomness import constant_draws
-from planetary.compiler.frontend.loss_interface import LossInterface, dotted, loss_interface
+from planetary.compiler.frontend.loss_interface import LossInterface, dotted, flat_batch, loss_interface
 from planetary.compiler.frontend.lowering import lower_with_rules
 from planetary.compiler.frontend.manifest import (
     EVALUATION,
@@ -44,6 +44,7 @@ from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.compiler.ir import Module, Operation
 from planetary.core.adapters import Adapter
 from planetary.core.errors import CompileError, PlanetaryError, UserError, did_you_mean
+from planetary.core.example_layout import BATCH_PREFIX
 from planetary.core.tensors import host_dtype, to_host_dtype
 from planetary.core.user_code import load_module
 
@@ -231,8 +232,9 @@ def export_model(
     Args:
         source: `"module:function"` or `"path/to/file.py:function"`. The function is called with `options` and
             returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float scalar,
-            `params` any pytree of arrays, `example_batch` a sequence of arrays of the batch's shapes and
-            types. A PyTorch module (`torch.nn.Module`, a class or an object) may stand for the function; see
+            `params` any pytree of arrays, `example_batch` a sequence of arrays, or of trees of arrays, of the
+            batch's shapes and types; with a mapping in place of the sequence it is `loss_fn(params, example_batch)`. A
+            PyTorch module (`torch.nn.Module`, a class or an object) may stand for the function; see
             `compiler.frontend.torch_modules.ModuleBuilder`.
         options: keyword arguments of the function.
         roles: role overrides by flattened name. By default floating-point leaves of `params` are trained,
@@ -255,7 +257,7 @@ def checked_build(built: Any, source: str) -> tuple[Callable[..., Any], Any, Any
             raise UserError(f"{source}: loss_fn must be a function, found {type(loss_fn).__name__} (docs/models.md)")
         if hasattr(batch, "shape") or not isinstance(batch, Iterable):
             raise UserError(
-                f"{source}: example_batch must be a tuple of arrays, such as (tokens, targets), found "
+                f"{source}: example_batch must be a tuple of arrays, such as (tokens, targets), or a mapping, found "
                 f"{type(batch).__name__} (docs/models.md)"
             )
         return built
@@ -282,7 +284,7 @@ def export_loss(
 ) -> Model:
     """Lower a loss function to a `Model`. See `export_model` for the arguments and errors."""
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    batch = list(example_batch)
+    loss_fn, batch, batch_names = flat_batch(loss_fn, example_batch)
     for path, leaf in leaves:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             raise UserError(
@@ -309,11 +311,12 @@ def export_loss(
     except CompileError as error:
         _refuse_host_routines(located, name)
         raise error from None
-    names = [dotted(path) for path, _ in leaves] + _batch_names(loss_fn, batch)
+    names = [dotted(path) for path, _ in leaves]
+    names += [f"{BATCH_PREFIX}{one}" if one in names else one for one in batch_names]
     data = len(names)
     names += [role if role not in names else f"loss.{role}" for role in loss.extra]
     if len(names) != len(signature):
-        raise CompileError(f"{name}: each item of example_batch must be one array; pytrees are not supported there")
+        raise CompileError(f"{name}: expected an array for each of {', '.join(names)}; main takes {len(signature)}")
     arguments, stored = [], {}
     for i, (argument, (dtype, shape)) in enumerate(zip(names, signature, strict=True)):
         if i >= data:
@@ -447,17 +450,6 @@ def call_builder(source: str, function: Callable[..., Any], options: Mapping[str
         raise
     except Exception as error:  # whatever the user's function raises
         raise UserError(f"{source} failed: {type(error).__name__}: {error}") from error
-
-
-def _batch_names(loss_fn: Callable[..., Any], batch: list[Any]) -> list[str]:
-    """Names of the loss's positional parameters after the first, or `batch.0`, `batch.1`, …."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        names = [p.name for p in inspect.signature(loss_fn).parameters.values() if p.kind in positional]
-    except (TypeError, ValueError):
-        names = []
-    names = names[1 : 1 + len(batch)]
-    return names if len(names) == len(batch) else [f"batch.{i}" for i in range(len(batch))]
 
 
 def _to_host(leaf: Any, dtype: str) -> np.ndarray:

@@ -7,8 +7,9 @@ arrays: *statistics*, such as running means. Evaluations are a separate graph.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,58 @@ def loss_interface(loss_fn: Callable[..., Any], params: Any, batch: Sequence[Any
         notes = (f"{_fixed(name, evaluated)}, for which its loss has no default",)
     results = (LOSS, EVALUATION, *statistics)
     return LossInterface(carried, both, lambda *arguments: _loss_of(in_training(*arguments)), extra, results, notes)
+
+
+def flat_batch(loss_fn: Callable[..., Any], example_batch: Any) -> tuple[Callable[..., Any], list[Any], list[str]]:
+    """Return a loss that takes the arrays of a batch one by one, these arrays, and their names.
+
+    An array is called like the parameter of the loss that takes it, and inside a tree like the path to it, such as
+    "batch.image"; of a batch that is one tree, the path alone. A loss without names of its own has `batch.0`, ….
+
+    Args:
+        loss_fn: takes the parameters, then the items of `example_batch`, or the mapping that it is.
+        example_batch: a mapping, or a sequence of arrays and trees of arrays.
+    """
+    items = [example_batch] if isinstance(example_batch, Mapping) else list(example_batch)
+    is_one_tree = len(items) == 1 and not hasattr(items[0], "shape")
+    outer = [""] if is_one_tree else _positional_names(loss_fn, len(items))
+    found, structures = [], []
+    for name, item in zip(outer, items, strict=True):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(item)
+        structures.append(structure)
+        inner = [(dotted(path) if path else "", one) for path, one in leaves]
+        found += [(f"{name}.{of}" if name and of else name or of, one) for of, one in inner]
+    names, arrays = [name for name, _ in found], [one for _, one in found]
+    if all(map(jax.tree_util.treedef_is_leaf, structures)):
+        return loss_fn, arrays, names
+
+    @functools.wraps(loss_fn)
+    def flat(params: Any, *given: Any, **options: Any) -> Any:
+        rest = iter(given)
+        trees = (one.unflatten([next(rest) for _ in range(one.num_leaves)]) for one in structures)
+        return loss_fn(params, *trees, **options)
+
+    parameter = inspect.Parameter
+    places = [parameter(f"array_{i}", parameter.POSITIONAL_ONLY) for i in range(1 + len(arrays))]
+    optional = _optional_arguments(loss_fn, len(items)).values()
+    vars(flat)["__signature__"] = inspect.Signature(
+        [*places, *(one.replace(kind=parameter.KEYWORD_ONLY) for one in optional)]
+    )
+    return flat, arrays, names
+
+
+def _positional_names(loss_fn: Callable[..., Any], count: int) -> list[str]:
+    """Return the names of a loss's positional parameters after the first, or `batch.0`, `batch.1`, …."""
+    given = getattr(loss_fn, "planetary_batch", None)
+    if given is not None:
+        return list(given)
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        names = [p.name for p in inspect.signature(loss_fn).parameters.values() if p.kind in positional]
+    except (TypeError, ValueError):
+        names = []
+    names = names[1 : 1 + count]
+    return names if len(names) == count else [f"batch.{i}" for i in range(count)]
 
 
 def dotted(path: tuple[Any, ...]) -> str:

@@ -7,6 +7,7 @@ its meaning and unit.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
@@ -140,6 +141,11 @@ class DataConfig(Section, frozen=True):
     # the members with that ending, "json.caption" a field of the .json members
     text_key: Text = "text"
     format: FormatName = ""  # kind of the files, such as "chat"; empty: their first bytes decide
+    # names of the columns that a batch is made of, for a source with columns of arrays: .npz, .npy, parquet, arrow, or
+    # a data set such as "my_data.py:Dataset"; empty: all of an .npz or a data set, and of other files none
+    columns: tuple[Text, ...] = ()
+    # documents are packed whole into sequences with `segment_ids` and `positions`, for a model that takes them
+    packing: bool = False
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
@@ -160,8 +166,22 @@ class DataConfig(Section, frozen=True):
                 f'data.shuffle_leases: only data.sampling = "fifo" has an effect of it, found "{self.sampling}", which '
                 "draws the order"
             )
+        if self.columns and self.packing:
+            return "data.packing is for texts, and data.columns for arrays: leave one of the two out"
+        if len(set(self.columns)) < len(self.columns):
+            return f"data.columns names a column twice: {', '.join(self.columns)}"
+        if self.packing and self.sampling != "random":
+            return (
+                f'data.packing: expected data.sampling = "random", found "{self.sampling}": documents are packed in '
+                "another order than that of the source"
+            )
+        for key in ("format", "text_key", "tokenizer"):
+            if self.has_columns and (value := getattr(self, key)) != getattr(DataConfig(), key):
+                return f'data.{key}: arrays are read by column, which "{value}" has no effect on; leave it out'
         if not self.sources:
             return ""
+        if self.has_columns and not self.columns and not all(_gives_columns(one.source) for one in self.sources):
+            return "data.sources has columns of arrays and other data beside each other: give one of the two"
         if self.source != DataConfig().source:
             return (
                 f"data.source and data.sources are both given: put {self.source} among the sources, or leave one of "
@@ -180,6 +200,17 @@ class DataConfig(Section, frozen=True):
         return ""
 
     @property
+    def has_columns(self) -> bool:
+        """Whether examples are columns of arrays in the source."""
+        given = [one.source for one in self.sources] or [self.source]
+        return bool(self.columns) or any(map(_gives_columns, given))
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether the training data is examples of several arrays; tokens otherwise."""
+        return self.has_columns or self.packing
+
+    @property
     def parts(self) -> tuple[DataSource, ...]:
         """All sources, each with `text_key` and `format`: `sources`, else the one `source`."""
         given = self.sources or (DataSource(self.source),)
@@ -187,6 +218,15 @@ class DataConfig(Section, frozen=True):
             DataSource(one.source, one.weight, one.text_key or self.text_key, one.format or self.format)
             for one in given
         )
+
+
+def _gives_columns(source: str) -> bool:
+    return source.endswith(".npz") or names_code(source)
+
+
+def names_code(source: str) -> bool:
+    """Whether a source is a data set in a user's file, such as "my_data.py:Dataset"."""
+    return re.search(r"\.py:[A-Za-z_]\w*$", source) is not None
 
 
 class TrainConfig(ComputeOptions, frozen=True):
@@ -425,8 +465,16 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def tokens_per_batch(self) -> int:
-        """Tokens read for one inner step: each sequence has one more token than targets, since targets are shifted."""
-        return self.train.batch_size * (self.train.sequence_length + 1)
+        """Tokens read for one inner step: each sequence has one more token than targets, since targets are shifted.
+
+        Of examples of several arrays the number of these, as below.
+        """
+        return self.train.batch_size * self.block_tokens
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens that are read together: those of a sequence, or one example."""
+        return 1 if self.data.has_examples else self.train.sequence_length + 1
 
     @property
     def tokens_per_slice(self) -> int:
@@ -441,7 +489,12 @@ class Config(msgspec.Struct, frozen=True):
     @property
     def targets_per_slice(self) -> int:
         """Target tokens of one slice: the number a loss is averaged over and a contribution weighted by."""
-        return self.train.inner_steps * self.train.batch_size * self.train.sequence_length
+        return self.train.inner_steps * self.targets_per_batch
+
+    @property
+    def targets_per_batch(self) -> int:
+        """Target tokens of a batch, or examples."""
+        return self.train.batch_size * (1 if self.data.has_examples else self.train.sequence_length)
 
     @property
     def total_inner_steps(self) -> int:

@@ -173,6 +173,11 @@ def _own_rows(folder: Path, length: int, cache: Path) -> np.ndarray:
             f"--context {length}: the run's own held-out part has rows of train.sequence_length = "
             f"{config.train.sequence_length} tokens; other rows can be made of --data NAME=PATH"
         )
+    if config.data.packing:
+        raise UserError(
+            f"the held-out part of {folder} is packed documents (data.packing), and here texts are read one after the "
+            "other: give a set, as --data NAME=PATH"
+        )
     pieces = prepare(config, cache / "data").eval_chunks(config)
     return rows_of(np.concatenate([read_slice(piece).astype(np.int64) for piece, _ in pieces]), length)
 

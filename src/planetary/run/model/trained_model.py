@@ -31,11 +31,17 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     """Return the tokenizer a run's data was made with.
 
     Raises:
-        UserError: it cannot be read, or the data was tokens from the start, more of them than bytes, and nothing says
-            which text they stand for.
+        UserError: it cannot be read, the data was columns of arrays, or the data was tokens from the start, more of
+            them than bytes, and nothing says which text they stand for.
     """
     data, size = config.data, config.model.options.get("vocab_size", 0)
     are_bytes = data.tokenizer == BYTE_TOKENIZER and isinstance(size, int) and size <= BYTE_VALUES
+    if data.has_columns:
+        raise UserError(
+            f"{run} was trained on columns of arrays ({data.parts[0].source}), and no tokenizer belongs to them: "
+            "generating, serving and evaluating texts is for models trained on texts. Its parameters are in "
+            "planetary.Run.open(…).params()"
+        )
     tokens = [one.source for one in data.parts if holds_tokens(one.source, kept_place(run, one.format))]
     if tokens and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
         raise UserError(

@@ -188,6 +188,11 @@ def prepare_mixture(
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
+    if data.layout is not None:
+        raise UserError(
+            f"{config.data.source} is examples of several arrays, and a mixture of composers trains on tokens: leave "
+            "the section [moe] out, or give texts without data.packing"
+        )
     if data.train.is_marked:
         raise UserError(
             f"{config.data.source} is chats, of which only what the assistant says is trained, and a mixture of "

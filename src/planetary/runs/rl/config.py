@@ -119,7 +119,7 @@ NEW = HonouredKeys(
         **{f"data.{key}": STARTED.without["data.*"] for key in ("source", "sources", "text_key", "format", "delivery")},
         **{
             f"data.{key}": STARTED.without["data.*"]
-            for key in ("held_out_fraction", "sampling", "shuffle_leases", "max_epochs")
+            for key in ("held_out_fraction", "sampling", "shuffle_leases", "max_epochs", "columns", "packing")
         },
     },
 )

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from planetary.core.configuration.ranges import InnerState, RingPrecision
+from planetary.core.example_layout import ExampleLayout
 from planetary.core.registry import Chosen, PinnedFile
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
@@ -79,6 +80,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     inner_state: InnerState  # the optimizer's state at the start of a round
     schedule: Schedule  # schedule of the learning rate, an argument of every step
     seed: int = 0  # seed of the run: keys of the model's random numbers derive from it
+    layout: ExampleLayout | None = None  # examples of several arrays; None: slices are tokens
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
     code: tuple[PinnedFile, ...] = ()  # files with classes the worker uses
@@ -93,7 +95,8 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
         seed = (str(self.seed),) if self.spec.keys else ()
         code = (file.digest for file in self.code)
         compression = self.compression
-        return self.artifact, topology, compression.up, compression.down, compression.start, *seed, *code
+        layout = () if self.layout is None else (str(self.layout),)
+        return self.artifact, topology, compression.up, compression.down, compression.start, *seed, *layout, *code
 
 
 class Ready(Message, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from planetary.core.configuration.ranges import RELAY, InnerState, LeaseShares
 from planetary.core.configuration.schema import FabricConfig, OuterConfig, OverlapName, SyncConfig
+from planetary.core.example_layout import ExampleLayout
 from planetary.core.extension_points import MERGE_RULES, OVERLAPS
 from planetary.core.registry import PinnedFile, files_of, pinned_file
 from planetary.core.schedules import Schedule
@@ -82,6 +83,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     seed: int = 0  # seed as of `TrainingJob`
+    layout: ExampleLayout | None = None  # layout as of `TrainingJob`
     buffers: str  # digest of the packed model buffers, "" without any
     inner_state_of: str = ""  # optimizer state as of `TrainingJob`
 
@@ -146,6 +148,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             inner_state=self.inner_state,
             schedule=self.schedule,
             seed=self.seed,
+            layout=self.layout,
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
             code=self.code,

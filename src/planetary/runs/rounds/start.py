@@ -19,7 +19,6 @@ from planetary.core.extension_points import CODECS, JUDGES, MERGE_RULES, OVERLAP
 from planetary.data.fitting import length_of
 from planetary.data.metrics import OWN_SET, Metric, bytes_of_tokens, metrics_of
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import read_slice
 from planetary.data.slices import LeaseLedger, eval_chunks
 from planetary.data.token_file import TokenFile
 from planetary.fleet.gateway.run_files import (
@@ -247,7 +246,7 @@ def eval_tasks_of(config: Config, data: PreparedData, size: int, metrics: Mappin
         for piece, batches in eval_chunks(file, count, config.tokens_per_batch, size):
             text = 0
             if nbytes is not None:
-                rows = read_slice(piece).reshape(-1, data.block_tokens)[:, 1:].astype(np.int64)
+                rows = data.targets_of(piece).astype(np.int64)
                 text = int(nbytes[rows[rows >= 0]].sum())
             yield EvalChunk(piece, batches, data.targets_in(piece), text, name)
 
@@ -306,5 +305,6 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         iree_version=compiler_version(),
         spec=prepared.step.spec,
         seed=config.run.seed,
+        layout=prepared.data.layout,
         buffers=prepared.buffers,
     )

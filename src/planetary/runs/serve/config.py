@@ -82,7 +82,10 @@ GRAPH = HonouredKeys(
     without={
         **dict.fromkeys(("model.source", "model.options", "model.smaller", "model.freeze"), _OF_MODEL),
         **{f"data.{key}": _TRAINS for key in ("source", "sources", "text_key", "format", "held_out_fraction")},
-        **{f"data.{key}": _TRAINS for key in ("delivery", "sampling", "shuffle_leases", "max_epochs")},
+        **{
+            f"data.{key}": _TRAINS
+            for key in ("delivery", "sampling", "shuffle_leases", "max_epochs", "columns", "packing")
+        },
         **{key: why for key, why in CODED.without.items() if key not in ("model.*", "data.*")},
     },
 )

@@ -197,7 +197,7 @@ class RoundsRun:
     def parts(self, controller: Controller) -> Parts[RoundsRun]:
         """Return the run as the gateway has it."""
         self.controller = controller
-        tokens = self.gateway.config.train.batch_size * self.gateway.config.train.sequence_length
+        tokens = self.gateway.config.targets_per_batch
         return Parts(
             run=self,
             controller=controller,

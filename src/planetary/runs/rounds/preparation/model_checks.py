@@ -21,9 +21,11 @@ import numpy as np
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config
 from planetary.core.errors import NumericsError, UserError
+from planetary.core.example_layout import Batch, ExampleLayout, column_name
+from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.prepared_data import PreparedData
-from planetary.data.reader import IGNORED, batches, read_slice
+from planetary.data.reader import IGNORED, batches_of, read_slice
 
 if TYPE_CHECKING:
     from planetary.compiler.step.train_step import TrainStep
@@ -73,8 +75,10 @@ def check_model(
         return
     stage("trying the model on the first batch")
     _check_vocabulary(config, step, params, buffers, data)
-    if data.train.is_marked:
-        _check_ignored(config, step, params, buffers)
+    if data.is_marked:
+        _check_ignored(config, step, params, buffers, data.layout)
+    if config.data.packing:
+        _check_segments(config, step, params, buffers, data.layout)
     if cost <= LARGEST_GRADIENT_COST:
         _check_first_batch(config, step, params, buffers, data)
     passed.parent.mkdir(parents=True, exist_ok=True)
@@ -116,11 +120,12 @@ def _check_vocabulary(
     trial = make_trial(spec, params, buffers)  # no parameter is zero, so every embedding counts
     weights = [*trial.params.values(), *trial.buffers.values()]
     known: dict[tuple[int, int], float] = {}
+    plain = _plain_batch(spec, data.layout)
 
     def loss(position: int, token: int) -> float:
         """Return the loss with `token` in every second place of one argument of the batch, and small ids elsewhere."""
         if (position, token) not in known:
-            batch = [np.arange(part.size).reshape(part.shape) % 2 for part in spec.batch]
+            batch = [part.copy() for part in plain]
             batch[position][..., ::2] = token
             arguments = [*weights, *(a.astype(host_dtype(b.dtype)) for a, b in zip(batch, spec.batch, strict=True))]
             known[position, token] = float(run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
@@ -140,6 +145,8 @@ def _check_vocabulary(
         return kind.min == 0 or token == far or not found == loss(position, far) == loss(position, -far)
 
     for position, part in enumerate(spec.batch):
+        if data.layout is not None and column_name(part) not in ("tokens", data.layout.targets):
+            continue
         if exists(position, size - 1) or not exists(position, 1):
             continue  # a model that does not even tell 0 and 1 apart does not look at this argument
         below, above = 1, size - 1  # exists, and does not
@@ -154,6 +161,19 @@ def _check_vocabulary(
         )
 
 
+def _plain_batch(spec: StepSpec, layout: ExampleLayout | None) -> list[np.ndarray]:
+    """Return a batch of tokens 0 and 1, int64; in packed sequences of one document each."""
+    batch = []
+    for part in spec.batch:
+        values = np.arange(part.size).reshape(part.shape) % 2
+        if layout is not None and column_name(part) == "segment_ids":
+            values = np.ones_like(values)
+        if layout is not None and column_name(part) == "positions":
+            values = np.broadcast_to(np.arange(part.shape[1]), part.shape)
+        batch.append(values)
+    return batch
+
+
 def _where(config: Config) -> str:
     return " (model.options.vocab_size)" if "vocab_size" in config.model.options else ""
 
@@ -162,7 +182,11 @@ def _where(config: Config) -> str:
 
 
 def _check_ignored(
-    config: Config, step: TrainStep, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]
+    config: Config,
+    step: TrainStep,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    layout: ExampleLayout | None,
 ) -> None:
     """Raise `UserError` unless the loss is a mean over the targets that are not `IGNORED`.
 
@@ -174,11 +198,11 @@ def _check_ignored(
 
     spec = step.spec
     trial = make_trial(spec, params, buffers)
-    inputs, targets = (np.arange(part.size).reshape(part.shape) % 2 for part in spec.batch)
+    *inputs, targets = _plain_batch(spec, layout)
     is_first = np.arange(targets.size).reshape(targets.shape) % 3 == 0
 
     def total(counts: np.ndarray) -> float:
-        batch = [inputs, np.where(counts, targets, IGNORED)]
+        batch = [*inputs, np.where(counts, targets, IGNORED)]
         given = [a.astype(host_dtype(b.dtype)) for a, b in zip(batch, spec.batch, strict=True)]
         arguments = [*trial.params.values(), *trial.buffers.values(), *given]
         return float(np.count_nonzero(counts) * run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
@@ -189,15 +213,62 @@ def _check_ignored(
         raise UserError(f"the loss of the model {config.model.source} is {whole} with its first values{scaled}")
     if not abs(whole - parts) <= SAME_LOSS * abs(whole):  # NaN is no mean either
         raise UserError(
-            f"the data has tokens that are no targets (chats: what the assistant did not say), and the loss of the "
-            f"model {config.model.source} counts them: with target {IGNORED} in some places it is not the mean over "
-            "the others. Let the loss leave out negative targets, as planetary.models.layers.cross_entropy does and "
-            "PyTorch's cross_entropy by itself (docs/models.md)"
+            "the data has tokens that are no targets (what the assistant of a chat did not say, padding of packed "
+            f"documents), and the loss of the model {config.model.source} counts them: with target {IGNORED} in some "
+            "places it is not the mean over the others. Let the loss leave out negative targets, as "
+            "planetary.models.layers.cross_entropy does and PyTorch's cross_entropy by itself (docs/models.md)"
         )
 
 
 SAME_LOSS = 1e-4
 """Relative error of a float32 sum over a batch."""
+
+
+def _check_segments(
+    config: Config,
+    step: TrainStep,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    layout: ExampleLayout | None,
+) -> None:
+    """Raise `UserError` where the scores of a document depend on the document before it in a packed sequence.
+
+    The difference in loss of two targets of the second document is compared for two texts of the first. Terms that do
+    not depend on targets cancel out.
+    """
+    from planetary.compiler.check.reference import run_reference
+    from planetary.compiler.check.verify import make_trial
+
+    spec = step.spec
+    trial = make_trial(spec, params, buffers)
+    named = dict(zip(map(column_name, spec.batch), _plain_batch(spec, layout), strict=True))
+    second = np.arange(named["tokens"].shape[1]) >= named["tokens"].shape[1] // 2
+    if not second[-1] or second[0]:
+        return  # a sequence of one token has no two documents
+
+    def loss(first: int, target: int) -> float:
+        batch = named | {
+            "tokens": np.where(second, named["tokens"], first),
+            "segment_ids": np.where(second, 2, named["segment_ids"]),
+            "positions": np.where(second, named["positions"] - int(np.argmax(second)), named["positions"]),
+            "targets": np.where(second, np.full_like(named["targets"], target), IGNORED),
+        }
+        given = [batch[column_name(part)].astype(host_dtype(part.dtype)) for part in spec.batch]
+        arguments = [*trial.params.values(), *trial.buffers.values(), *given]
+        return float(run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
+
+    values = [loss(first, target) for first in (0, 1) for target in (0, 1)]
+    change = abs(values[0] - values[1] - values[2] + values[3])
+    if not change <= SAME_SCORES * max(map(abs, values)):
+        raise UserError(
+            f"the model {config.model.source} takes segment_ids, and its scores for a document depend on the document "
+            "before it in the sequence. Let attention hide positions of other segments "
+            "(query_segment == key_segment), or leave data.packing out (docs/models.md)"
+        )
+
+
+SAME_SCORES = 1e-6
+"""Relative error of a float32 loss whose hidden scores have weight 0."""
 
 # --- the first batch ----------------------------------------------------------------------------------------
 
@@ -212,7 +283,7 @@ def _check_first_batch(
     from planetary.compiler.check.reference import run_reference
 
     spec, train = step.spec, config.train
-    batch = first_batch(config, data, (spec.batch[0].dtype, spec.batch[1].dtype))
+    batch = first_batch(config, data, spec.batch)
     given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
     state: Sequence[TensorSpec] = spec.opt_state
     scalars = np.array(0, np.int32), np.array(0, np.float32)  # the rate changes nothing of these
@@ -223,11 +294,23 @@ def _check_first_batch(
     _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")
 
 
-def first_batch(config: Config, data: PreparedData, dtypes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs and targets of the first step, [train.batch_size, train.sequence_length] each."""
+def first_batch(config: Config, data: PreparedData, arguments: Sequence[TensorSpec]) -> Batch:
+    """Return the arrays of the first step, or of its first micro-batch, as `arguments` of a loss take them."""
     first = data.order(config).locate(0)
-    tokens = read_slice(data.train.slice(first.offset, config.tokens_per_batch))
-    return next(batches(tokens, config.train.batch_size, config.train.sequence_length, (dtypes[0], dtypes[1])))
+    tokens = read_slice(data.train.slice(first.offset, arguments[0].shape[0] * config.block_tokens))
+    return next(batches_of(arguments, tokens, data.layout))
+
+
+def check_examples(layout: ExampleLayout, arguments: Sequence[TensorSpec], rows: int, config: Config) -> None:
+    """Raise `UserError` unless a loss takes batches of `rows` examples of the data."""
+    sources = ", ".join(one.source for one in config.data.parts)
+    layout.check(arguments, rows, sources)
+    if layout.targets and column_name(arguments[-1]) != layout.targets:
+        names = ", ".join(argument.name for argument in arguments)
+        raise UserError(
+            f"the last array that the loss of {config.model.source} takes has to be {layout.targets}, which tell what "
+            f"counts; it takes {names}"
+        )
 
 
 def _judge(source: str, loss: float, norm: float, *, scaled: bool) -> None:

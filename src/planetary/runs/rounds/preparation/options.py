@@ -51,7 +51,8 @@ def schedule_of(config: Config, total_steps: int) -> Schedule:
 def builder_options(config: Config, source: str) -> dict[str, object]:
     """The model function's options, completed by the configuration's other sections.
 
-    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
+    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword. With columns
+    of arrays the length is passed to a function that names it only: an example may have none.
     """
     from planetary.compiler.frontend.export import find_builder
 
@@ -64,7 +65,7 @@ def builder_options(config: Config, source: str) -> dict[str, object]:
     }
     takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
     for name, value in known.items():
-        if name in accepted or takes_any:
+        if name in accepted or (takes_any and not (name == "sequence_length" and config.data.has_columns)):
             options.setdefault(name, value)
     return options
 

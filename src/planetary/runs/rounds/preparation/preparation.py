@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,13 +16,13 @@ from planetary.core.config import Config
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
-from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.tensors import host_dtype
 from planetary.data.evaluation_sets import with_sets
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import prepare
 from planetary.data.prepared_data import PreparedData
 from planetary.data.reader import SIGNED, TOKEN_DTYPES
-from planetary.runs.rounds.preparation.model_checks import check_model, first_batch
+from planetary.runs.rounds.preparation.model_checks import check_examples, check_model, first_batch
 from planetary.runs.rounds.preparation.options import model_of, step_options
 from planetary.runs.rounds.preparation.prepared_steps import (
     StepRecord,
@@ -32,6 +33,9 @@ from planetary.runs.rounds.preparation.prepared_steps import (
     first_change,
     keep_record,
 )
+
+if TYPE_CHECKING:
+    from planetary.compiler.frontend.export import Model
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +89,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
     data = with_sets(config, data)
-    store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.train.is_marked)
+    store, options = BlobStore(cache / "blobs"), step_options(config, marked_targets=data.is_marked)
     record = find_record(store, config, options, own)
     if record is None:
         record = _make_step(config, options, store, data, stage)
@@ -116,7 +120,7 @@ def _make_step(
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, options)
     stage("comparing loss and gradients with the model's own framework")
-    model = with_checked_meaning(model, _first_batch(config, data, model.manifest.of_role("input", "target")))
+    model = with_checked_meaning(model, _first_batch(config, data, model))
     meaning = model.manifest.meaning
     assert meaning is not None
     log.info("meaning of the model: %s", meaning.summary)
@@ -144,13 +148,16 @@ def check_frozen(config: Config, own: StepRecord, made: StepRecord) -> None:
         )
 
 
-def _first_batch(config: Config, data: PreparedData, specs: Sequence[TensorSpec]) -> list[np.ndarray] | None:
+def _first_batch(config: Config, data: PreparedData, model: Model) -> list[np.ndarray] | None:
     """Return the first batch of the data as a model takes it; None for a model of other arguments."""
-    rows = config.train.batch_size // config.train.micro_batches
+    rows, specs = config.train.batch_size // config.train.micro_batches, model.manifest.of_role("input", "target")
+    if data.layout is not None:
+        check_examples(data.layout, specs, rows, config)
+        return list(first_batch(config, data, specs))
     expected = (rows, config.train.sequence_length)
     if len(specs) != 2 or any(spec.shape != expected or spec.dtype not in TOKEN_DTYPES for spec in specs):
         return None
-    return [part[:rows] for part in first_batch(config, data, [spec.dtype for spec in specs])]
+    return list(first_batch(config, data, specs))
 
 
 def _check_statistics(config: Config, spec: StepSpec) -> None:
@@ -178,11 +185,15 @@ def _check_batch(config: Config, step: TrainStep, data: PreparedData) -> None:
     """Raise `UserError` unless the model takes batches as the data gives them."""
     expected = (config.train.batch_size, config.train.sequence_length)
     batch, vocab_size = step.spec.batch, data.vocab_size
+    if data.layout is not None:
+        check_examples(data.layout, batch, config.train.batch_size, config)
+        return
     if len(batch) != 2 or any(b.shape != expected or b.dtype not in TOKEN_DTYPES for b in batch):
         found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
         raise UserError(
             f"the model's batch must be inputs and targets, each of shape {list(expected)} (train.batch_size × "
-            f"train.sequence_length) and of type {', '.join(TOKEN_DTYPES[:-1])} or {TOKEN_DTYPES[-1]}; it takes {found}"
+            f"train.sequence_length) and of type {', '.join(TOKEN_DTYPES[:-1])} or {TOKEN_DTYPES[-1]}; "
+            f"it takes {found}. Other batches are trained from columns of arrays (data.columns, docs/data.md)"
         )
     narrowest = min((b.dtype for b in batch), key=lambda dtype: np.iinfo(host_dtype(dtype)).max)
     if vocab_size - 1 > np.iinfo(host_dtype(narrowest)).max:

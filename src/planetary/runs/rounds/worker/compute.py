@@ -14,10 +14,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from planetary.core.errors import NumericsError, PlanetaryError, ProtocolError, ResourceError, UserError
+from planetary.core.example_layout import Batch, ExampleLayout
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
-from planetary.data.reader import batches, counted, read_slices
+from planetary.data.reader import batches_of, counted, read_slices
 from planetary.fleet.shell.system import SYSTEM, System
 from planetary.machine.events import Event, Payload
 from planetary.runs.rounds.events import EndParametersOf
@@ -36,22 +37,6 @@ from planetary.runtime.executor import Executor, StepResult
 from planetary.sync.contributions import check_contribution
 
 log = logging.getLogger(__name__)
-
-
-Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
-
-
-def tokens_of_batch(spec: StepSpec) -> int:
-    """Return how many target tokens a batch of the training step has."""
-    batch, length = spec.batch[0].shape[:2]
-    return batch * length
-
-
-def batches_of(spec: StepSpec, tokens: np.ndarray) -> Iterator[Batch]:
-    """Cut a slice's tokens into the batches the training step takes."""
-    inputs, targets = spec.batch
-    batch, length = inputs.shape[:2]
-    return batches(tokens, batch, length, (inputs.dtype, targets.dtype))
 
 
 def inner_steps(
@@ -116,6 +101,7 @@ class Compute:
         feedback: InnerStates | None = None,
         check_ends: bool = False,
         seed: int = 0,
+        layout: ExampleLayout | None = None,
         report: Callable[[Event], None],
         system: System = SYSTEM,
     ) -> None:
@@ -124,7 +110,8 @@ class Compute:
         `exchange`: the form of a task's payload, None: end parameters; `delay`: inner steps before the version to mix
         in; `feedback`: saved residuals, if any;
         `check_ends`: whether useless end parameters fail the task; otherwise the gateway checks;
-        `seed`: of the run's random numbers.
+        `seed`: of the run's random numbers;
+        `layout`: of examples of several arrays; None: slices are tokens.
         """
         self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
         self._feedback, self._delay = feedback, delay
@@ -136,6 +123,7 @@ class Compute:
         self._reset = reset_inner_state
         self._check_ends = check_ends
         self._seed = seed
+        self._layout = layout
         self._report = report
         self._clock = system.clock
         self._thread = system.threads("compute")
@@ -310,7 +298,7 @@ class Compute:
         defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
         if defect:
             raise NumericsError(f"after inner step {run.count} of {task.steps}: {defect}")
-        tokens_trained = run.count * tokens_of_batch(self._spec)
+        tokens_trained = run.count * self._weight_of_batch
         trained, before = Trained(task.task, round_, tokens_trained, run.start, ends), self.exchange.residual
         done = TrainingDone(
             task.task,
@@ -350,7 +338,8 @@ class Compute:
             tokens = read_slices(task.slices)
         self._ensure_loaded()
         self._put_parameters()
-        ends = np.cumsum([piece.count for piece in task.slices])[:-1]
+        size = 1 if self._layout is None else self._layout.nbytes
+        ends = np.cumsum([piece.count * size for piece in task.slices])[:-1]
         loss, *sets = [self._loss_of(task, part) for part in np.split(tokens, ends)]
         return EvaluationDone(task.task, task.version, loss, task.batches, tuple(sets))
 
@@ -358,7 +347,7 @@ class Compute:
         """Return the mean over the targets that count."""
         total, targets_counted = 0.0, 0
         for batch in self._batches(tokens):
-            count = counted(batch[1])
+            count = self._counted(batch)
             total += count * self._executor.eval_step(batch)
             targets_counted += count
             self._check_wanted(task.task)
@@ -367,7 +356,19 @@ class Compute:
         return total / targets_counted
 
     def _batches(self, tokens: np.ndarray) -> Iterator[Batch]:
-        return batches_of(self._spec, tokens)
+        return batches_of(self._spec.batch, tokens, self._layout)
+
+    @property
+    def _weight_of_batch(self) -> int:
+        """Target tokens of a batch, or examples."""
+        shape = self._spec.batch[0].shape
+        return shape[0] if self._layout is not None else shape[0] * shape[1]
+
+    def _counted(self, batch: Batch) -> int:
+        """Return the weight of a batch in a held-out loss."""
+        if self._layout is None:
+            return counted(batch[1])
+        return counted(batch[-1]) if self._layout.targets else len(batch[0])
 
     def _check_wanted(self, task: int) -> None:
         if task in self._stop:

@@ -16,6 +16,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.core.token_slice import element_bytes, is_examples
 from planetary.core.user_code import load_text
 from planetary.fleet.protocol import messages as m
 from planetary.fleet.worker.role import Role, Workplace
@@ -115,8 +116,10 @@ class TrainingRole:
             case rm.Parameters():
                 return self._compute.exchange.expects(message, tensor.name)
             case rm.TrainTask() | rm.EvalTask() if tensor.name == "tokens":
-                count = sum(piece.count for piece in message.slices)
-                return TensorSpec("tokens", message.slice.dtype, (count,))
+                count, dtype = sum(piece.count for piece in message.slices), message.slice.dtype
+                if is_examples(dtype):
+                    return TensorSpec("tokens", "ui8", (count * element_bytes(dtype),))
+                return TensorSpec("tokens", dtype, (count,))
             case _:
                 return None
 
@@ -305,6 +308,7 @@ class TrainingLoader:
             feedback=feedback,
             check_ends=job.ring is not None,
             seed=job.seed,
+            layout=job.layout,
             report=place.post,
             system=place.system,
         )

@@ -23,6 +23,15 @@ def test_a_blob_is_found_under_its_sha256(store: BlobStore) -> None:
     assert store.has(digest)
     assert store.get(digest) == b"hello"
     assert store.verified_path(digest).read_bytes() == b"hello"
+    assert store.mapped(digest) == b"hello"
+
+
+def test_damaged_blob_is_not_mapped(store: BlobStore) -> None:
+    digest = store.put(b"hello")
+    store.path(digest).write_bytes(b"hellO")
+    with pytest.raises(TrustError, match="is damaged"):
+        store.mapped(digest)
+    assert not store.has(digest)
 
 
 def test_an_absent_blob_is_a_clear_error(store: BlobStore) -> None:

@@ -19,7 +19,7 @@ from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.models import gpt2, llama, mamba2, moe, vit
-from planetary.models.initial import count
+from planetary.models.initial import count, undrawn
 from planetary.models.zoo import ZOO
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
@@ -139,3 +139,13 @@ def test_the_compiled_training_step_is_the_references(name: str, tmp_path: Path)
     )
     assert not report.stand_in
     assert report.worst_error < 1
+
+
+def test_undrawn_model_has_shapes_and_no_numbers() -> None:
+    options = {**llama.PRESETS["tiny"]}
+    with undrawn():
+        shapes = jax.tree.leaves(llama.build(**options)[1])
+    drawn = jax.tree.leaves(llama.build(**options)[1])
+    assert [(leaf.shape, leaf.dtype) for leaf in shapes] == [(leaf.shape, leaf.dtype) for leaf in drawn]
+    assert all(leaf.base.nbytes == 4 for leaf in shapes)
+    assert drawn[0].std() > 0

@@ -133,3 +133,17 @@ def test_pjrt_gives_the_asked_devices_and_threads_or_refuses() -> None:
         open_devices("pjrt:cpu", threads=97)
     with pytest.raises(ResourceError, match=r"cannot open the pjrt:cuda devices|wants 1 pjrt:cuda devices"):
         open_devices("pjrt:cuda", device_id=63)
+
+
+def test_placed_tensors_stay_and_have_no_host_array() -> None:
+    counter = TransferCounter(Adds())
+    resident = ResidentTensors(counter)
+    w, g = np.zeros(3, np.float32), np.full(3, 2, np.float32)
+    resident.put({"w": g})
+    resident.place([W, G], {"w": w, "g": g})
+    assert counter.uploaded == 24
+    resident.call("update")
+    assert (counter.uploaded, counter.downloaded) == (24, 0)
+    assert resident.get(["w"])["w"].tolist() == [2, 2, 2]
+    with pytest.raises(LocalProtocolError, match="'g'"):
+        resident.place([G], {"g": np.zeros(4, np.float32)})

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
+import mmap
+from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ResourceError, TrustError, UserError
+
+Found = TypeVar("Found")
 
 _HEX = frozenset("0123456789abcdef")
 
@@ -103,26 +108,34 @@ class BlobStore:
             UserError: there is no such blob here.
             TrustError: the file's bytes do not have this digest any more; the file is removed.
         """
+        return self._checked(digest, lambda file: (data := file.read(), digest_of(data)))
+
+    def verified_path(self, digest: str) -> Path:
+        """Return the path of a blob whose bytes were just checked, piece by piece. Raises as `get` does."""
+        return self._checked(digest, lambda file: (self.path(digest), hashlib.file_digest(file, "sha256").hexdigest()))
+
+    def mapped(self, digest: str) -> memoryview:
+        """Return a blob whose bytes are read from the file as they are used. Raises as `get` does."""
+        with self.verified_path(digest).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _checked(self, digest: str, read: Callable[[BufferedReader], tuple[Found, str]]) -> Found:
+        """Return the first result of `read`, whose second one is the digest of the blob's bytes. Raises as `get`."""
         path = self.path(digest)
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                result, found = read(file)
         except FileNotFoundError:
             raise UserError(f"blob {digest[:12]}… is not in {self.root}") from None
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror or error}") from error
-        found = digest_of(data)
         if found != digest:
             path.unlink(missing_ok=True)
             raise TrustError(
                 f"blob {path} is damaged: expected sha256 {digest[:12]}…, found {found[:12]}…; "
                 "it was removed, fetch or build it again"
             )
-        return data
-
-    def verified_path(self, digest: str) -> Path:
-        """Return the path of a blob whose bytes were just checked, e.g. to map it. Raises as `get` does."""
-        self.get(digest)
-        return self.path(digest)
+        return result
 
     def link(self, key: str, digest: str) -> None:
         """Let `key` (any text) name the blob of `digest`; replaces an earlier link."""

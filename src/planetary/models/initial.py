@@ -5,8 +5,11 @@ A model writes down a pytree of `Draw` leaves. `draw` turns it into float32 arra
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -51,14 +54,29 @@ def ones(*shape: int) -> Draw:
     return Draw(shape, mean=1.0)
 
 
+_IS_UNDRAWN = ContextVar("is undrawn", default=False)
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """Let models be built for their shapes alone: every array has one number, and is not written to."""
+    before = _IS_UNDRAWN.set(True)
+    try:
+        yield
+    finally:
+        _IS_UNDRAWN.reset(before)
+
+
 def draw(tree: Params, seed: int) -> Params:
     """Return the tree with float32 arrays for the `Draw` leaves.
 
     numpy draws each from `seed` and the leaf's name, so values depend neither on JAX's version nor on the other
-    parameters.
+    parameters. Within `undrawn` they take no memory.
     """
 
     def leaf(path: tuple[Any, ...], wanted: Draw) -> np.ndarray:
+        if _IS_UNDRAWN.get():
+            return np.broadcast_to(np.float32(wanted.mean), wanted.shape)
         if not wanted.deviation:
             return np.full(wanted.shape, wanted.mean, np.float32)
         name = jax.tree_util.keystr(path, simple=True, separator=".")

@@ -82,6 +82,12 @@ class ResidentTensors:
                 self._host[name] = array
                 self._device.pop(name, None)
 
+    def place(self, specs: Iterable[TensorSpec], tensors: Tensors) -> None:
+        """Send tensors at once, and keep no host array of them. Raises `LocalProtocolError`, `ResourceError`."""
+        for spec in specs:
+            self._host.pop(spec.name, None)
+            self._device[spec.name] = spec, self._program.put(spec, checked(spec, tensors[spec.name]))
+
     def get(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Return host arrays. Raises `LocalProtocolError` for a name that is not here, `ResourceError`."""
         found = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -32,3 +34,10 @@ def keep_large_blocks() -> bool:
         return False
     settings = {_M_MMAP_THRESHOLD: _NEVER, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: 1}
     return all(mallopt(name, value) == 1 for name, value in settings.items())
+
+
+def release_freed_blocks() -> None:
+    """Return freed memory to the system, which glibc keeps where smaller blocks lie behind it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -29,6 +29,7 @@ from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, JsonTokenizer,
 from planetary.data.tokenizer_settings import read_settings, read_template
 from planetary.fleet.gateway.run_files import CHECKPOINTS, CONFIG, PRETRAINED
 from planetary.models.context import CacheSizes, StateSizes, WholeText
+from planetary.models.initial import undrawn
 from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import (
     all_values,
@@ -394,16 +395,19 @@ def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
         raise UserError(f"serve.experts = {serve.experts!r}: {folder} is no mixture, whose run has surrogates")
     family, published = read_published(folder)
     options = family.options(published)
-    specs, tensors = read_pretrained(folder)
+    specs, found = read_pretrained(folder)
+    tensors = dict(found)  # not two copies of all: each is dropped once it is float32
+    del found
     unneeded = family.unneeded(options)
     values = {
-        spec.name: as_float(tensors[spec.name], spec.dtype).astype(np.float32)
+        spec.name: as_float(tensors.pop(spec.name), spec.dtype).astype(np.float32, copy=False)
         for spec in specs
         if not any(fnmatchcase(spec.name, pattern) for pattern in unneeded)
     }
     window = options.get("n_position") or published.get("max_position_embeddings") or 1024
     options = {**options, "sequence_length": min(window, 1024), "batch_size": 1}
-    _, template, _ = find_builder(family.source)(**options)
+    with undrawn():
+        _, template, _ = find_builder(family.source)(**options)
     if not (folder / TOKENIZER_FILE).is_file():
         raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))

@@ -79,6 +79,7 @@ from planetary.runs.serve.scheduling.sampling import Candidates, Scores
 from planetary.runs.serve.scheduling.scheduler import SequenceOutput
 from planetary.runs.serve.scheduling.sequences import SequenceRequest
 from planetary.runs.serve.status import READER, ServerLoad, ServingStatus
+from planetary.runtime.host_memory import release_freed_blocks
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import MIB, Limits
 from planetary.wire.streams import ReceivedMessage
@@ -296,6 +297,7 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
     def prepare(self, gateway: Gateway[Any]) -> PreparedServing:
         gateway.set_stage("loading the model")
         model = self.model = self._load(gateway.config)
+        release_freed_blocks()
         if model.warning:
             gateway.warn(model.warning)
         gateway.set_stage("building the functions of the model")
@@ -310,7 +312,9 @@ class ServingSetup(Setup[PreparedServing, "ServingSetup"]):
         weights = _put_weights(gateway.store, model)
         gateway.set_stage("computing a text with the whole forward pass")
         trial = _put_trial(gateway.store, model, shape, program.digest, weights)
-        self.shape = shape
+        self.shape, model = shape, model.without_values()  # workers have the numbers
+        self.model = model
+        release_freed_blocks()
         return PreparedServing(gateway.config, model, shape, program, weights, trial)
 
     def begin(self, gateway: Gateway[Any], prepared: PreparedServing) -> Parts[ServingSetup]:

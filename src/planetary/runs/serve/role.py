@@ -50,6 +50,7 @@ from planetary.runs.serve.program.shape import (
 from planetary.runs.serve.program.trial import decode_trial
 from planetary.runs.serve.scheduling.sampling import Drawing
 from planetary.runtime.device_program import DeviceProgram, ResidentTensors
+from planetary.runtime.host_memory import release_freed_blocks
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,9 @@ Send = Callable[[m.Message, Tensors | None], None]
 
 def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
-    _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
     programs = JoinedPrograms(place.options.device, place.store)
     programs.add(job.artifact, job.shape.functions(job.params, job.shape.first_calls))
-    model = LoadedModel(programs, job.shape, weights)
+    model = LoadedModel(programs, job.shape, unpack_arrays(place.store.mapped(job.weights), WEIGHTS)[1])
     device, shape, trial = programs.device_name, job.shape, decode_trial(place.store.get(job.trial), job.shape)
 
     def checked(artifact: str, calls: Sequence[CallSize]) -> str:
@@ -77,6 +77,7 @@ def load(job: ServingJob, place: Workplace) -> Role:
             programs.remove(one.functions)
             raise
 
+    release_freed_blocks()
     verified = checked(job.artifact, shape.first_calls)
     ready = ServingReady(artifact=job.artifact, weights=job.weights, device=device, verified=verified)
     return ServingRole(model, ready, place.send, Extension(place.store.has, add))
@@ -128,7 +129,9 @@ class LoadedModel:
         self._sent: dict[str, np.ndarray] = {}
         self._gathered: GatheredSequences | None = None  # sequences with a copy of their pages on the device
         self._copied: tuple[str, ...] = ()  # names of the copy's tensors
-        self.resident.put({**weights, CACHE: shape.cache.zeros()})
+        arguments = run.signature(shape.first_calls[0].name).arguments if weights else ()
+        self.resident.place((spec for spec in arguments if spec.name in weights), weights)
+        self.resident.put({CACHE: shape.cache.zeros()})
 
     def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call: one row for each sequence. Nothing is drawn.

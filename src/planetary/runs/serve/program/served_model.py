@@ -64,6 +64,10 @@ class ServedModel(ABC):
     def trial(self, shape: ServingShape) -> ServingTrial:
         """Return a text with the results of the whole forward pass. Raises `CompileError`."""
 
+    def without_values(self) -> ServedModel:
+        """Return the model without the parameters' numbers: functions can still be built, `arrays` and `trial` not."""
+        return self
+
     @property
     def param_count(self) -> int:
         """Scalars."""

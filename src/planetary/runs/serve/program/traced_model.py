@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -118,6 +118,11 @@ class TracedModel(ServedModel):
 
     def program(self, shape: ServingShape, calls: Sequence[CallSize] | None = None) -> Program:
         return serving_program(self.decode, self.params, self.specs, shape, calls)
+
+    def without_values(self) -> TracedModel:
+        return replace(
+            self, params=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params)
+        )
 
     def trial(self, shape: ServingShape) -> ServingTrial:
         """Compute the whole forward pass with XLA, in float32.
